@@ -1,0 +1,1 @@
+"""Passes over training graphs; installed as `tf_poseidon.graph_passes`."""

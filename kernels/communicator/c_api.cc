@@ -1,0 +1,164 @@
+#include "c_api.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "loopback_transport.h"
+
+namespace poseidon {
+namespace {
+
+std::atomic<Communicator*> process_communicator{nullptr};
+
+void WriteText(const std::string& text, char* out) {
+  std::strncpy(out, text.c_str(), kPoseidonTextBytes - 1);
+  out[kPoseidonTextBytes - 1] = '\0';
+}
+
+Options ToOptions(const PoseidonOptions& options) {
+  Options result;
+  result.kv_pair_bytes = options.kv_pair_bytes;
+  result.timeout_s = options.timeout_s;
+  for (int i = 0; i < options.num_servers; ++i) result.servers.push_back(options.servers[i]);
+  return result;
+}
+
+// Loads the MPI transport and opens it on the calling thread.
+std::unique_ptr<Transport> OpenMpi(const std::string& library) {
+  // RTLD_LOCAL: a second MPI in this process (Horovod's) must not find our symbols, nor we its.
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) throw std::runtime_error(std::string("The MPI transport cannot be loaded: ") + dlerror());
+  auto open = reinterpret_cast<Transport* (*)(char*, size_t)>(
+      dlsym(handle, "poseidon_open_mpi_transport"));
+  if (!open) throw std::runtime_error(library + " is not tf_poseidon's MPI transport.");
+  char error[1024] = "";
+  std::unique_ptr<Transport> transport(open(error, sizeof(error)));
+  if (!transport) throw std::runtime_error(std::string("MPI cannot be started: ") + error);
+  return transport;
+}
+
+// One exchange that a caller waits for.
+struct Waiter {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_done = false;
+  std::string error;
+};
+
+}  // namespace
+
+Communicator* ProcessCommunicator() { return process_communicator.load(); }
+
+}  // namespace poseidon
+
+using poseidon::Communicator;
+using poseidon::Waiter;
+
+Communicator* poseidon_join_mpi(const char* transport_library, const PoseidonOptions* options,
+                                char* error) {
+  try {
+    return new Communicator(
+        [library = std::string(transport_library)] { return poseidon::OpenMpi(library); },
+        poseidon::ToOptions(*options), options->startup_timeout_s);
+  } catch (const std::exception& e) {
+    poseidon::WriteText(e.what(), error);
+    return nullptr;
+  }
+}
+
+bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options, Communicator** ranks,
+                            char* error) {
+  try {
+    auto transports = poseidon::MakeLoopbackTransports(size);
+    for (int rank = 0; rank < size; ++rank) {
+      auto transport = std::make_shared<std::unique_ptr<poseidon::Transport>>(
+          std::move(transports[rank]));
+      ranks[rank] = new Communicator([transport] { return std::move(*transport); },
+                                     poseidon::ToOptions(*options), options->startup_timeout_s);
+    }
+    return true;
+  } catch (const std::exception& e) {
+    poseidon::WriteText(e.what(), error);
+    return false;
+  }
+}
+
+void poseidon_set_process_communicator(Communicator* communicator) {
+  poseidon::process_communicator = communicator;
+}
+
+int32_t poseidon_rank(const Communicator* communicator) { return communicator->rank(); }
+int32_t poseidon_size(const Communicator* communicator) { return communicator->size(); }
+
+void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count,
+                      const void* input, void* output, bool contributes, int32_t root) {
+  // Shared: a caller that gives up waiting leaves its half to the progress thread.
+  auto* handle = new std::shared_ptr<Waiter>(std::make_shared<Waiter>());
+  poseidon::Exchange exchange;
+  exchange.site = site;
+  exchange.dtype = static_cast<poseidon::DataType>(dtype);
+  exchange.count = count;
+  exchange.input = input;
+  exchange.output = output;
+  exchange.contributes = contributes;
+  exchange.root = root;
+  communicator->Submit(std::move(exchange), [waiter = *handle](const std::string& error) {
+    std::lock_guard<std::mutex> lock(waiter->mutex);
+    waiter->is_done = true;
+    waiter->error = error;
+    waiter->changed.notify_all();
+  });
+  return handle;
+}
+
+int32_t poseidon_wait(void* handle, double seconds, char* error) {
+  auto* shared = static_cast<std::shared_ptr<Waiter>*>(handle);
+  Waiter& waiter = **shared;
+  {
+    std::unique_lock<std::mutex> lock(waiter.mutex);
+    if (!waiter.changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                 [&] { return waiter.is_done; })) {
+      return 0;
+    }
+    poseidon::WriteText(waiter.error, error);
+  }
+  const bool ok = waiter.error.empty();
+  delete shared;
+  return ok ? 1 : -1;
+}
+
+void poseidon_abort(Communicator* communicator, const char* reason, double seconds) {
+  communicator->Abort(reason, seconds);
+}
+
+bool poseidon_goodbye(Communicator* communicator, char* error) {
+  const std::string reason = communicator->Goodbye();
+  poseidon::WriteText(reason, error);
+  return reason.empty();
+}
+
+bool poseidon_failure(const Communicator* communicator, char* error) {
+  const std::string reason = communicator->failure();
+  poseidon::WriteText(reason, error);
+  return !reason.empty();
+}
+
+size_t poseidon_statistics(const Communicator* communicator, char* text, size_t capacity) {
+  const std::string json = communicator->StatisticsJson();
+  if (json.size() < capacity) std::memcpy(text, json.c_str(), json.size() + 1);
+  return json.size() + 1;
+}
+
+void poseidon_leave(Communicator* communicator) {
+  if (poseidon::process_communicator == communicator) poseidon::process_communicator = nullptr;
+  delete communicator;
+}

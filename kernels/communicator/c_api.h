@@ -1,0 +1,72 @@
+// The communicator's C interface: what Python reaches through ctypes.
+//
+// Texts are UTF-8. A function that can fail takes `error`, a buffer of kPoseidonTextBytes in which
+// it leaves a sentence for the user.
+
+#ifndef POSEIDON_COMMUNICATOR_C_API_H_
+#define POSEIDON_COMMUNICATOR_C_API_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "communicator.h"
+
+namespace poseidon {
+
+// The communicator that this process's ops use: null before Python has started one.
+Communicator* ProcessCommunicator();
+
+}  // namespace poseidon
+
+// The library hides all other symbols, so that it cannot clash with another one in the process.
+#pragma GCC visibility push(default)
+extern "C" {
+
+constexpr size_t kPoseidonTextBytes = 32768;
+
+struct PoseidonOptions {
+  int64_t kv_pair_bytes;
+  double timeout_s;
+  double startup_timeout_s;
+  const int32_t* servers;  // may be null when there are none
+  int32_t num_servers;     // 0: all ranks
+};
+
+// Joins the job over MPI; `transport_library` is the path of the MPI transport. Null on failure.
+poseidon::Communicator* poseidon_join_mpi(const char* transport_library,
+                                          const PoseidonOptions* options, char* error);
+
+// Makes a job of `size` ranks in this process and writes its communicators to `ranks`.
+bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options,
+                            poseidon::Communicator** ranks, char* error);
+
+// Lets this process's ops use `communicator`, or none when it is null.
+void poseidon_set_process_communicator(poseidon::Communicator* communicator);
+
+int32_t poseidon_rank(const poseidon::Communicator* communicator);
+int32_t poseidon_size(const poseidon::Communicator* communicator);
+
+// Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
+void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype,
+                      int64_t count, const void* input, void* output, bool contributes,
+                      int32_t root);
+
+// Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
+// it still runs. Unless it returns 0 the handle is gone.
+int32_t poseidon_wait(void* handle, double seconds, char* error);
+
+void poseidon_abort(poseidon::Communicator* communicator, const char* reason, double seconds);
+bool poseidon_goodbye(poseidon::Communicator* communicator, char* error);
+bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
+
+// Writes the JSON of Communicator::StatisticsJson when it fits into `capacity` bytes, and returns
+// the bytes that it needs, the final zero included.
+size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text,
+                           size_t capacity);
+
+void poseidon_leave(poseidon::Communicator* communicator);
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+#endif  // POSEIDON_COMMUNICATOR_C_API_H_

@@ -1,0 +1,53 @@
+// The wire format: what every message between two ranks starts with.
+//
+// A *packet* is a run of frames that were ready together. A frame is a header and, for small
+// payloads, the payload itself; a larger payload follows on its own as a *bulk* transfer whose tag
+// stands in the header. Which frames share a packet is the sender's choice: each frame says
+// whose bytes it carries, so ranks never have to agree on the grouping.
+
+#ifndef POSEIDON_COMMUNICATOR_FRAME_H_
+#define POSEIDON_COMMUNICATOR_FRAME_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace poseidon {
+
+enum class FrameKind : uint8_t {
+  kContribution,  // a worker's part of a sum, to the server of that KV pair
+  kResult,        // the finished KV pair, from its server to a worker
+  kAbort,         // the sender failed; the payload is the reason
+  kGoodbye,       // the sender has reached the end of its program
+};
+
+struct FrameHeader {
+  FrameKind kind;
+  uint8_t dtype;        // DataType of the whole tensor
+  uint8_t contributes;  // 0: this rank adds nothing to the sum; there is no payload
+  uint8_t is_bulk;      // 1: the payload is bulk transfer `tag`, 0: it follows this header
+  int32_t root;         // the only contributing rank of a broadcast, -1 for a sum
+  uint64_t site;        // hash of the site's name
+  uint64_t step;        // how often this site was exchanged before
+  uint64_t plan;        // digest of everything that decides how bytes are cut and routed
+  uint64_t count;       // elements of the whole tensor
+  uint64_t offset;      // first byte of this KV pair in the tensor
+  uint64_t length;      // bytes of payload
+  uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer
+  uint32_t padding;
+};
+
+static_assert(sizeof(FrameHeader) == 64, "FrameHeader is sent as it lies in memory");
+
+// Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
+inline constexpr size_t kInlineBytes = size_t{32} << 10;
+
+// A packet is closed when it holds more than this. Transports receive packets of at most
+// kMaxPacketBytes.
+inline constexpr size_t kMaxPacketBytes = size_t{160} << 10;
+
+// The longest reason that an abort frame carries.
+inline constexpr size_t kMaxReasonBytes = size_t{16} << 10;
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_FRAME_H_

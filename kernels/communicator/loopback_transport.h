@@ -1,0 +1,18 @@
+// Ranks as threads of one process: the transport of the communicator's tests.
+
+#ifndef POSEIDON_COMMUNICATOR_LOOPBACK_TRANSPORT_H_
+#define POSEIDON_COMMUNICATOR_LOOPBACK_TRANSPORT_H_
+
+#include <memory>
+#include <vector>
+
+#include "transport.h"
+
+namespace poseidon {
+
+// Returns the transports of a job of `size` ranks in this process, in rank order.
+std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_LOOPBACK_TRANSPORT_H_

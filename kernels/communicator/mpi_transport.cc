@@ -1,0 +1,180 @@
+// The transport over MPI point-to-point messages: a library of its own, so that the op library
+// links no MPI and a job without MPI loads none.
+//
+// Every call is non-blocking except MPI_Init_thread and MPI_Finalize. Packets are received into a
+// ring of buffers posted in advance; bulk data goes from and into the caller's memory.
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "frame.h"
+#include "transport.h"
+
+namespace poseidon {
+namespace {
+
+// Receive buffers posted in advance. A sender that finds all of them full waits inside MPI's own
+// flow control, so the number bounds memory, not correctness.
+constexpr int kRingSize = 8;
+
+void Check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw TransportError(std::string(call) + " failed: " + std::string(text, length));
+}
+
+// A tag that every MPI accepts: the standard only promises 0 to 32767.
+int WireTag(uint32_t tag) { return static_cast<int>(tag & 0x7fff); }
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport() {
+    int provided = 0;
+    Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    // Two communicators of our own: nothing that the user sends can match our receives.
+    Check(MPI_Comm_dup(MPI_COMM_WORLD, &packets_), "MPI_Comm_dup");
+    Check(MPI_Comm_dup(MPI_COMM_WORLD, &bulk_), "MPI_Comm_dup");
+    for (MPI_Comm comm : {packets_, bulk_}) {
+      Check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    }
+    Check(MPI_Comm_rank(packets_, &rank_), "MPI_Comm_rank");
+    Check(MPI_Comm_size(packets_, &size_), "MPI_Comm_size");
+    for (int slot = 0; slot < kRingSize; ++slot) {
+      ring_[slot].resize(kMaxPacketBytes);
+      Post(slot);
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void SendPacket(int peer, std::vector<char> packet) override {
+    outgoing_.push_back({std::move(packet), MPI_REQUEST_NULL});
+    auto& entry = outgoing_.back();
+    Check(MPI_Isend(entry.packet.data(), static_cast<int>(entry.packet.size()), MPI_BYTE, peer, 0,
+                    packets_, &entry.request),
+          "MPI_Isend");
+  }
+
+  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
+    MPI_Request request;
+    Check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, WireTag(tag), bulk_, &request),
+          "MPI_Isend");
+    Track(request, std::move(done));
+  }
+
+  void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
+    MPI_Request request;
+    Check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, WireTag(tag), bulk_, &request),
+          "MPI_Irecv");
+    Track(request, std::move(done));
+  }
+
+  bool Poll(const PacketHandler& on_packet) override {
+    bool active = false;
+    // Only the oldest posted buffer is tested: MPI fills them in order, and packets must be
+    // handled in order.
+    for (;;) {
+      int arrived = 0;
+      MPI_Status status;
+      Check(MPI_Test(&ring_requests_[head_], &arrived, &status), "MPI_Test");
+      if (!arrived) break;
+      int bytes = 0;
+      Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+      on_packet(status.MPI_SOURCE, ring_[head_].data(), static_cast<size_t>(bytes));
+      Post(head_);
+      head_ = (head_ + 1) % kRingSize;
+      active = true;
+    }
+    if (!requests_.empty()) active = TestBulk() || active;
+    while (!outgoing_.empty()) {
+      int sent = 0;
+      Check(MPI_Test(&outgoing_.front().request, &sent, MPI_STATUS_IGNORE), "MPI_Test");
+      if (!sent) break;
+      outgoing_.pop_front();
+    }
+    return active;
+  }
+
+  bool Flushed() const override { return outgoing_.empty(); }
+
+  void Close(bool agreed) override {
+    if (!agreed) return;  // MPI_Finalize would wait for ranks that never come.
+    for (MPI_Request& request : ring_requests_) {
+      MPI_Cancel(&request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    }
+    MPI_Comm_free(&bulk_);
+    MPI_Comm_free(&packets_);
+    Check(MPI_Finalize(), "MPI_Finalize");
+  }
+
+ private:
+  struct Outgoing {
+    std::vector<char> packet;
+    MPI_Request request;
+  };
+
+  void Post(int slot) {
+    Check(MPI_Irecv(ring_[slot].data(), static_cast<int>(kMaxPacketBytes), MPI_BYTE,
+                    MPI_ANY_SOURCE, 0, packets_, &ring_requests_[slot]),
+          "MPI_Irecv");
+  }
+
+  void Track(MPI_Request request, Completion done) {
+    requests_.push_back(request);
+    completions_.push_back(std::move(done));
+  }
+
+  bool TestBulk() {
+    int count = 0;
+    finished_.resize(requests_.size());
+    Check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                       finished_.data(), MPI_STATUSES_IGNORE),
+          "MPI_Testsome");
+    if (count == MPI_UNDEFINED || count == 0) return false;
+    // Take the finished ones out before calling back: a completion may start new transfers.
+    std::vector<Completion> done;
+    std::sort(finished_.begin(), finished_.begin() + count);
+    for (int i = 0; i < count; ++i) done.push_back(std::move(completions_[finished_[i]]));
+    for (int i = count - 1; i >= 0; --i) {
+      requests_.erase(requests_.begin() + finished_[i]);
+      completions_.erase(completions_.begin() + finished_[i]);
+    }
+    for (Completion& completion : done) completion();
+    return true;
+  }
+
+  MPI_Comm packets_, bulk_;
+  int rank_ = 0, size_ = 1;
+  std::vector<char> ring_[kRingSize];
+  MPI_Request ring_requests_[kRingSize];
+  int head_ = 0;
+  std::deque<Outgoing> outgoing_;
+  std::vector<MPI_Request> requests_;
+  std::vector<Completion> completions_;
+  std::vector<int> finished_;
+};
+
+}  // namespace
+}  // namespace poseidon
+
+// Starts MPI on the calling thread and returns its transport; on failure returns null and writes
+// the reason.
+extern "C" __attribute__((visibility("default"))) poseidon::Transport*
+poseidon_open_mpi_transport(char* error, size_t error_bytes) {
+  try {
+    return new poseidon::MpiTransport();
+  } catch (const std::exception& e) {
+    std::strncpy(error, e.what(), error_bytes - 1);
+    error[error_bytes - 1] = '\0';
+    return nullptr;
+  }
+}

@@ -1,0 +1,35 @@
+// Sums tensors in rank order, so that every rank and every run gets the same bits.
+
+#ifndef POSEIDON_COMMUNICATOR_SUM_H_
+#define POSEIDON_COMMUNICATOR_SUM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace poseidon {
+
+enum class DataType : uint8_t {
+  kFloat32,
+  kFloat64,
+  kFloat16,
+  kBfloat16,
+  kInt32,
+  kInt64,
+  kBytes,  // can be broadcast, not summed
+};
+
+size_t ElementBytes(DataType dtype);
+const char* Name(DataType dtype);
+
+// Writes inputs[0] + inputs[1] + … to `output`, in that order; half and bfloat16 are added in
+// float and rounded once. No inputs give zeros, one input gives its own bits. `output` may be one
+// of the inputs.
+//
+// Requires: `bytes` is a multiple of the element size; all pointers are aligned to it; with
+// DataType::kBytes there is exactly one input.
+void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes, void* output);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_SUM_H_

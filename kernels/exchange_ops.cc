@@ -1,0 +1,87 @@
+// The ops through which a graph exchanges tensors with the other ranks.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SumShape(InferenceContext* c) {
+  ShapeHandle scalar;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
+  c->set_output(0, c->input(0));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// All three ops are stateful: no optimization may merge, fold or prune a message that the other
+// ranks wait for. They are also marked as distributed communication, which tells the runtime that
+// a function that holds them must not block the thread it is called from.
+
+REGISTER_OP("PoseidonSync")
+    .Input("gradient: T")
+    .Input("contributes: bool")
+    .Output("sum: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("site: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(SumShape)
+    .Doc(R"doc(
+Sums a gradient over all ranks: a complete synchronisation of one site.
+
+Every rank runs the op once per step with the same site, dtype and number of elements. Elements
+are added in rank order, half and bfloat16 in float with one rounding, so all ranks and all runs
+get the same bits. The op completes when the sum is there and blocks no thread until then.
+
+gradient: This rank's part.
+contributes: A scalar. False leaves this rank out of the sum, whatever its gradient holds.
+sum: The sum over the ranks that contribute; zeros when none does.
+site: The path of the variable, and which synchronisation of it within the step this is.
+)doc");
+
+REGISTER_OP("PoseidonAllReduce")
+    .Input("value: T")
+    .Input("contributes: bool")
+    .Output("sum: T")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("site: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(SumShape)
+    .Doc(R"doc(
+Sums a tensor that is not a gradient over all ranks, as PoseidonSync does.
+
+A graph pass that plans how gradients travel looks at PoseidonSync and leaves this op alone.
+
+value: This rank's part.
+contributes: A scalar. False leaves this rank out of the sum, whatever its value holds.
+sum: The sum over the ranks that contribute; zeros when none does.
+site: A name that is the same on all ranks and not in flight twice.
+)doc");
+
+REGISTER_OP("PoseidonBroadcast")
+    .Input("value: T")
+    .Output("value_of_root: T")
+    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+          " uint64, bool}")
+    .Attr("site: string")
+    .Attr("root: int >= 0 = 0")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Gives every rank the value of one rank.
+
+value: On `root` what is sent; on the other ranks only its shape matters, which must be the same.
+value_of_root: The bits of root's value.
+site: A name that is the same on all ranks and not in flight twice.
+root: The rank whose value is sent.
+)doc");
+
+}  // namespace poseidon

@@ -1,0 +1,149 @@
+"""Builds the op library and the MPI transport with g++ against the installed wheels."""
+
+import concurrent.futures
+import importlib.metadata
+import os
+import pathlib
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import setuptools
+from setuptools.command import build_ext
+
+ROOT = pathlib.Path(__file__).resolve().parent
+SUPPORTED = runpy.run_path(str(ROOT / "tf_poseidon" / "supported.py"))
+
+# Warnings are ours alone: -isystem keeps TensorFlow's own headers quiet.
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
+                 "-pthread"]
+# A library loaded from inside Python may leave symbols to be found at load time, but only those
+# of the libraries that it names.
+LINK_FLAGS = ["-shared", "-Wl,--no-undefined", "-Wl,--as-needed", "-pthread", "-ldl"]
+
+
+def relative(paths):
+    """Returns sorted paths relative to the project, as setuptools wants them."""
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+MPI_SOURCES = ["kernels/communicator/mpi_transport.cc"]
+OP_SOURCES = [
+    path for path in relative([*ROOT.glob("kernels/**/*.cc"), *ROOT.glob("graph_passes/*.cc")])
+    if path not in MPI_SOURCES and not path.endswith(".cu.cc")
+]
+
+
+def installed_tensorflow():
+    """Returns (distribution, version) of the TensorFlow to build against."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not version.startswith(SUPPORTED["TENSORFLOW_SERIES"] + "."):
+            sys.exit(f"tf_poseidon: {name} is {version}, but tf_poseidon supports "
+                     f"{SUPPORTED['TENSORFLOW_SERIES']}; install "
+                     f"{name}=={SUPPORTED['TENSORFLOW_SERIES']}.*.")
+        return name, version
+    return "tensorflow-cpu", None
+
+
+class BuildLibraries(build_ext.build_ext):
+    """Compiles one object per source, in parallel, and links each library."""
+
+    def get_ext_filename(self, fullname):
+        return fullname.replace(".", os.sep) + ".so"  # a plain library: no Python ABI in its name
+
+    def get_export_symbols(self, ext):
+        return ext.export_symbols
+
+    def build_extension(self, ext):
+        compiler, compile_flags, link_flags = {
+            "libposeidon_ops": self.tensorflow_toolchain,
+            "libposeidon_mpi": self.mpi_toolchain,
+        }[ext.name.rpartition(".")[2]]()
+        command = [*compiler, *COMPILE_FLAGS, *compile_flags]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda source: self.compile(command, source), ext.sources))
+        library = pathlib.Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        self.run_if_stale([*compiler, *objects, *LINK_FLAGS, *link_flags, "-o", str(library)],
+                          library, objects)
+
+    def tensorflow_toolchain(self):
+        """Returns compiler, compile flags and link flags of the op library."""
+        _, version = installed_tensorflow()
+        if version is None:
+            sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
+                     f"'tensorflow-cpu=={SUPPORTED['TENSORFLOW_SERIES']}.*' first.")
+        # Asking TensorFlow itself (tf.sysconfig) would import it, which takes seconds.
+        package = importlib.metadata.distribution(installed_tensorflow()[0]).locate_file(
+            "tensorflow")
+        return (shlex.split(os.environ.get("CXX", "g++")),
+                ["-isystem", f"{package}/include", "-Ikernels/communicator",
+                 "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1",
+                 f'-DPOSEIDON_TENSORFLOW_VERSION="{version}"'],
+                [f"-L{package}", "-l:libtensorflow_framework.so.2"])
+
+    def mpi_toolchain(self):
+        """Returns compiler, compile flags and link flags of the MPI transport."""
+        mpicxx = os.environ.get("MPICXX") or find_mpicxx()
+        if mpicxx is None:
+            sys.exit("tf_poseidon: no mpicxx found; run pip install mpich, or set MPICXX to the "
+                     "compiler of your cluster's MPI.")
+        return shlex.split(mpicxx), ["-Ikernels/communicator"], []
+
+    def compile(self, command, source):
+        """Compiles one source unless its object is newer than all it includes."""
+        object_file = pathlib.Path(self.build_temp, source).with_suffix(".o")
+        object_file.parent.mkdir(parents=True, exist_ok=True)
+        dependencies = object_file.with_suffix(".d")
+        inputs = [source]
+        if dependencies.exists():
+            inputs += shlex.split(dependencies.read_text().partition(":")[2].replace("\\\n", " "))
+        self.run_if_stale([*command, "-MMD", "-MF", str(dependencies), "-c", source, "-o",
+                           str(object_file)], object_file, inputs)
+        return str(object_file)
+
+    def run_if_stale(self, command, output, inputs):
+        """Runs `command` unless `output` was made by the same command from older inputs."""
+        stamp = pathlib.Path(self.build_temp, output.name + ".command")
+        text = shlex.join(command)
+        if not self.force and output.exists() and stamp.exists() and stamp.read_text() == text:
+            made = output.stat().st_mtime
+            if all(os.path.exists(path) and os.path.getmtime(path) <= made for path in inputs):
+                return
+        print(text, flush=True)
+        subprocess.run(command, check=True)
+        stamp.write_text(text)
+
+
+def find_mpicxx():
+    """Returns the path of mpicxx: of the mpich wheel when there is one, else from PATH."""
+    beside_python = os.path.join(sysconfig.get_path("scripts"), "mpicxx")
+    if os.path.exists(beside_python):
+        return beside_python
+    try:  # in an isolated build environment, scripts lie beside its own site-packages
+        for file in importlib.metadata.files("mpich") or []:
+            if file.name == "mpicxx":
+                return str(pathlib.Path(file.locate()).resolve())
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return shutil.which("mpicxx")
+
+
+tensorflow, _ = installed_tensorflow()
+setuptools.setup(
+    # The wheel is tied to the TensorFlow that it was built against, whatever its name.
+    install_requires=["absl-py", "mpich>=5", "numpy",
+                      f"{tensorflow}=={SUPPORTED['TENSORFLOW_SERIES']}.*"],
+    ext_modules=[
+        setuptools.Extension("tf_poseidon.ops.libposeidon_ops", OP_SOURCES),
+        setuptools.Extension("tf_poseidon.engines.libposeidon_mpi", MPI_SOURCES),
+    ],
+    cmdclass={"build_ext": BuildLibraries},
+)

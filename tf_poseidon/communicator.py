@@ -1,0 +1,194 @@
+"""One rank's end of a job, as a Python object over the op library's C functions."""
+
+import ctypes
+import json
+import time
+
+import numpy as np
+
+from tf_poseidon.errors import JobEndedError, PoseidonError
+from tf_poseidon.ops import library
+
+_TEXT_BYTES = 32768  # kPoseidonTextBytes
+
+# DataType in kernels/communicator/sum.h, by NumPy's name.
+_SUMMABLE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
+_BYTES = 6
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("kv_pair_bytes", ctypes.c_int64),
+        ("timeout_s", ctypes.c_double),
+        ("startup_timeout_s", ctypes.c_double),
+        ("servers", ctypes.POINTER(ctypes.c_int32)),
+        ("num_servers", ctypes.c_int32),
+    ]
+
+
+def _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    array = (ctypes.c_int32 * len(servers))(*servers)
+    return _Options(kv_pair_bytes, timeout_s, startup_timeout_s, array, len(servers))
+
+
+def _functions():
+    """Returns the library with the argument types of its functions declared."""
+    _, lib = library.load()
+    text, handle, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
+    for name, result, arguments in (
+        ("join_mpi", handle, [text, ctypes.POINTER(_Options), text]),
+        ("join_loopback", ctypes.c_bool,
+         [number, ctypes.POINTER(_Options), ctypes.POINTER(handle), text]),
+        ("set_process_communicator", None, [handle]),
+        ("rank", number, [handle]),
+        ("size", number, [handle]),
+        ("submit", handle, [handle, text, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
+                            number]),
+        ("wait", number, [handle, ctypes.c_double, text]),
+        ("abort", None, [handle, text, ctypes.c_double]),
+        ("goodbye", ctypes.c_bool, [handle, text]),
+        ("failure", ctypes.c_bool, [handle, text]),
+        ("statistics", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
+        ("leave", None, [handle]),
+    ):
+        function = getattr(lib, f"poseidon_{name}")
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+class Communicator:
+    """Exchanges arrays with the other ranks of a job.
+
+    Attributes:
+        rank: This rank, 0 to size - 1.
+        size: The number of ranks.
+    """
+
+    def __init__(self, handle):
+        self._lib = _functions()
+        self._handle = handle
+        self.rank = self._lib.poseidon_rank(handle)
+        self.size = self._lib.poseidon_size(handle)
+
+    def submit(self, site, value, contributes=True, root=None):
+        """Starts exchanging one array with all ranks.
+
+        Args:
+            site: Name of the exchange, the same on all ranks and not in flight twice.
+            value: Array; its dtype and size are the same on all ranks. Must not be changed before
+                the exchange is complete.
+            contributes: False leaves this rank's value out of the sum.
+            root: None to sum over ranks, or the rank whose value all shall have.
+
+        Returns:
+            A function that waits for the exchange and returns its result, an array like `value`.
+            It raises JobEndedError when the job was ended.
+        """
+        value = np.asarray(value, order="C")
+        output = np.empty_like(value)
+        if root is None and value.dtype.name not in _SUMMABLE:
+            raise PoseidonError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
+                                f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
+        dtype, count = ((_SUMMABLE[value.dtype.name], value.size) if root is None else
+                        (_BYTES, value.nbytes))
+        handle = self._lib.poseidon_submit(
+            self._handle, site.encode(), dtype, count, value.ctypes.data, output.ctypes.data,
+            contributes, -1 if root is None else root)
+
+        def wait():
+            error = ctypes.create_string_buffer(_TEXT_BYTES)
+            # Short waits, so that an interrupt from the keyboard gets through.
+            while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
+                pass
+            _ = value  # the network reads it until here
+            if state < 0:
+                raise JobEndedError(error.value.decode(errors="replace"))
+            return output
+
+        return wait
+
+    def sum(self, site, value, contributes=True):
+        """Returns the sum of `value` over all ranks, added in rank order."""
+        return self.submit(site, value, contributes)()
+
+    def broadcast(self, site, value, root=0):
+        """Returns the value of rank `root`."""
+        return self.submit(site, value, root=root)()
+
+    def broadcast_text(self, site, text, root=0):
+        """Returns the text of rank `root`."""
+        data = text.encode()
+        length = int(self.broadcast(f"{site}/length", np.int64(len(data)), root))
+        buffer = np.zeros(length, np.uint8)
+        if self.rank == root:
+            buffer[:] = np.frombuffer(data, np.uint8)
+        return self.broadcast(f"{site}/text", buffer, root).tobytes().decode()
+
+    def use_for_ops(self):
+        """Lets the ops of this process exchange over this communicator."""
+        self._lib.poseidon_set_process_communicator(self._handle)
+
+    def abort(self, reason, seconds=2.0):
+        """Ends the job on all ranks; waits at most `seconds` until they have been told."""
+        self._lib.poseidon_abort(self._handle, reason.encode(), seconds)
+
+    def goodbye(self):
+        """Waits until all ranks have reached their end.
+
+        Raises:
+            JobEndedError: If a rank failed, or did not come within the time limit.
+        """
+        error = ctypes.create_string_buffer(_TEXT_BYTES)
+        if not self._lib.poseidon_goodbye(self._handle, error):
+            raise JobEndedError(error.value.decode(errors="replace"))
+
+    @property
+    def failure(self):
+        """Why the job was ended, or None."""
+        error = ctypes.create_string_buffer(_TEXT_BYTES)
+        failed = self._lib.poseidon_failure(self._handle, error)
+        return error.value.decode(errors="replace") if failed else None
+
+    def statistics(self):
+        """Returns counters of this rank's exchanges.
+
+        Returns:
+            {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
+            "sent_bytes", "received_bytes": payload, "seconds": from submission to completion}}}.
+        """
+        size = 0
+        while True:
+            text = ctypes.create_string_buffer(max(size, 1))
+            needed = self._lib.poseidon_statistics(self._handle, text, size)
+            if needed <= size:
+                return json.loads(text.value)
+            size = 2 * needed
+
+    def leave(self):
+        """Leaves the job and frees the communicator."""
+        handle, self._handle = self._handle, None
+        self._lib.poseidon_leave(handle)
+
+
+def join_loopback(size, kv_pair_bytes=2 << 20, timeout_s=60.0, servers=()):
+    """Returns the communicators of a job whose ranks are threads of this process, in rank order."""
+    handles = (ctypes.c_void_p * size)()
+    error = ctypes.create_string_buffer(_TEXT_BYTES)
+    options = _options(kv_pair_bytes, timeout_s, timeout_s, servers)
+    if not _functions().poseidon_join_loopback(size, options, handles, error):
+        raise PoseidonError(error.value.decode(errors="replace"))
+    return [Communicator(handle) for handle in handles]
+
+
+def join_mpi(transport_library, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    """Joins the MPI job that this process was started in.
+
+    Raises:
+        PoseidonError: If MPI cannot be started, or the ranks do not meet in time.
+    """
+    error = ctypes.create_string_buffer(_TEXT_BYTES)
+    options = _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
+    handle = _functions().poseidon_join_mpi(str(transport_library).encode(), options, error)
+    if not handle:
+        raise PoseidonError(error.value.decode(errors="replace"))
+    return Communicator(handle)

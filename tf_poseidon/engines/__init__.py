@@ -1,0 +1,1 @@
+"""What moves bytes between the processes of a job."""

@@ -1,0 +1,67 @@
+"""MPI as the engine: whether this process was launched as one of several, and joining them."""
+
+import ctypes
+import importlib.metadata
+import os
+import pathlib
+
+from tf_poseidon import communicator
+from tf_poseidon.errors import PoseidonError
+
+_TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
+
+# Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,
+# Slurm's srun.
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def launched_size(environment=os.environ):
+    """Returns (processes, variable): how many a launcher says it started, and where it says so.
+
+    Without a launcher this is (1, None).
+    """
+    for variable in _SIZE_VARIABLES:
+        if variable in environment:
+            return int(environment[variable]), variable
+    return 1, None
+
+
+def join(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    """Joins the job that this process was launched in.
+
+    Raises:
+        PoseidonError: If there is no usable MPI, the ranks do not meet in time, or MPI sees another
+            number of processes than the launcher.
+    """
+    if not _TRANSPORT.exists():
+        raise PoseidonError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
+                            "install .` in its source tree, or `make setup`.")
+    _load_mpich_wheel()
+    try:
+        joined = communicator.join_mpi(_TRANSPORT, kv_pair_bytes, timeout_s, startup_timeout_s,
+                                       servers)
+    except PoseidonError as error:
+        if "libmpi" in str(error):
+            raise PoseidonError(f"MPI was not found: {error}. Install it with `pip install "
+                                "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
+                                "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
+        raise
+    size, variable = launched_size()
+    if joined.size != size:
+        raise PoseidonError(
+            f"The launcher started {size} processes ({variable}={size}), but MPI sees "
+            f"{joined.size}: it belongs to another MPI than tf_poseidon was built with. Launch "
+            "with the mpiexec of that MPI (of the mpich wheel, the one beside python).")
+    return joined
+
+
+def _load_mpich_wheel():
+    """Loads libmpi from the mpich wheel, where the dynamic linker does not look by itself."""
+    try:
+        files = importlib.metadata.files("mpich") or []
+    except importlib.metadata.PackageNotFoundError:
+        return  # the cluster's own MPI, which the transport finds by its run path
+    for file in files:
+        if file.name == "libmpi.so.12":
+            ctypes.CDLL(str(pathlib.Path(file.locate()).resolve()), mode=ctypes.RTLD_LOCAL)
+            return

@@ -1,0 +1,98 @@
+"""This process's part in the job: joining it once, and leaving it so that no rank is left waiting.
+
+Leaving has two forms. At the normal end all ranks say goodbye to each other and MPI is finalized.
+After an exception a rank tells the others why, and all leave with a non-zero status; MPI is not
+finalized then, since that would wait for ranks that never come.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import socket
+import sys
+import traceback
+
+from tf_poseidon.engines import mpi
+from tf_poseidon.errors import PoseidonError
+
+_communicator = None
+_options = None
+
+
+def communicator():
+    """Returns this process's communicator, or None when it runs alone."""
+    return _communicator
+
+
+def start(**options):
+    """Joins the job that this process was launched in, once per process.
+
+    Args:
+        **options: As for `engines.mpi.join`.
+
+    Returns:
+        The communicator, or None when this process was launched alone.
+
+    Raises:
+        PoseidonError: If the job cannot be joined, or was joined with other options.
+    """
+    global _communicator, _options
+    if _options is not None:
+        if options != _options:
+            raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
+                                f"change that to {options}: give every PoseidonStrategy of a "
+                                "process the same options.")
+        return _communicator
+    if mpi.launched_size()[0] > 1:
+        try:
+            _communicator = mpi.join(**options)
+        except PoseidonError as error:
+            # MPI may hold the process for ever from here on, so it cannot end in the usual way.
+            sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
+            raise error
+        _communicator.use_for_ops()
+        sys.excepthook = functools.partial(_tell_others_and_exit, sys.excepthook)
+        atexit.register(_leave)
+    _options = options
+    return _communicator
+
+
+def _flush():
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed or broken: nothing to flush
+            stream.flush()
+
+
+def _report_and_exit(previous_hook, kind, error, trace):
+    previous_hook(kind, error, trace)
+    _flush()
+    os._exit(1)
+
+
+def _tell_others_and_exit(previous_hook, kind, error, trace):
+    """The excepthook of a rank: the first failure is the last thing that any rank prints."""
+    cause = _communicator.failure
+    if cause is None:
+        previous_hook(kind, error, trace)
+        _flush()
+        summary = "".join(traceback.format_exception_only(kind, error)).strip()
+        _communicator.abort(f"Rank {_communicator.rank} on {socket.gethostname()} failed: "
+                            f"{summary}")
+    else:
+        # This exception is only the echo of that failure; its own traceback would hide the cause.
+        print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
+        _flush()
+    os._exit(1)
+
+
+def _leave():
+    """Leaves at the normal end of the program, when all ranks have reached theirs."""
+    try:
+        _communicator.goodbye()
+    except PoseidonError as error:
+        print(f"[rank {_communicator.rank}] The job has ended. {error}", file=sys.stderr)
+        _flush()
+        # Not finalized, and with status 0 the launcher would take the job for a success.
+        os._exit(1)
+    _communicator.leave()
