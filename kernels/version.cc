@@ -1,5 +1,10 @@
-// Tells the loader which TensorFlow this library was compiled against, before TensorFlow loads it.
+// Says which TensorFlow this library was compiled against, as a text that the loader finds in the
+// file: a library for another TensorFlow may not survive being loaded.
 
-extern "C" __attribute__((visibility("default"))) const char* poseidon_built_for_tensorflow() {
-  return POSEIDON_TENSORFLOW_VERSION;
-}
+namespace poseidon {
+
+extern const char kBuiltFor[];
+__attribute__((used)) const char kBuiltFor[] =
+    "poseidon built for TensorFlow " POSEIDON_TENSORFLOW_VERSION;
+
+}  // namespace poseidon

@@ -1,1 +1,63 @@
-"""placeholder"""
+"""The exchange ops: sums and broadcasts over the ranks of the job, in eager code and in graphs.
+
+Names of sites: every call of a step must have its own, equal on all ranks.
+"""
+
+import tensorflow as tf
+
+from tf_poseidon.ops import library
+
+
+def sync(gradient, site, contributes=True):
+    """Returns the sum of one variable's gradient over all ranks.
+
+    This is the marker of a gradient site, and by itself a complete synchronisation.
+
+    Args:
+        gradient: Dense tensor of any shape; half, bfloat16, float, double, int32 or int64.
+        site: The variable's path, and which synchronisation of it in the step this is.
+        contributes: Scalar bool; False leaves this rank out of the sum.
+
+    Returns:
+        A tensor like `gradient`, with the same bits on all ranks.
+    """
+    with tf.device("CPU:0"):
+        return _unordered(library.load()[0].poseidon_sync(
+            gradient=gradient, contributes=contributes, site=site))
+
+
+def all_reduce(value, site, contributes=True):
+    """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient."""
+    with tf.device("CPU:0"):
+        return _unordered(library.load()[0].poseidon_all_reduce(
+            value=value, contributes=contributes, site=site))
+
+
+def broadcast(value, site, root=0):
+    """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
+    with tf.device("CPU:0"):
+        return _unordered(library.load()[0].poseidon_broadcast(value=value, site=site, root=root))
+
+
+def _unordered(output):
+    """Frees a stateful op in a `tf.function` from running in program order.
+
+    Automatic control dependencies put all stateful ops into one chain: each gradient would then
+    wait for the gradients before it, and nothing could travel while backpropagation goes on.
+    """
+    if not tf.executing_eagerly():
+        manager = output.graph.experimental_acd_manager
+        if manager is not None:
+            manager.run_independently(output.op)
+    return output
+
+
+@tf.RegisterGradient("PoseidonAllReduce")
+def _all_reduce_gradient(op, gradient):
+    # Each rank's value adds to every rank's sum, so its gradient is the sum of all gradients.
+    site = op.get_attr("site").decode() + "/gradient"
+    return all_reduce(gradient, site, op.inputs[1]), None
+
+
+tf.no_gradient("PoseidonSync")
+tf.no_gradient("PoseidonBroadcast")

@@ -3,12 +3,16 @@
 import ctypes
 import functools
 import pathlib
+import re
 
 import tensorflow as tf
 
 from tf_poseidon.errors import PoseidonError
 
 _PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
+
+_REBUILD = ("Build it again for the installed TensorFlow: `pip install --no-build-isolation "
+            "--force-reinstall --no-deps .` in its source tree.")
 
 
 @functools.cache
@@ -24,27 +28,25 @@ def load():
     """
     if not _PATH.exists():
         raise PoseidonError(
-            f"tf_poseidon's op library is missing ({_PATH.name} is not beside {__file__}); run "
-            "`pip install .` in its source tree (or `make setup`), and do not import it from an "
-            "unbuilt checkout.")
+            f"tf_poseidon's op library is missing: {_PATH} does not exist. Run `make setup`, or "
+            "`pip install .`, in its source tree.")
+    check_version(built_for(_PATH.read_bytes()), tf.__version__)
     try:
-        functions = ctypes.CDLL(str(_PATH))
-    except OSError as error:
-        raise PoseidonError(
-            f"tf_poseidon's op library cannot be loaded beside TensorFlow {tf.__version__}: "
-            f"{error}. {_REBUILD}") from error
-    functions.poseidon_built_for_tensorflow.restype = ctypes.c_char_p
-    check_version(functions.poseidon_built_for_tensorflow().decode(), tf.__version__)
-    return tf.load_op_library(str(_PATH)), functions
+        # TensorFlow first: it makes wrappers only for ops that its own loading registers.
+        return tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
+    except (tf.errors.NotFoundError, OSError) as error:
+        raise PoseidonError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
+                            f"{tf.__version__}: {error}. {_REBUILD}") from error
 
 
-_REBUILD = ("Build it again for the installed TensorFlow: `pip install --no-build-isolation "
-            "--force-reinstall --no-deps .` in its source tree.")
+def built_for(library_bytes):
+    """Returns the TensorFlow version that the library's file names (kernels/version.cc)."""
+    return re.search(rb"poseidon built for TensorFlow ([\w.+-]+)", library_bytes)[1].decode()
 
 
-def check_version(built_for, running):
+def check_version(built_for_version, running):
     """Raises PoseidonError unless the library was built for the TensorFlow that runs."""
-    if built_for != running:
+    if built_for_version != running:
         raise PoseidonError(
-            f"tf_poseidon's op library was built for TensorFlow {built_for}, but TensorFlow "
-            f"{running} is running. {_REBUILD}")
+            f"tf_poseidon's op library was built for TensorFlow {built_for_version}, but "
+            f"TensorFlow {running} is running. {_REBUILD}")

@@ -1,0 +1,159 @@
+"""Splits global batches by rows, so that each rank computes its own part of every batch."""
+
+import typing
+
+import tensorflow as tf
+
+from tf_poseidon import ops
+from tf_poseidon.errors import PoseidonError
+
+
+class Rows(tf.experimental.ExtensionType):
+    """The rows of one tensor of a global batch that this rank computes.
+
+    Can be used like the tensor that it holds; `strategy.run` hands that tensor to the step.
+
+    Attributes:
+        value: This rank's rows. A rank without any holds one borrowed row, since many layers
+            cannot do with none.
+        count: Scalar int32: rows that count, 0 for the borrowed one. K_r.
+        total: Scalar int32: rows of the global batch. K.
+        never_empty: Whether the batch is known to give every rank a row.
+    """
+
+    value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]
+    count: tf.Tensor
+    total: tf.Tensor
+    never_empty: bool
+
+    @property
+    def shape(self):
+        return self.value.shape
+
+    @property
+    def dtype(self):
+        return self.value.dtype
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
+
+    def numpy(self):
+        return self.value.numpy()
+
+
+def first_rows(structure):
+    """Returns the first `Rows` in a nested structure, or None."""
+    return next((leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Rows)), None)
+
+
+def values(structure):
+    """Returns the structure with every `Rows` replaced by the tensor that it holds."""
+    return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Rows) else leaf,
+                                 structure)
+
+
+def part_of_rank(total, rank, size):
+    """Returns (begin, count): the contiguous part of `total` rows that is this rank's.
+
+    The parts differ by at most one row, and lower ranks get the larger ones. `total` may be an int
+    or a scalar tensor.
+    """
+    base, extra = total // size, total % size
+    smaller = tf.minimum if tf.is_tensor(total) else min
+    count = base + (tf.cast(rank < extra, base.dtype) if tf.is_tensor(total) else rank < extra)
+    return rank * base + smaller(rank, extra), count
+
+
+def split_dataset(dataset, rank, size, name):
+    """Returns a dataset of this rank's `Rows` of each global batch.
+
+    Every rank makes as many steps as the dataset has batches. The first batch is compared between
+    the ranks: had one of them another order, they would train on some rows twice and on others
+    never.
+
+    Args:
+        dataset: `tf.data.Dataset` of global batches, the same on all ranks.
+        rank: This rank.
+        size: Number of ranks.
+        name: A name for messages and exchanges, the same on all ranks.
+
+    Raises:
+        PoseidonError: If the elements have no rows, or the dataset's options ask for another way
+            of sharding.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
+                      tf.data.experimental.AutoShardPolicy.DATA):
+        raise PoseidonError(
+            f"The dataset's auto_shard_policy is {policy.name}, but PoseidonStrategy splits every "
+            "global batch by rows (AUTO or DATA): leave the option away and give all ranks the "
+            "same dataset of global batches.")
+
+    def split(index, batch):
+        batch = _check_first(index, batch, rank, name)
+        return tf.nest.map_structure(lambda leaf: _split_leaf(leaf, rank, size), batch)
+
+    return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
+
+
+def _split_leaf(leaf, rank, size):
+    if isinstance(leaf, tf.experimental.Optional):
+        return leaf
+    if leaf.shape.rank == 0:
+        raise PoseidonError(
+            "The dataset's elements are not batches: one of them is a scalar, and PoseidonStrategy "
+            "splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to the dataset.")
+    static_total = leaf.shape[0]
+    total = static_total if static_total is not None else _num_rows(leaf)
+    begin, count = part_of_rank(total, rank, size)
+    if static_total is not None:
+        begin, length = (begin, count) if count > 0 else (0, min(1, total))
+    else:
+        begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
+    return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
+                tf.cast(total, tf.int32), static_total is not None and static_total >= size)
+
+
+def _num_rows(leaf):
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int32)
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.shape(leaf)[0]
+
+
+def _slice_rows(leaf, begin, length):
+    if isinstance(leaf, tf.SparseTensor):
+        shape = leaf.dense_shape
+        start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(shape[1:])], 0)
+        return tf.sparse.slice(leaf, start,
+                               tf.concat([[tf.cast(length, tf.int64)], shape[1:]], 0))
+    return leaf[begin:begin + length]
+
+
+def _check_first(index, batch, rank, name):
+    """Returns `batch`, after comparing the first one with rank 0's."""
+
+    def check():
+        checksum = _checksum(batch)
+        is_same = tf.equal(checksum, ops.broadcast(checksum, f"{name}/first_batch"))
+        message = (
+            f"Rank {rank} reads other data than rank 0: the first batch of {name} differs. All "
+            "ranks must read the same global batches in the same order. Seed what shuffles or "
+            "generates the data: keras.utils.set_random_seed(...) before the dataset is made, "
+            "shuffle(seed=...), a seeded generator.")
+        with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
+            return tf.identity(is_same)
+
+    passed = tf.cond(index == 0, check, lambda: tf.constant(True))
+    with tf.control_dependencies([passed]):  # nothing is handed out before it was compared
+        return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+
+def _checksum(batch):
+    """Returns an int64 that depends on every bit of the batch."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch)
+              if not isinstance(leaf, tf.experimental.Optional)]
+    hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)
+              for part in tf.nest.flatten(leaves, expand_composites=True)]
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(tf.stack(hashes)), 2**62)

@@ -1,0 +1,259 @@
+"""PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
+
+import collections
+import contextlib
+import random
+import weakref
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.eager import context
+
+from tf_poseidon import data
+from tf_poseidon import keras_hook
+from tf_poseidon import ops
+from tf_poseidon import runtime
+from tf_poseidon import step as step_lib
+from tf_poseidon.errors import PoseidonError
+
+
+class PoseidonStrategy(tf.distribute.Strategy):
+    """Synchronous data-parallel training on the processes that `mpiexec` has started.
+
+    ```python
+    strategy = poseidon.PoseidonStrategy()
+    with strategy.scope():
+        model = keras.Sequential([...])
+        model.compile(...)
+    model.fit(x, y, batch_size=256)  # the global batch: each process computes its part
+    ```
+
+    `python train.py` runs alone, `mpiexec -n 4 python train.py` on four processes. Each process
+    uses one device: its first GPU, or the CPU. N processes compute what one process would: every
+    global batch is split by rows, gradients are summed before the optimizer sees them, and losses
+    are scaled by each process's share of the batch. All ranks hold the same bits after every step.
+
+    Args:
+        servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
+        kv_pair_bytes: Largest size of a KV pair.
+        timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
+            with a message that names it.
+        startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
+
+    Raises:
+        PoseidonError: If the job cannot be joined: no MPI, a rank that never comes, an op library
+            built for another TensorFlow, or other options on another rank.
+    """
+
+    def __init__(self, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
+                 startup_timeout_s=120.0):
+        communicator = runtime.start(
+            servers=tuple(servers or ()), kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
+            startup_timeout_s=startup_timeout_s)
+        super().__init__(_Extended(self, communicator))
+        if communicator is not None:
+            keras_hook.install()
+            _agree_on_seed(communicator)
+
+    @property
+    def rank(self):
+        """This process, 0 to num_replicas_in_sync - 1."""
+        return self.extended.rank
+
+    @contextlib.contextmanager
+    def scope(self):
+        """Makes this the current strategy; variables created inside start equal on all ranks."""
+        with super().scope():
+            yield self
+        self.extended.broadcast_new_variables()
+
+    def stats(self):
+        """Returns what this rank has exchanged.
+
+        Returns:
+            {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
+            "sent_bytes", "received_bytes": payload, "seconds": from the gradient being ready to
+            its sum being there, over all exchanges}}}. One process alone exchanges nothing.
+        """
+        communicator = self.extended.communicator
+        return communicator.statistics() if communicator else {"header_bytes": 0, "sites": {}}
+
+
+class _ReplicaContext(distribute_lib.ReplicaContext):
+    """The context of one rank's step."""
+
+    def __init__(self, strategy, rank):
+        super().__init__(strategy, replica_id_in_sync_group=rank)
+
+    @property
+    def devices(self):
+        return self._strategy.extended.worker_devices
+
+
+class _Extended(one_device_strategy.OneDeviceExtended):
+    """One device in this process, and a job of `size` processes around it.
+
+    TensorFlow asks a strategy to override the methods below, underscored names included.
+    """
+
+    def __init__(self, container_strategy, communicator):
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
+        self.communicator = communicator
+        self.rank = communicator.rank if communicator else 0
+        self.size = communicator.size if communicator else 1
+        # While set, datasets are not split: every rank computes all rows.
+        self.replicates_input = False
+        self._new_variables = []
+        self._num_broadcasts = 0
+        self._num_datasets = 0
+        self._split_datasets = weakref.WeakSet()
+        self._occurrences = weakref.WeakKeyDictionary()  # of names in each function's graph
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self.size
+
+    def _in_multi_worker_mode(self):
+        return self.size > 1
+
+    def _use_merge_call(self):
+        return False  # one replica in this process: there is nothing to merge
+
+    # ---- variables ----
+
+    def _create_variable(self, next_creator, **kwargs):
+        variable = super()._create_variable(next_creator, **kwargs)
+        if self.size > 1:
+            self._new_variables.append(variable)
+        return variable
+
+    def broadcast_new_variables(self):
+        """Gives the variables created since the last call rank 0's values.
+
+        Raises:
+            PoseidonError: If this rank has created other variables than rank 0.
+        """
+        if not self._new_variables:
+            return
+        with tf.init_scope():
+            # A variable that a function under construction creates gets its value when that runs.
+            ready = [v for v in self._new_variables if v.is_initialized()]
+            self._new_variables = [v for v in self._new_variables if not v.is_initialized()]
+            name = f"variables/{self._num_broadcasts}"
+            self._num_broadcasts += 1
+            self._check_same_variables(name, [_describe(v) for v in ready])
+            waits = [self.communicator.submit(f"{name}/{i}", v.numpy(), root=0)
+                     for i, v in enumerate(ready)]
+            for variable, wait in zip(ready, waits):
+                value = wait()
+                if self.rank != 0:
+                    variable.assign(value)
+
+    def _check_same_variables(self, name, mine):
+        of_rank_0 = self.communicator.broadcast_text(name, "\n".join(mine)).split("\n")
+        if mine == of_rank_0:
+            return
+        length = max(len(mine), len(of_rank_0))
+        padded = [lines + ["missing"] * (length - len(lines)) for lines in (mine, of_rank_0)]
+        number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
+                                     if pair[0] != pair[1])
+        raise PoseidonError(
+            f"Rank {self.rank} has created other variables than rank 0: number {number} is {here} "
+            f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
+            "order, on all ranks.")
+
+    # ---- running steps ----
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        strategy = self._container_strategy()
+        if self.size == 1:
+            with tf.device(self._device), _ReplicaContext(strategy, 0):
+                return fn(*args, **kwargs)
+        step = step_lib.Step(self.size, data.first_rows((args, kwargs)))
+        args, kwargs = data.values((args, kwargs))
+        with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
+            result = fn(*args, **kwargs)
+            step.average_state()
+            return result if step.is_keras_step else self._without_borrowed_rows(step, result)
+
+    @staticmethod
+    def _without_borrowed_rows(step, result):
+        """Returns the result of a user's step, as zeros where this rank had no rows."""
+        return tf.nest.map_structure(
+            lambda x: step.select(x, tf.zeros_like(x)) if tf.is_tensor(x) else x, result)
+
+    # ---- reducing ----
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del options
+        step = step_lib.current()
+        if self.size == 1 or step.is_applying:  # gradients were synchronised before the optimizer
+            return value
+        reduce = {tf.distribute.ReduceOp.SUM: step.all_reduce,
+                  tf.distribute.ReduceOp.MEAN: step.mean}[reduce_op]
+        return tf.nest.map_structure(lambda x: reduce(tf.convert_to_tensor(x), "all_reduce"), value)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        del destinations, options
+        if self.size == 1 or not (tf.is_tensor(value) or isinstance(value, (int, float))):
+            return value
+        total = ops.all_reduce(tf.convert_to_tensor(value), self._site("reduce"))
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            total = total / tf.cast(self.size, total.dtype)
+        return total
+
+    def _site(self, name):
+        """Returns the name of the next exchange of `name` in the current graph."""
+        if tf.executing_eagerly():
+            return name  # eager code makes one exchange after the other
+        graph = tf.compat.v1.get_default_graph()
+        counter = self._occurrences.setdefault(graph, collections.Counter())
+        counter[name] += 1
+        return f"{name}#{counter[name] - 1}"
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self.size > 1:
+            raise PoseidonError("strategy.gather is not supported by PoseidonStrategy on several "
+                                "processes; use strategy.reduce, or gather with your own code.")
+        return super()._gather_to_implementation(value, destinations, axis, options)
+
+    # ---- data ----
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        is_ready = self.replicates_input or dataset in self._split_datasets
+        if self.size == 1 or is_ready:
+            return dataset
+        name = f"dataset {self._num_datasets}"
+        self._num_datasets += 1
+        split = data.split_dataset(dataset, self.rank, self.size, name)
+        self._split_datasets.add(split)
+        return split
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        if self.size > 1:
+            raise PoseidonError(
+                "strategy.distribute_datasets_from_function is not supported by PoseidonStrategy "
+                "on several processes; give strategy.experimental_distribute_dataset a dataset of "
+                "global batches.")
+        return super()._distribute_datasets_from_function(dataset_fn, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
+
+
+def _describe(variable):
+    return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
+
+
+def _agree_on_seed(communicator):
+    """Gives all ranks rank 0's random seed, or a common one when it has none.
+
+    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
+    """
+    mine = context.global_seed()
+    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
+    agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
+    if agreed != mine:
+        tf.random.set_seed(agreed)
