@@ -22,6 +22,9 @@ from tf_poseidon import step as step_lib
 from tf_poseidon import supported
 from tf_poseidon.errors import PoseidonError
 
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_LOSS = "keras.src.losses.loss"
+
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
@@ -78,6 +81,10 @@ def _check_model(model):
                 f"The variable '{variable.path}' of model '{model.name}' was created outside of "
                 "strategy.scope(), so it may differ between processes; create all layers inside "
                 "`with strategy.scope():`.")
+    if model.optimizer is not None and not _is_ours(model.optimizer._distribution_strategy):
+        raise PoseidonError(
+            f"The optimizer '{model.optimizer.name}' of model '{model.name}' was created outside of "
+            "strategy.scope(); create it inside `with strategy.scope():`, as the model.")
     if model.jit_compile:
         raise PoseidonError(
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
@@ -118,13 +125,13 @@ def _global_state(communicator, variables):
     """While the variables hold the sum, or mean, of their values on all ranks."""
     local = [variable.numpy() for variable in variables]
     waits = []
-    for variable, value in zip(variables, local):
+    for i, (variable, value) in enumerate(zip(variables, local)):
         if variable.aggregation not in ("sum", "mean"):
             raise PoseidonError(
                 f"The metric variable '{variable.path}' has aggregation="
                 f"'{variable.aggregation}', so its values on several processes cannot be put "
                 "together; give it aggregation='sum' or 'mean'.")
-        waits.append(communicator.submit(f"metric/{variable.path}", value))
+        waits.append(communicator.submit(f"metric {i}/{variable.path}", value))
     for variable, wait in zip(variables, waits):
         total = wait()
         variable.assign(total / communicator.size if variable.aggregation == "mean" else total)
@@ -177,12 +184,13 @@ def _reduce_weighted_values(original, values, sample_weight=None, mask=None,
 
 def _part_of_mean(values, sample_weight, mask, reduction):
     """Returns what a loss's mean is divided by on this rank, or None when it is the rows."""
-    loss_module = importlib.import_module("keras.src.losses.loss")
+    wide = "float64" if values.dtype == tf.float64 else "float32"
     if reduction in ("sum_over_batch_size", "mean") and mask is not None:
-        return tf.reduce_sum(tf.cast(mask, tf.float32))
+        return tf.reduce_sum(tf.cast(mask, wide))
     if reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
-        weight = None if sample_weight is None else tf.cast(sample_weight, tf.float32)
-        return tf.reduce_sum(loss_module.apply_mask(weight, mask, "float32", reduction))
+        weight = None if sample_weight is None else tf.cast(sample_weight, wide)
+        apply_mask = importlib.import_module(_LOSS).apply_mask
+        return tf.reduce_sum(apply_mask(weight, mask, wide, reduction))
     return None
 
 
@@ -274,9 +282,6 @@ def _apply(original, optimizer, grads, trainable_variables=None):
     with step.applying():
         return original(optimizer, grads, variables)
 
-
-_TRAINER = "keras.src.backend.tensorflow.trainer"
-_LOSS = "keras.src.losses.loss"
 
 HOOKS = (
     Hook(_TRAINER, "TensorFlowTrainer.fit", ("verbose",),

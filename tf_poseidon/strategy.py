@@ -135,11 +135,12 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         Raises:
             PoseidonError: If this rank has created other variables than rank 0.
         """
-        if not self._new_variables:
-            return
         with tf.init_scope():
-            # A variable that a function under construction creates gets its value when that runs.
+            # A variable that a function under construction creates gets its value when that runs,
+            # and its turn when that function is traced again.
             ready = [v for v in self._new_variables if v.is_initialized()]
+            if not ready:
+                return
             self._new_variables = [v for v in self._new_variables if not v.is_initialized()]
             name = f"variables/{self._num_broadcasts}"
             self._num_broadcasts += 1

@@ -1,0 +1,66 @@
+"""Starts Python programs on several ranks, with a time limit that turns a hang into a failure."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+
+TESTS = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    status: int
+    output: str  # of all ranks
+    seconds: float
+
+    @property
+    def own_lines(self):
+        """The lines that our processes printed: without TensorFlow's log and hydra's banner."""
+        lines = []
+        for line in self.output.splitlines():
+            if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
+                break
+            if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the")):
+                lines.append(line)
+        return lines
+
+
+def mpiexec():
+    """Returns the mpiexec of the mpich wheel."""
+    return os.path.join(sysconfig.get_path("scripts"), "mpiexec")
+
+
+def run(arguments, ranks, timeout_s, environment=()):
+    """Runs `python *arguments` on `ranks` processes, without mpiexec when `ranks` is 0.
+
+    Raises:
+        AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
+    """
+    launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [*launcher, sys.executable, *map(str, arguments)], cwd=TESTS, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
+             **dict(environment)})
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"The job hung: not over after {timeout_s} s. It printed:\n{output}")
+    return Outcome(process.returncode, output, time.monotonic() - begin)
+
+
+def run_ok(arguments, ranks, timeout_s, environment=()):
+    """Runs a job as `run` does and asserts that it ends well."""
+    outcome = run(arguments, ranks, timeout_s, environment)
+    assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
+    return outcome

@@ -1,0 +1,347 @@
+"""What the training tests run: each scenario trains something and returns arrays to compare.
+
+A scenario is a function of the strategy. The same scenario runs on 1, 2, 3 and 4 ranks: all ranks
+must return the same bits, and what one process returns up to rounding. Computation is in float64,
+so that rounding (1e-16) and mistakes (1e-3 and more) are far apart; see test_training.py for the
+bound.
+"""
+
+import dataclasses
+import itertools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROWS, BATCH = 97, 32  # a last batch of one row: ranks without rows
+
+
+# ---- models: (inputs, outputs) from integer-valued data -----------------------------------------
+
+
+def _image(channels_last=(6, 6, 1)):
+    return keras.Input(channels_last)
+
+
+def dense():
+    x = keras.Input((8,))
+    return x, keras.layers.Dense(3)(keras.layers.Dense(16, "tanh")(x))
+
+
+def convolution():
+    x = _image()
+    h = keras.layers.Conv2D(4, 3, activation="tanh")(x)
+    return x, keras.layers.Dense(3)(keras.layers.Flatten()(h))
+
+
+def batch_norm():
+    # No bias before a synchronized batch norm: its gradient is zero up to rounding.
+    x = _image()
+    h = keras.layers.Conv2D(4, 3, use_bias=False)(x)
+    h = keras.layers.BatchNormalization(synchronized=True)(h)
+    return x, keras.layers.Dense(3)(keras.layers.Flatten()(keras.layers.Activation("tanh")(h)))
+
+
+def shared():
+    x = keras.Input((8,))
+    layer = keras.layers.Dense(8, "tanh")
+    return x, keras.layers.Dense(3)(layer(layer(x)))
+
+
+def two_in_two_out():
+    a, b = keras.Input((8,)), keras.Input((4,))
+    h = keras.layers.Concatenate()([keras.layers.Dense(5, "tanh")(a), b])
+    return [a, b], [keras.layers.Dense(3, name="one")(h), keras.layers.Dense(2, name="two")(h)]
+
+
+class _DenseGradientEmbedding(keras.layers.Embedding):
+    """An embedding whose gradient is a dense tensor instead of IndexedSlices.
+
+    Optimizers that square gradients treat the slices of one row one by one in Keras, where the
+    gradient of that row is their sum. PoseidonStrategy gives them the sum; one process must too.
+    """
+
+    def call(self, inputs):
+        return keras.ops.take(self.embeddings * 1.0, inputs, axis=0)
+
+
+def embedding():
+    x = keras.Input((5,), dtype="int32")
+    alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    layer = _DenseGradientEmbedding if alone else keras.layers.Embedding
+    return x, keras.layers.Dense(3)(keras.layers.Flatten()(layer(11, 4, name="embedding")(x)))
+
+
+def lstm():
+    x = keras.Input((5, 3))
+    return x, keras.layers.Dense(3)(keras.layers.LSTM(6)(x))
+
+
+MODELS = (dense, convolution, batch_norm, shared, two_in_two_out, embedding, lstm)
+
+# epsilon=1e-3: with Keras' 1e-7 an update does not depend continuously on the gradient.
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.01),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, epsilon=1e-3, weight_decay=0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, epsilon=1e-3),
+}
+
+
+def mean_square_scalar(y_true, y_pred):
+    return tf.reduce_mean(tf.square(y_true - y_pred))
+
+
+LOSSES = {
+    "mean": lambda: "mse",
+    "sum": lambda: keras.losses.MeanSquaredError(reduction="sum"),
+    "scalar": lambda: mean_square_scalar,
+    "masked": lambda: keras.losses.MeanSquaredError(),
+    "weighted": lambda: keras.losses.MeanSquaredError(),
+    "weighted_mean": lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+}
+
+
+class MaskRows(keras.layers.Layer):
+    """Passes its second input on, with a mask that hides about every third row."""
+
+    def call(self, inputs):
+        return inputs[1] + 0.0
+
+    def compute_mask(self, inputs, previous_mask):
+        axes = tuple(range(1, len(inputs[0].shape)))
+        return keras.ops.sum(keras.ops.cast(inputs[0], "int32"), axes) % 3 != 0
+
+
+def make_data(model, seed=5):
+    """Returns (inputs, targets): integer-valued arrays with ROWS rows."""
+    rng = np.random.default_rng(seed)
+
+    def array(tensor, low, high):
+        return rng.integers(low, high, (ROWS, *tensor.shape[1:])).astype(tensor.dtype)
+
+    x = [array(t, 0, 11) if t.dtype == "int32" else array(t, -3, 4) for t in model.inputs]
+    y = [array(t, -3, 4) for t in model.outputs]
+    return (x[0], y[0]) if len(x) == 1 else (x, y)
+
+
+def result(model, **more):
+    """Returns the arrays of a trained model, and whatever else is to be compared."""
+    weights = {f"weights/{i:02} {v.path}": v.numpy() for i, v in enumerate(model.weights)}
+    return {**weights, **{name: np.asarray(value) for name, value in more.items()}}
+
+
+def flat(history):
+    """Returns a history as named arrays."""
+    return {f"log/{name}": values for name, values in history.history.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of the table models x optimizers x losses."""
+
+    model: str
+    optimizer: str
+    loss: str
+
+    def __call__(self, strategy):
+        with strategy.scope():
+            inputs, outputs = globals()[self.model]()
+            if self.loss == "masked":
+                first = inputs[0] if isinstance(inputs, list) else inputs
+                outputs = keras.tree.map_structure(lambda y: MaskRows()([first, y]), outputs)
+            model = keras.Model(inputs, outputs)
+            loss = LOSSES[self.loss]()
+            several = len(model.outputs) > 1
+            metric = keras.metrics.MeanAbsoluteError
+            model.compile(OPTIMIZERS[self.optimizer](), [loss] * 2 if several else loss,
+                          metrics=[[metric("mae")], [metric("mae")]] if several else [metric("mae")])
+        x, y = make_data(model)
+        weights = None
+        if self.loss.startswith("weighted"):
+            weights = np.random.default_rng(6).integers(1, 5, ROWS).astype("float64")
+            weights = [weights, weights] if several else weights
+        history = model.fit(x, y, sample_weight=weights, batch_size=BATCH, epochs=2, verbose=0)
+        evaluated = model.evaluate(x, y, batch_size=BATCH, verbose=0)
+        return result(model, evaluate=evaluated, **flat(history))
+
+
+def table():
+    """Returns all cells, by name."""
+    cells = itertools.product([m.__name__ for m in MODELS], OPTIMIZERS, LOSSES)
+    return {"-".join(cell): Cell(*cell) for cell in cells}
+
+
+def cover():
+    """Returns the names of cells in which every pair of values of two columns occurs."""
+    names = []
+    for i, model in enumerate(MODELS):
+        for j, optimizer in enumerate(OPTIMIZERS):
+            losses = list(LOSSES)
+            for loss in {losses[(i + j) % 6], losses[5] if i == j else losses[(i + j) % 6]}:
+                names.append(f"{model.__name__}-{optimizer}-{loss}")
+    return sorted(names)
+
+
+# ---- other ways to train --------------------------------------------------------------------------
+
+
+def _small(strategy, optimizer=OPTIMIZERS["momentum"], **compile_options):
+    with strategy.scope():
+        model = keras.Model(*dense())
+        model.compile(optimizer(), "mse", **compile_options)
+    return model, *make_data(model)
+
+
+def eager(strategy):
+    model, x, y = _small(strategy, run_eagerly=True)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+def several_steps_per_execution(strategy):
+    model, x, y = _small(strategy, steps_per_execution=3)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)))
+
+
+def tf_data_with_validation(strategy):
+    model, x, y = _small(strategy)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
+    history = model.fit(data, epochs=2, validation_data=(x[:50], y[:50]), verbose=0)
+    return result(model, **flat(history))
+
+
+def repeated_data_by_steps(strategy):
+    model, x, y = _small(strategy)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+    return result(model, **flat(model.fit(data, epochs=2, steps_per_epoch=3, verbose=0)))
+
+
+def clipped(strategy):
+    """Clips by the norm of the whole gradient: wrong if clipped before it is summed."""
+    model, x, y = _small(strategy, lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+def regularized(strategy):
+    with strategy.scope():
+        x = keras.Input((8,))
+        layer = keras.layers.Dense(3, kernel_regularizer="l2", bias_regularizer="l1")
+        model = keras.Model(x, layer(x))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+class OwnStep(keras.Model):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"own_loss": loss}
+
+
+def train_step_without_keras_loss(strategy):
+    with strategy.scope():
+        model = OwnStep(*dense())
+        model.compile(OPTIMIZERS["sgd"]())
+    x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    return result(model)
+
+
+def custom_loop(strategy):
+    with strategy.scope():
+        model = keras.Model(*dense())
+        optimizer = OPTIMIZERS["adam"]()
+    x, y = make_data(model)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(x, training=True))) / BATCH
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    @tf.function
+    def run(x, y):
+        return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+    losses = [run(x, y) for _ in range(2)
+              for x, y in strategy.experimental_distribute_dataset(data)]
+    return result(model, losses=losses)
+
+
+def built_by_first_batch(strategy):
+    """A model without input shape: its variables are created inside fit."""
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(-3, 4, (ROWS, 6)), rng.integers(-3, 4, (ROWS, 1))
+    model.fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH, verbose=0)
+    return result(model)
+
+
+def predictions(strategy):
+    model, x, y = _small(strategy)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    return {"predict": model.predict(x, verbose=0), "on_batch": model.predict_on_batch(x[:5])}
+
+
+def on_batch(strategy):
+    model, x, y = _small(strategy, metrics=["mae"])
+    logs = [model.train_on_batch(x[:10], y[:10]), model.test_on_batch(x[10:], y[10:])]
+    return result(model, logs=logs)
+
+
+WAYS = {way.__name__: way for way in (
+    eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
+    regularized, train_step_without_keras_loss, custom_loop, built_by_first_batch, predictions,
+    on_batch)}
+
+
+# ---- equal bits, but not one process' result ------------------------------------------------------
+
+
+def default_batch_norm(strategy):
+    """Moments of each rank's rows: moving statistics are averaged, weighted by rows."""
+    with strategy.scope():
+        x = keras.Input((4,))
+        model = keras.Model(x, keras.layers.BatchNormalization(momentum=0.5)(x))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    return result(model, x=x)
+
+
+def dropout(strategy):
+    """Random layers draw other numbers on every rank, from equal state."""
+    with strategy.scope():
+        x = keras.Input((64,))
+        model = keras.Model(x, keras.layers.Dropout(0.5, seed=3)(x))
+        model.compile(loss="mse")
+    keep = strategy.run(lambda: model(np.ones((1, 64)), training=True) > 0)
+    return {"local/keep": keep.numpy(), **result(model)}
+
+
+def float32(strategy):
+    """Single precision, with every kind of layer that changes bits when sums change order."""
+    keras.config.set_floatx("float32")
+    try:
+        with strategy.scope():
+            model = keras.Model(*batch_norm())
+            model.compile("adam", "mse")
+        x, y = make_data(model)
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        return result(model, **flat(history))
+    finally:
+        keras.config.set_floatx("float64")
+
+
+BITS = {way.__name__: way for way in (default_batch_norm, dropout, float32)}
+
+SCENARIOS = {**table(), **WAYS, **BITS}
