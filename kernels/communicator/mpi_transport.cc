@@ -36,8 +36,19 @@ int WireTag(uint32_t tag) { return static_cast<int>(tag & 0x7fff); }
 class MpiTransport : public Transport {
  public:
   MpiTransport() {
-    int provided = 0;
-    Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    int is_initialized = 0, provided = 0;
+    Check(MPI_Initialized(&is_initialized), "MPI_Initialized");
+    if (is_initialized) {  // by another library, such as mpi4py, which calls it from its threads
+      Check(MPI_Query_thread(&provided), "MPI_Query_thread");
+      if (provided < MPI_THREAD_MULTIPLE) {
+        throw TransportError(
+            "MPI was started by another library without MPI_THREAD_MULTIPLE; let that library ask "
+            "for it, or create the PoseidonStrategy first");
+      }
+    } else {
+      owns_mpi_ = true;
+      Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    }
     // Two communicators of our own: nothing that the user sends can match our receives.
     Check(MPI_Comm_dup(MPI_COMM_WORLD, &packets_), "MPI_Comm_dup");
     Check(MPI_Comm_dup(MPI_COMM_WORLD, &bulk_), "MPI_Comm_dup");
@@ -113,7 +124,7 @@ class MpiTransport : public Transport {
     }
     MPI_Comm_free(&bulk_);
     MPI_Comm_free(&packets_);
-    Check(MPI_Finalize(), "MPI_Finalize");
+    if (owns_mpi_) Check(MPI_Finalize(), "MPI_Finalize");
   }
 
  private:
@@ -152,6 +163,7 @@ class MpiTransport : public Transport {
     return true;
   }
 
+  bool owns_mpi_ = false;  // whether we started MPI, and so finalize it
   MPI_Comm packets_, bulk_;
   int rank_ = 0, size_ = 1;
   std::vector<char> ring_[kRingSize];

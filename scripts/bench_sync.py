@@ -1,0 +1,140 @@
+"""Times the sum of tensors over ranks, against MPI_Iallreduce of the same MPI in the same run.
+
+    mpiexec -n 4 python scripts/bench_sync.py --json out.json
+
+Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy
+arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). The two take
+turns, a barrier before each; results are verified before anything is timed. Times are those of
+rank 0. An empty tf.function is timed beside them: what TensorFlow itself costs.
+"""
+
+import json
+import statistics
+import time
+
+from absl import app
+from absl import flags
+from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
+import numpy as np
+import rich.console
+import rich.progress
+import rich.table
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import ops
+
+_JSON = flags.DEFINE_string("json", None, "File for the results.")
+_REPEAT_S = flags.DEFINE_float("repeat_s", 2.0, "Seconds of measuring per size and system.")
+
+_KIB, _MIB = 1 << 10, 1 << 20
+# (bytes of one tensor, tensors)
+_CASES = ((4 * _KIB, 1), (64 * _KIB, 1), (_MIB, 1), (16 * _MIB, 1), (64 * _MIB, 1), (4 * _KIB, 64))
+
+
+def make_input(rank, num_bytes, count):
+    """Returns [count, elements]: small integers, exact in any order of summation."""
+    elements = num_bytes // 4
+    return (np.arange(count * elements).reshape(count, elements) % 7 + rank).astype(np.float32)
+
+
+def poseidon_sum(x):
+    """Returns a function that sums the rows of x over ranks, each by an op of its own."""
+    tensor = tf.constant(x)
+
+    @tf.function
+    def run(tensor):
+        # The tensors are made inside the function, as gradients are: passing 64 arguments to a
+        # function costs TensorFlow more than all 64 exchanges.
+        rows = tf.unstack(tensor) if len(x) > 1 else [tensor]
+        sums = [ops.sync(row, f"bench/{x.shape}/{i}") for i, row in enumerate(rows)]
+        return tf.stack(sums) if len(x) > 1 else sums[0]
+
+    return lambda: run(tensor)
+
+
+def empty_function(x):
+    """Returns a call of a tf.function that passes x through."""
+    tensor = tf.constant(x)
+    run = tf.function(lambda tensor: tensor)
+    return lambda: run(tensor)
+
+
+def mpi_sum(x):
+    """Returns a function that sums the rows of x over ranks by MPI_Iallreduce."""
+    output = np.empty_like(x)
+
+    def run():
+        requests = [MPI.COMM_WORLD.Iallreduce(row, out) for row, out in zip(x, output)]
+        while not MPI.Request.Testall(requests):
+            time.sleep(20e-6)
+        return output
+
+    return run
+
+
+def measure(systems, barrier, seconds):
+    """Returns the times in seconds of each system, taking turns: {name: [times]}."""
+    times = {name: [] for name in systems}
+    for name, run in systems.items():  # warm-up, and to agree on the number of rounds
+        barrier()
+        begin = time.perf_counter()
+        run()
+        times[name].append(time.perf_counter() - begin)
+    longest = max(sum(t) for t in times.values())
+    rounds = MPI.COMM_WORLD.bcast(int(min(max(seconds / longest, 10), 300)))
+    times = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, run in systems.items():
+            barrier()
+            begin = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def summarize(times):
+    """Returns median and quartiles in milliseconds."""
+    low, median, high = statistics.quantiles([1e3 * t for t in times], n=4)
+    return {"median_ms": median, "quartiles_ms": [low, high], "samples": len(times)}
+
+
+def main(_):
+    strategy = poseidon.PoseidonStrategy()
+    rank, size = strategy.rank, strategy.num_replicas_in_sync
+    results = []
+    with rich.progress.Progress(disable=rank != 0, transient=True) as progress:
+        for num_bytes, count in progress.track(_CASES, description="sizes"):
+            x = make_input(rank, num_bytes, count)
+            expected = sum(make_input(r, num_bytes, count) for r in range(size))
+            systems = {"poseidon": poseidon_sum(x), "mpi": mpi_sum(x)}
+            for name, run in systems.items():
+                np.testing.assert_array_equal(run(), expected, f"{name} sums wrongly")
+            systems["empty"] = empty_function(x)
+            times = measure(systems, MPI.COMM_WORLD.Barrier, _REPEAT_S.value)
+            # Ratios of neighbours in time: the machine's speed drifts.
+            ratio = statistics.median(p / m for p, m in zip(times["poseidon"], times["mpi"]))
+            results.append({"bytes": num_bytes, "tensors": count, "ratio": ratio,
+                            **{name: summarize(t) for name, t in times.items()}})
+    if rank == 0:
+        report(results, size)
+
+
+def report(results, size):
+    """Prints the results as a table and writes them as JSON."""
+    table = rich.table.Table(title=f"sum over {size} ranks, ms: median (quartiles)")
+    for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "ratio", "empty tf.function"):
+        table.add_column(column, justify="right")
+    for r in results:
+        cells = ["{median_ms:.3f} ({quartiles_ms[0]:.3f}-{quartiles_ms[1]:.3f})".format(**r[name])
+                 for name in ("poseidon", "mpi")]
+        table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['ratio']:.2f}",
+                      f"{r['empty']['median_ms']:.3f}")
+    rich.console.Console(width=110).print(table)
+    if _JSON.value:
+        with open(_JSON.value, "w") as file:
+            json.dump({"ranks": size, "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    app.run(main)
