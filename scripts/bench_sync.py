@@ -3,9 +3,10 @@
     mpiexec -n 4 python scripts/bench_sync.py --json out.json
 
 Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy
-arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). The two take
-turns, a barrier before each; results are verified before anything is timed. Times are those of
-rank 0. An empty tf.function is timed beside them: what TensorFlow itself costs.
+arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns
+with an empty tf.function (what TensorFlow itself costs) and, where many tensors are summed, with
+the sum of one of them; a barrier before each. Results are verified before anything is timed. Times
+are those of rank 0, ratios are medians of the ratios within each round.
 """
 
 import json
@@ -99,6 +100,11 @@ def summarize(times):
     return {"median_ms": median, "quartiles_ms": [low, high], "samples": len(times)}
 
 
+def ratio(times, baseline):
+    """Returns the median of the ratios of neighbours in time: the machine's speed drifts."""
+    return statistics.median(a / b for a, b in zip(times, baseline)) if baseline else None
+
+
 def main(_):
     strategy = poseidon.PoseidonStrategy()
     rank, size = strategy.rank, strategy.num_replicas_in_sync
@@ -111,11 +117,13 @@ def main(_):
             for name, run in systems.items():
                 np.testing.assert_array_equal(run(), expected, f"{name} sums wrongly")
             systems["empty"] = empty_function(x)
+            if count > 1:
+                systems["one"] = poseidon_sum(x[:1])
             times = measure(systems, MPI.COMM_WORLD.Barrier, _REPEAT_S.value)
-            # Ratios of neighbours in time: the machine's speed drifts.
-            ratio = statistics.median(p / m for p, m in zip(times["poseidon"], times["mpi"]))
-            results.append({"bytes": num_bytes, "tensors": count, "ratio": ratio,
-                            **{name: summarize(t) for name, t in times.items()}})
+            results.append({"bytes": num_bytes, "tensors": count,
+                            **{name: summarize(t) for name, t in times.items()},
+                            "to_mpi": ratio(times["poseidon"], times["mpi"]),
+                            "to_one": ratio(times["poseidon"], times.get("one"))})
     if rank == 0:
         report(results, size)
 
@@ -123,14 +131,16 @@ def main(_):
 def report(results, size):
     """Prints the results as a table and writes them as JSON."""
     table = rich.table.Table(title=f"sum over {size} ranks, ms: median (quartiles)")
-    for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "ratio", "empty tf.function"):
+    for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "to MPI", "to one tensor",
+                   "empty tf.function"):
         table.add_column(column, justify="right")
     for r in results:
         cells = ["{median_ms:.3f} ({quartiles_ms[0]:.3f}-{quartiles_ms[1]:.3f})".format(**r[name])
                  for name in ("poseidon", "mpi")]
-        table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['ratio']:.2f}",
+        table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['to_mpi']:.2f}",
+                      f"{r['to_one']:.2f}" if r["to_one"] else "",
                       f"{r['empty']['median_ms']:.3f}")
-    rich.console.Console(width=110).print(table)
+    rich.console.Console(width=120).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:
             json.dump({"ranks": size, "results": results}, file, indent=1)

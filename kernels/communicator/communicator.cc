@@ -93,12 +93,13 @@ class BufferPool {
 // An exchange that this rank has submitted and that is not complete.
 struct Active {
   Active(Exchange exchange, Communicator::Done done, uint64_t site, uint64_t step, KvPairs pairs,
-         Clock::time_point start)
+         SiteStatistics& statistics, Clock::time_point start)
       : exchange(std::move(exchange)),
         done(std::move(done)),
         site(site),
         step(step),
         pairs(std::move(pairs)),
+        statistics(statistics),
         start(start),
         pending(this->pairs.size() + 1),
         has_result(this->pairs.size()),
@@ -109,6 +110,7 @@ struct Active {
   uint64_t site;
   uint64_t step;
   KvPairs pairs;
+  SiteStatistics& statistics;
   Clock::time_point start;
   // What must still happen: results to come, bulk sends from input or output to leave, and Start
   // to return.
@@ -347,17 +349,21 @@ class Communicator::Impl {
   }
 
   bool TakeInbox() {
-    std::deque<Submission> taken;
+    // Tensors that become ready together shall travel together: what is started here stays in its
+    // packet until the executor has nothing more to submit right now.
+    bool active = false;
+    while (TakeSubmissions()) {
+      active = true;
+      std::this_thread::yield();
+    }
     std::string abort;
     bool say_goodbye = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      taken.swap(inbox_);
       if (!abort_sent_) abort = abort_requested_;
       say_goodbye = goodbye_said_ && !goodbye_sent_ && failure_.empty();
       if (say_goodbye) goodbye_sent_ = true;
     }
-    for (Submission& submission : taken) Start(std::move(submission));
     if (!abort.empty()) {
       Fail(abort, /*tell_peers=*/true);
     }
@@ -374,7 +380,17 @@ class Communicator::Impl {
     if (!failure().empty() && !abort_sent_ && transport_->Flushed() && PacketsEmpty()) {
       Set([&] { abort_sent_ = true; });
     }
-    return !taken.empty() || say_goodbye;
+    return active || say_goodbye;
+  }
+
+  bool TakeSubmissions() {
+    std::deque<Submission> taken;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      taken.swap(inbox_);
+    }
+    for (Submission& submission : taken) Start(std::move(submission));
+    return !taken.empty();
   }
 
   // ---- the worker's side ----------------------------------------------------------------------
@@ -390,8 +406,10 @@ class Communicator::Impl {
     }
     const size_t bytes = static_cast<size_t>(exchange.count) * ElementBytes(exchange.dtype);
     KvPairs pairs(site, bytes, static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
-    auto active = std::make_shared<Active>(std::move(exchange), std::move(submission.done), site,
-                                           steps_[site]++, std::move(pairs), submission.start);
+    SiteStatistics& statistics = statistics_.Of(exchange.site);
+    auto active =
+        std::make_shared<Active>(std::move(exchange), std::move(submission.done), site,
+                                 steps_[site]++, std::move(pairs), statistics, submission.start);
     active_[site] = active;
     // Each rank begins with the server after itself, so that not all send to the same one.
     const size_t begin = FirstPairAfterSelf(active->pairs);
@@ -465,7 +483,7 @@ class Communicator::Impl {
     header.is_bulk = header.length > kInlineBytes;
     header.tag = header.is_bulk ? next_tag_[peer]++ : 0;
     if (!Append(peer, header, data)) return;
-    statistics_.CountSent(active->exchange.site, header.length);
+    active->statistics.sent_bytes += header.length;
     if (!header.is_bulk) return;
     ++active->pending;
     if (kind == FrameKind::kContribution) active->in_sending[index] = 1;
@@ -493,7 +511,7 @@ class Communicator::Impl {
     const std::shared_ptr<Active> active = found->second;
     if (!CheckForm(peer, header, *active)) return;
     const size_t index = active->pairs.IndexOf(header.offset);
-    statistics_.CountReceived(active->exchange.site, header.length);
+    active->statistics.received_bytes += header.length;
     if (!header.is_bulk) {
       std::memcpy(active->output(active->pairs[index]), payload, header.length);
       Result(active, index);
@@ -518,7 +536,8 @@ class Communicator::Impl {
   // One of the things that `active` waits for has happened.
   void Complete(const std::shared_ptr<Active>& active) {
     if (--active->pending > 0 || active_.erase(active->site) == 0) return;
-    statistics_.CountDone(active->exchange.site, Seconds(Clock::now() - active->start));
+    active->statistics.count += 1;
+    active->statistics.nanoseconds += std::chrono::nanoseconds(Clock::now() - active->start).count();
     active->done("");
   }
 
@@ -580,10 +599,9 @@ class Communicator::Impl {
     std::vector<const void*> inputs;
     for (int rank = 0; rank < size_; ++rank) {
       auto& contribution = aggregation.contributions[rank];
-      if (contribution.data) inputs.push_back(contribution.data);
-      if (rank != rank_) {
-        statistics_.CountReceived(active->exchange.site, contribution.data ? pair.bytes : 0);
-      }
+      if (!contribution.data) continue;
+      inputs.push_back(contribution.data);
+      if (rank != rank_) active->statistics.received_bytes += pair.bytes;
     }
     SumInOrder(active->exchange.dtype, inputs, pair.bytes, active->output(pair));
     for (auto& contribution : aggregation.contributions) {
@@ -614,7 +632,7 @@ class Communicator::Impl {
     packet.insert(packet.end(), begin, begin + sizeof(header));
     const char* data = static_cast<const char*>(payload);
     if (payload_bytes > 0) packet.insert(packet.end(), data, data + payload_bytes);
-    statistics_.CountHeader(sizeof(header));
+    statistics_.header_bytes += sizeof(header);
     return true;
   }
 

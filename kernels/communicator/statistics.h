@@ -3,6 +3,7 @@
 #ifndef POSEIDON_COMMUNICATOR_STATISTICS_H_
 #define POSEIDON_COMMUNICATOR_STATISTICS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -10,26 +11,26 @@
 
 namespace poseidon {
 
+// Counters of one site. The progress thread adds, any thread may read.
+struct SiteStatistics {
+  std::atomic<uint64_t> count{0};
+  std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};  // payload
+  std::atomic<uint64_t> nanoseconds{0};  // from Submit to done, summed over all exchanges
+};
+
 class Statistics {
  public:
-  void CountSent(const std::string& site, uint64_t payload_bytes);
-  void CountReceived(const std::string& site, uint64_t payload_bytes);
-  void CountDone(const std::string& site, double seconds);
-  void CountHeader(uint64_t bytes);
+  // The counters of a site; the reference stays valid.
+  SiteStatistics& Of(const std::string& site);
 
-  // {"sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}, "header_bytes"}.
-  // Bytes of payload only; headers are those sent by this rank.
+  std::atomic<uint64_t> header_bytes{0};  // sent by this rank
+
+  // {"header_bytes", "sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}}
   std::string Json() const;
 
  private:
-  struct Site {
-    uint64_t count = 0, sent_bytes = 0, received_bytes = 0;
-    double seconds = 0;  // from Submit to done, summed over all exchanges
-  };
-
-  mutable std::mutex mutex_;
-  std::map<std::string, Site> sites_;
-  uint64_t header_bytes_ = 0;
+  mutable std::mutex mutex_;  // guards the map, not the counters in it
+  std::map<std::string, SiteStatistics> sites_;
 };
 
 }  // namespace poseidon
