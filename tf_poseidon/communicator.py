@@ -170,11 +170,19 @@ class Communicator:
         self._lib.poseidon_leave(handle)
 
 
-def join_loopback(size, kv_pair_bytes=2 << 20, timeout_s=60.0, servers=()):
-    """Returns the communicators of a job whose ranks are threads of this process, in rank order."""
+def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
+    """Returns the communicators of a job whose ranks are threads of this process, in rank order.
+
+    Args:
+        size: Number of ranks.
+        servers: Ranks that own KV pairs; empty for all. Or a list with what each rank is told.
+        kv_pair_bytes: Largest KV pair.
+        timeout_s: Longest wait for another rank, in seconds.
+    """
+    told = servers if isinstance(servers, list) else [servers] * size
+    options = (_Options * size)(*(_options(kv_pair_bytes, timeout_s, timeout_s, s) for s in told))
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    options = _options(kv_pair_bytes, timeout_s, timeout_s, servers)
     if not _functions().poseidon_join_loopback(size, options, handles, error):
         raise PoseidonError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]

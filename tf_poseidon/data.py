@@ -89,6 +89,14 @@ def split_dataset(dataset, rank, size, name):
             "global batch by rows (AUTO or DATA): leave the option away and give all ranks the "
             "same dataset of global batches.")
 
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
+            raise PoseidonError(
+                "The dataset's elements are not batches: one of their parts is a scalar, and "
+                "PoseidonStrategy splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to "
+                "the dataset.")
+
+    @tf.autograph.experimental.do_not_convert
     def split(index, batch):
         batch = _check_first(index, batch, rank, name)
         return tf.nest.map_structure(lambda leaf: _split_leaf(leaf, rank, size), batch)
@@ -99,10 +107,6 @@ def split_dataset(dataset, rank, size, name):
 def _split_leaf(leaf, rank, size):
     if isinstance(leaf, tf.experimental.Optional):
         return leaf
-    if leaf.shape.rank == 0:
-        raise PoseidonError(
-            "The dataset's elements are not batches: one of them is a scalar, and PoseidonStrategy "
-            "splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to the dataset.")
     static_total = leaf.shape[0]
     total = static_total if static_total is not None else _num_rows(leaf)
     begin, count = part_of_rank(total, rank, size)

@@ -75,14 +75,13 @@ def _tell_others_and_exit(previous_hook, kind, error, trace):
     cause = _communicator.failure
     if cause is None:
         previous_hook(kind, error, trace)
-        _flush()
         summary = "".join(traceback.format_exception_only(kind, error)).strip()
-        _communicator.abort(f"Rank {_communicator.rank} on {socket.gethostname()} failed: "
-                            f"{summary}")
+        cause = f"Rank {_communicator.rank} on {socket.gethostname()} failed: {summary}"
     else:
         # This exception is only the echo of that failure; its own traceback would hide the cause.
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
-        _flush()
+    _flush()
+    _communicator.abort(cause)
     os._exit(1)
 
 

@@ -83,7 +83,8 @@ bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options, Commun
       auto transport = std::make_shared<std::unique_ptr<poseidon::Transport>>(
           std::move(transports[rank]));
       ranks[rank] = new Communicator([transport] { return std::move(*transport); },
-                                     poseidon::ToOptions(*options), options->startup_timeout_s);
+                                     poseidon::ToOptions(options[rank]),
+                                     options[rank].startup_timeout_s);
     }
     return true;
   } catch (const std::exception& e) {

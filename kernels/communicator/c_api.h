@@ -36,7 +36,8 @@ struct PoseidonOptions {
 poseidon::Communicator* poseidon_join_mpi(const char* transport_library,
                                           const PoseidonOptions* options, char* error);
 
-// Makes a job of `size` ranks in this process and writes its communicators to `ranks`.
+// Makes a job of `size` ranks in this process, with options for each rank, and writes its
+// communicators to `ranks`.
 bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options,
                             poseidon::Communicator** ranks, char* error);
 

@@ -5,52 +5,34 @@
 // spread evenly over the servers; a server counts the contributions to a KV pair and sends the
 // sum to all workers when the last one is in. Here the servers are ranks themselves, and the sum
 // is taken in rank order, so that all ranks and all runs get the same bits.
+//
+// Files, in the order in which data passes through them: communicator (the thread), protocol
+// (what a rank does), kv_pairs (cutting), server (collecting), sum, packets and frame (what is
+// sent), transport (what sends it).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "sum.h"
+#include "exchange.h"
+#include "protocol.h"
 #include "transport.h"
 
 namespace poseidon {
-
-struct Options {
-  int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
-  std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
-  double timeout_s = 600;                    // longest wait for another rank
-};
-
-// One tensor to be exchanged. Every rank submits the same site with the same form.
-struct Exchange {
-  std::string site;       // variable path and occurrence: the same on all ranks
-  DataType dtype = DataType::kFloat32;
-  int64_t count = 0;      // elements
-  const void* input = nullptr;
-  void* output = nullptr;   // may equal `input`
-  bool contributes = true;  // false: this rank adds nothing to the sum
-  int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
-};
 
 // One rank's end of the job. All methods may be called from any thread.
 class Communicator {
  public:
   using TransportFactory = std::function<std::unique_ptr<Transport>()>;
-  // Called on the progress thread with an empty text on success, else with the reason. Must not
-  // block.
-  using Done = std::function<void(const std::string& error)>;
 
   // Starts the progress thread, which opens the transport and is the only one to call it. Throws
-  // std::runtime_error with a sentence for the user when the transport cannot be opened or is not
+  // std::runtime_error with a sentence for the user when the transport cannot be opened, or is not
   // open after `startup_timeout_s` seconds.
   Communicator(TransportFactory open, Options options, double startup_timeout_s);
-  ~Communicator();  // leaves without asking the other ranks, unless Goodbye has succeeded
+  ~Communicator();  // leaves without waiting for the other ranks
 
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -73,13 +55,13 @@ class Communicator {
   // Why the job was ended, by this rank or another; empty while all is well.
   std::string failure() const;
 
-  // Counters as a JSON object: payload and header bytes sent and received by this rank, in total
-  // and for every site, with the seconds from Submit to done.
+  // What this rank has exchanged, see Statistics::Json.
   std::string StatisticsJson() const;
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  // Shared with the progress thread: one that is stuck in opening the transport outlives us.
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace poseidon

@@ -41,7 +41,7 @@ def join(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
         joined = communicator.join_mpi(_TRANSPORT, kv_pair_bytes, timeout_s, startup_timeout_s,
                                        servers)
     except PoseidonError as error:
-        if "libmpi" in str(error):
+        if "cannot open shared object file" in str(error):
             raise PoseidonError(f"MPI was not found: {error}. Install it with `pip install "
                                 "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
                                 "mpicxx and keep its library in LD_LIBRARY_PATH.") from error

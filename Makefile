@@ -1,0 +1,44 @@
+# make demo    sets everything up and trains a small network with 2 processes
+# make test    sets everything up and runs the tests (under 15 minutes on 2 cores)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
+KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
+
+.PHONY: setup demo test test-full bench clean
+
+setup: $(VENV)/.installed
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+# --no-build-isolation: build against the TensorFlow that is used, not against a second copy.
+$(VENV)/.installed: pyproject.toml setup.py tf_poseidon/supported.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/python -m pip install --quiet "tensorflow-cpu==$(SERIES).*" "mpich>=5" \
+	  "keras>=$(word 1,$(KERAS)),<$(word 2,$(KERAS))"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[test,bench]"
+	touch $@
+
+demo: setup
+	mkdir -p build/demo
+	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz
+	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
+
+test: setup
+	$(BIN)/python -m pytest --quiet
+
+test-full: setup
+	$(BIN)/python -m pytest --quiet --full
+
+bench: setup
+	mkdir -p docs/results
+	for ranks in 2 4; do \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py \
+	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
+	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
+
+clean:
+	rm -rf build dist *.egg-info $(VENV)
+	find tf_poseidon -name '*.so' -delete

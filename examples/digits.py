@@ -1,0 +1,59 @@
+"""Trains a small convolutional network on scikit-learn's handwritten digits.
+
+    python examples/digits.py                    # alone
+    mpiexec -n 4 python examples/digits.py       # on four processes, the same training
+"""
+
+from absl import app
+from absl import flags
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import tf_poseidon as poseidon
+
+_EPOCHS = flags.DEFINE_integer("epochs", 12, "Epochs to train.")
+_SAVE = flags.DEFINE_string("save", None, "Write the trained weights to this .npz file.")
+_COMPARE = flags.DEFINE_string("compare", None, "Compare with the weights in this .npz file.")
+
+
+def main(_):
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, random_state=0)
+
+    keras.utils.set_random_seed(1)
+    strategy = poseidon.PoseidonStrategy()
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ])
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"])
+    model.fit(train_x, train_y, batch_size=64, epochs=_EPOCHS.value)
+    accuracy = model.evaluate(test_x, test_y, verbose=0, return_dict=True)["accuracy"]
+
+    if strategy.rank != 0:
+        return
+    print(f"Test accuracy with {strategy.num_replicas_in_sync} process(es): {accuracy:.4f}")
+    weights = model.get_weights()
+    if _SAVE.value:
+        np.savez(_SAVE.value, *weights)
+    if _COMPARE.value:
+        other = np.load(_COMPARE.value)
+        difference = max(np.abs(w - other[name]).max() for w, name in zip(weights, other))
+        largest = max(np.abs(w).max() for w in weights)
+        print(f"Largest weight difference from {_COMPARE.value}: {difference:.1e} "
+              f"(largest weight: {largest:.2f})")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,88 @@
+// One tensor that the ranks exchange, as it is submitted and while it is under way.
+
+#ifndef POSEIDON_COMMUNICATOR_EXCHANGE_H_
+#define POSEIDON_COMMUNICATOR_EXCHANGE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frame.h"
+#include "kv_pairs.h"
+#include "statistics.h"
+#include "sum.h"
+
+namespace poseidon {
+
+using Clock = std::chrono::steady_clock;
+
+inline double Seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// What is to be exchanged. Every rank submits the same site with the same dtype, count and root.
+struct Exchange {
+  std::string site;  // variable path and occurrence
+  DataType dtype = DataType::kFloat32;
+  int64_t count = 0;  // elements
+  const void* input = nullptr;
+  void* output = nullptr;   // may equal `input`
+  bool contributes = true;  // false: this rank adds nothing to the sum
+  int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
+
+  size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
+};
+
+// Called on the progress thread with an empty text on success, else with the reason. Must not
+// block.
+using Done = std::function<void(const std::string& error)>;
+
+// An exchange that this rank has submitted and that is not complete.
+struct ActiveExchange {
+  ActiveExchange(Exchange exchange, Done done, uint64_t site, uint64_t step, KvPairs pairs,
+                 SiteStatistics& statistics, Clock::time_point start)
+      : exchange(std::move(exchange)),
+        done(std::move(done)),
+        site(site),
+        step(step),
+        pairs(std::move(pairs)),
+        statistics(statistics),
+        start(start),
+        pending(this->pairs.size() + 1),
+        has_result(this->pairs.size()),
+        is_sending(this->pairs.size()) {}
+
+  const char* input(size_t pair) const {
+    return static_cast<const char*>(exchange.input) + pairs[pair].offset;
+  }
+  char* output(size_t pair) const {
+    return static_cast<char*>(exchange.output) + pairs[pair].offset;
+  }
+  bool is_in_place() const { return exchange.input == exchange.output; }
+
+  const Exchange exchange;
+  Done done;
+  const uint64_t site;  // hash of its name
+  const uint64_t step;  // how often this rank has submitted the site before
+  const KvPairs pairs;
+  SiteStatistics& statistics;
+  const Clock::time_point start;
+
+  // What must still happen: results to come, bulk sends from input or output to leave, and the
+  // start itself to end.
+  size_t pending;
+  std::vector<char> has_result;  // by KV pair
+  std::vector<char> is_sending;  // by KV pair: the network still reads its part of `input`
+  std::map<size_t, FrameHeader> deferred;  // results by KV pair, until `is_sending` has passed
+};
+
+// Says how a frame of `peer` and this rank's exchange of the same site differ; empty if not.
+std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_EXCHANGE_H_

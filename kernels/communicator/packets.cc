@@ -1,0 +1,51 @@
+#include "packets.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace poseidon {
+namespace {
+
+size_t InlineBytes(const FrameHeader& header) { return header.is_bulk ? 0 : header.length; }
+
+}  // namespace
+
+void Packets::Append(int peer, const FrameHeader& header, const void* payload) {
+  std::vector<char>& packet = open_[peer];
+  if (packet.size() + sizeof(header) + InlineBytes(header) > kMaxPacketBytes) FlushOne(peer);
+  const char* begin = reinterpret_cast<const char*>(&header);
+  packet.insert(packet.end(), begin, begin + sizeof(header));
+  const char* data = static_cast<const char*>(payload);
+  if (InlineBytes(header) > 0) packet.insert(packet.end(), data, data + InlineBytes(header));
+}
+
+void Packets::Flush() {
+  for (size_t peer = 0; peer < open_.size(); ++peer) FlushOne(static_cast<int>(peer));
+}
+
+void Packets::FlushOne(int peer) {
+  if (!open_[peer].empty()) transport_->SendPacket(peer, std::exchange(open_[peer], {}));
+}
+
+void Packets::Clear() {
+  for (std::vector<char>& packet : open_) packet.clear();
+}
+
+bool Packets::IsEmpty() const {
+  return std::all_of(open_.begin(), open_.end(),
+                     [](const std::vector<char>& packet) { return packet.empty(); });
+}
+
+void Packets::Unpack(const char* data, size_t bytes,
+                     const std::function<void(const FrameHeader&, const char*)>& on_frame) {
+  for (size_t position = 0; position < bytes;) {
+    FrameHeader header;
+    std::memcpy(&header, data + position, sizeof(header));
+    position += sizeof(header);
+    on_frame(header, data + position);
+    position += InlineBytes(header);
+  }
+}
+
+}  // namespace poseidon

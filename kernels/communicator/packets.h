@@ -1,0 +1,44 @@
+// Packs frames into packets, one open packet for each peer.
+
+#ifndef POSEIDON_COMMUNICATOR_PACKETS_H_
+#define POSEIDON_COMMUNICATOR_PACKETS_H_
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "frame.h"
+#include "transport.h"
+
+namespace poseidon {
+
+class Packets {
+ public:
+  explicit Packets(Transport* transport) : transport_(transport), open_(transport->size()) {}
+
+  // Adds a frame to the packet for `peer`; the payload goes along unless it is bulk. A full packet
+  // is sent first.
+  void Append(int peer, const FrameHeader& header, const void* payload);
+
+  // Sends all packets that hold anything.
+  void Flush();
+
+  // Drops what has not been sent.
+  void Clear();
+
+  bool IsEmpty() const;
+
+  // Calls `on_frame(header, payload)` for each frame of a packet that has arrived.
+  static void Unpack(const char* data, size_t bytes,
+                     const std::function<void(const FrameHeader&, const char*)>& on_frame);
+
+ private:
+  void FlushOne(int peer);
+
+  Transport* const transport_;
+  std::vector<std::vector<char>> open_;  // by peer
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_PACKETS_H_

@@ -1,0 +1,337 @@
+#include "protocol.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+
+namespace poseidon {
+namespace {
+
+// A worker allows its servers this much more time than they allow the other ranks: the server
+// knows who is missing, so its message should come first.
+constexpr double kWorkerPatience = 1.05;
+
+// FNV-1a, 64 bits.
+uint64_t Hash(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
+Options WithServers(Options options, int size) {
+  if (options.servers.empty()) {
+    options.servers.resize(size);
+    std::iota(options.servers.begin(), options.servers.end(), 0);
+  }
+  return options;
+}
+
+uint64_t PlanDigest(const Options& options, int size) {
+  std::ostringstream text;
+  text << "poseidon frames 1;" << size << ';' << options.kv_pair_bytes;
+  for (int server : options.servers) text << ';' << server;
+  return Hash(text.str());
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::ostringstream out;
+  out << (ranks.size() == 1 ? "rank " : "ranks ");
+  for (size_t i = 0; i < ranks.size(); ++i) out << (i ? ", " : "") << ranks[i];
+  return out.str();
+}
+
+}  // namespace
+
+Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statistics* statistics,
+                   std::function<void(const std::string& reason)> on_failure)
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      options_(WithServers(std::move(options), size_)),
+      plan_(PlanDigest(options_, size_)),
+      statistics_(statistics),
+      on_failure_(std::move(on_failure)),
+      packets_(transport_.get()),
+      server_(transport_.get(), [this](const auto& active, size_t pair,
+                                       const auto& contributions) {
+        Reply(active, pair, contributions);
+      }),
+      next_tag_(size_),
+      has_left_(size_) {}
+
+// ---- the worker's side ----------------------------------------------------------------------
+
+void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) {
+  if (has_failed()) return done(failure_);
+  const uint64_t hash = Hash(exchange.site);
+  if (active_.count(hash)) {
+    return done("'" + exchange.site +
+                "' is already being exchanged: one site cannot be in flight twice.");
+  }
+  Site& site = sites_[hash];
+  site.name = exchange.site;
+  KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes),
+                options_.servers);
+  SiteStatistics& statistics = statistics_->Of(exchange.site);
+  auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash,
+                                                 site.steps++, std::move(pairs), statistics,
+                                                 submitted);
+  active_[hash] = active;
+  const size_t first = FirstPair(active->pairs);
+  for (size_t i = 0; i < active->pairs.size() && !has_failed(); ++i) {
+    StartPair(active, (first + i) % active->pairs.size());
+  }
+  auto early = early_.extract({hash, active->step});
+  if (!early.empty()) {
+    for (EarlyResult& result : early.mapped()) {
+      OnResult(result.peer, result.header, result.payload.data());
+    }
+  }
+  Complete(active);
+}
+
+// Each rank begins with the server after itself, so that not all send to the same one at a time.
+size_t Protocol::FirstPair(const KvPairs& pairs) const {
+  const size_t distinct = std::min(pairs.size(), options_.servers.size());
+  for (int step = 1; step <= size_; ++step) {
+    for (size_t i = 0; i < distinct; ++i) {
+      if (pairs[i].server == (rank_ + step) % size_) return i;
+    }
+  }
+  return 0;
+}
+
+void Protocol::StartPair(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
+  const int server = active->pairs[pair].server;
+  const int root = active->exchange.root;
+  if (server == rank_) {
+    FailIf(server_.AddOwn(active, pair));
+    FailIfLeftBehind();
+  } else if (root < 0) {
+    Send(active, pair, FrameKind::kContribution, server,
+         active->exchange.contributes ? active->input(pair) : nullptr);
+  } else if (root == rank_) {
+    Send(active, pair, FrameKind::kContribution, server, active->input(pair));
+    if (!active->is_in_place()) {
+      std::memcpy(active->output(pair), active->input(pair), active->pairs[pair].bytes);
+    }
+    AddResult(active, pair);
+  }
+}
+
+void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload) {
+  auto found = active_.find(header.site);
+  if (found == active_.end() || found->second->step != header.step) {
+    const size_t bytes = header.is_bulk ? 0 : header.length;
+    early_[{header.site, header.step}].push_back({peer, header, {payload, payload + bytes}});
+    return;
+  }
+  const std::shared_ptr<ActiveExchange> active = found->second;
+  FailIf(Disagreement(peer, header, rank_, active->exchange));
+  if (has_failed()) return;
+  const size_t pair = active->pairs.IndexOf(header.offset);
+  active->statistics.received_bytes += header.length;
+  if (!header.is_bulk) {
+    std::memcpy(active->output(pair), payload, header.length);
+    AddResult(active, pair);
+  } else if (active->is_in_place() && active->is_sending[pair]) {
+    active->deferred[pair] = header;  // the network still reads what the result would overwrite
+  } else {
+    ReceiveResult(active, pair, header);
+  }
+}
+
+void Protocol::ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                             const FrameHeader& header) {
+  transport_->ReceiveBulk(active->pairs[pair].server, header.tag, active->output(pair),
+                          header.length, [this, active, pair] { AddResult(active, pair); });
+}
+
+void Protocol::AddResult(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
+  active->has_result[pair] = 1;
+  Complete(active);
+}
+
+// One of the things that `active` waits for has happened.
+void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
+  if (--active->pending > 0 || has_failed()) return;
+  active_.erase(active->site);
+  active->statistics.count += 1;
+  active->statistics.nanoseconds +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - active->start).count();
+  active->done("");
+}
+
+// ---- the server's side ----------------------------------------------------------------------
+
+void Protocol::Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                     const std::vector<const void*>& contributions) {
+  SumInOrder(active->exchange.dtype, contributions, active->pairs[pair].bytes,
+             active->output(pair));
+  for (int step = 1; step < size_; ++step) {
+    const int peer = (rank_ + step) % size_;
+    if (peer == active->exchange.root) continue;  // it has what it has sent
+    Send(active, pair, FrameKind::kResult, peer, active->output(pair));
+  }
+  AddResult(active, pair);
+}
+
+// ---- both sides -----------------------------------------------------------------------------
+
+// Sends `data`, null for a rank that does not contribute, as one KV pair.
+void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind,
+                    int peer, const void* data) {
+  if (has_left_[peer]) return FailLeftBehind(peer, rank_, active->exchange.site);
+  FrameHeader header = {};
+  header.kind = kind;
+  header.dtype = static_cast<uint8_t>(active->exchange.dtype);
+  header.root = active->exchange.root;
+  header.site = active->site;
+  header.step = active->step;
+  header.plan = plan_;
+  header.count = static_cast<uint64_t>(active->exchange.count);
+  header.offset = active->pairs[pair].offset;
+  header.length = data ? active->pairs[pair].bytes : 0;
+  header.is_bulk = header.length > kInlineBytes;
+  header.tag = header.is_bulk ? next_tag_[peer]++ : 0;
+  packets_.Append(peer, header, data);
+  statistics_->header_bytes += sizeof(header);
+  active->statistics.sent_bytes += header.length;
+  if (!header.is_bulk) return;
+  ++active->pending;
+  if (kind == FrameKind::kContribution) active->is_sending[pair] = 1;
+  transport_->SendBulk(peer, header.tag, data, header.length, [this, active, pair] {
+    active->is_sending[pair] = 0;
+    auto deferred = active->deferred.extract(pair);
+    if (!deferred.empty()) ReceiveResult(active, pair, deferred.mapped());
+    Complete(active);
+  });
+}
+
+bool Protocol::Poll() {
+  return transport_->Poll([this](int peer, const char* data, size_t bytes) {
+    Packets::Unpack(data, bytes, [this, peer](const FrameHeader& header, const char* payload) {
+      OnFrame(peer, header, payload);
+    });
+  });
+}
+
+void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload) {
+  if (header.kind == FrameKind::kAbort) {
+    return Fail(std::string(payload, header.length), /*tell_peers=*/false);
+  }
+  if (has_failed()) return;  // the step is lost
+  if (header.kind == FrameKind::kGoodbye) {
+    has_left_[peer] = 1;
+    return FailIfLeftBehind();
+  }
+  if (header.plan != plan_) {
+    std::ostringstream text;
+    text << "Rank " << peer << " and rank " << rank_
+         << " cut tensors differently: give PoseidonStrategy the same servers and kv_pair_bytes, "
+            "and install the same tf_poseidon, on all ranks.";
+    return Fail(text.str(), /*tell_peers=*/true);
+  }
+  if (header.kind == FrameKind::kResult) return OnResult(peer, header, payload);
+  FailIf(server_.Add(peer, header, payload));
+  FailIfLeftBehind();
+}
+
+void Protocol::SayGoodbye() {
+  if (has_failed()) return;
+  has_left_[rank_] = 1;
+  FailIfLeftBehind();
+  if (has_failed()) return;
+  FrameHeader header = {};
+  header.kind = FrameKind::kGoodbye;
+  ToOthers(header, nullptr);
+}
+
+void Protocol::ToOthers(const FrameHeader& header, const void* payload) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) packets_.Append(peer, header, payload);
+  }
+}
+
+bool Protocol::all_have_left() const {
+  return std::all_of(has_left_.begin(), has_left_.end(), [](char left) { return left; });
+}
+
+void Protocol::Close() { transport_->Close(/*agreed=*/all_have_left() && !has_failed()); }
+
+// ---- failures -------------------------------------------------------------------------------
+
+void Protocol::Fail(const std::string& reason, bool tell_peers) {
+  if (has_failed()) return;
+  failure_ = reason;
+  on_failure_(reason);
+  packets_.Clear();
+  if (tell_peers) {
+    FrameHeader header = {};
+    header.kind = FrameKind::kAbort;
+    header.length = std::min(reason.size(), kMaxReasonBytes);
+    ToOthers(header, reason.data());
+  }
+  // They stay in `lost_`: the network may still write to their memory, and call back for them.
+  for (auto& [site, active] : active_) lost_.push_back(std::move(active));
+  active_.clear();
+  for (auto& active : lost_) active->done(reason);
+}
+
+void Protocol::FailIf(const std::string& disagreement) {
+  if (!disagreement.empty()) Fail(disagreement, /*tell_peers=*/true);
+}
+
+void Protocol::FailIfLeftBehind() {
+  if (std::none_of(has_left_.begin(), has_left_.end(), [](char left) { return left; })) return;
+  if (auto found = server_.FindLeftBehind(has_left_)) {
+    FailLeftBehind(found->missing, found->waiting, sites_[found->site].name);
+  }
+}
+
+void Protocol::FailLeftBehind(int missing, int waiting, const std::string& site) {
+  std::ostringstream text;
+  text << "Rank " << missing << " has ended its program, but rank " << waiting
+       << " still waits for its part of '" << site
+       << "': all ranks must make the same number of steps.";
+  Fail(text.str(), /*tell_peers=*/true);
+}
+
+void Protocol::CheckDeadlines() {
+  const auto now = Clock::now();
+  for (const auto& [site, active] : active_) {
+    const double waited = Seconds(now - active->start);
+    if (waited < options_.timeout_s) continue;
+    const std::vector<int> missing = server_.Missing(*active);
+    if (!missing.empty()) return FailOverdue(*active, missing);
+    if (waited < kWorkerPatience * options_.timeout_s) continue;
+    return FailOverdue(*active, MissingServers(*active));
+  }
+}
+
+void Protocol::FailOverdue(const ActiveExchange& active, const std::vector<int>& ranks) {
+  std::ostringstream text;
+  text << "Rank " << rank_ << " waited " << options_.timeout_s << " s for " << RankList(ranks)
+       << " to exchange '" << active.exchange.site << "' ("
+       << (active.exchange.root < 0 ? "ps" : "broadcast") << "). Look at the output of "
+       << RankList(ranks) << "; if it is only slow, give PoseidonStrategy a larger timeout_s.";
+  Fail(text.str(), /*tell_peers=*/true);
+}
+
+// Servers whose results this rank waits for; without any, all that may not have taken its own.
+std::vector<int> Protocol::MissingServers(const ActiveExchange& active) const {
+  std::vector<int> servers;
+  for (size_t i = 0; i < active.pairs.size(); ++i) {
+    if (!active.has_result[i]) servers.push_back(active.pairs[i].server);
+  }
+  if (servers.empty()) {
+    for (int rank = 0; rank < size_; ++rank) servers.push_back(rank);
+  }
+  servers.erase(std::remove(servers.begin(), servers.end(), rank_), servers.end());
+  std::sort(servers.begin(), servers.end());
+  servers.erase(std::unique(servers.begin(), servers.end()), servers.end());
+  return servers;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,121 @@
+// The protocol of one rank, without threads: starts exchanges, answers frames, notices failures.
+
+#ifndef POSEIDON_COMMUNICATOR_PROTOCOL_H_
+#define POSEIDON_COMMUNICATOR_PROTOCOL_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "exchange.h"
+#include "packets.h"
+#include "server.h"
+#include "statistics.h"
+#include "transport.h"
+
+namespace poseidon {
+
+struct Options {
+  int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
+  std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
+  double timeout_s = 600;                    // longest wait for another rank
+};
+
+// One thread makes all calls. Nothing blocks, and nothing is sent before Flush or Poll.
+class Protocol {
+ public:
+  // `on_failure` is told the reason of the first failure, before any exchange is.
+  Protocol(std::unique_ptr<Transport> transport, Options options, Statistics* statistics,
+           std::function<void(const std::string& reason)> on_failure);
+
+  // Starts an exchange that was submitted at `submitted`.
+  void Start(Exchange exchange, Done done, Clock::time_point submitted);
+
+  // Handles what has arrived; returns whether anything had.
+  bool Poll();
+
+  // Sends the frames that are ready, those for one peer together.
+  void Flush() { packets_.Flush(); }
+
+  // Fails when an exchange has waited too long.
+  void CheckDeadlines();
+
+  // Tells the other ranks that this one has reached its end.
+  void SayGoodbye();
+
+  // Ends every exchange, and this rank's part in the job, with an error. With `tell_peers` the
+  // other ranks end too.
+  void Fail(const std::string& reason, bool tell_peers);
+
+  // Leaves the job; waits for the others only if all have said goodbye.
+  void Close();
+
+  bool has_failed() const { return !failure_.empty(); }
+  bool is_waiting() const { return !active_.empty(); }
+  bool all_have_left() const;
+  bool is_flushed() const { return packets_.IsEmpty() && transport_->Flushed(); }
+
+ private:
+  // The worker's side.
+  size_t FirstPair(const KvPairs& pairs) const;
+  void StartPair(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+  void OnResult(int peer, const FrameHeader& header, const char* payload);
+  void ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                     const FrameHeader& header);
+  void AddResult(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+  void Complete(const std::shared_ptr<ActiveExchange>& active);
+
+  // The server's side.
+  void Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+             const std::vector<const void*>& contributions);
+
+  // Both sides.
+  void Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind, int peer,
+            const void* data);
+  void OnFrame(int peer, const FrameHeader& header, const char* payload);
+  void ToOthers(const FrameHeader& header, const void* payload);
+
+  // Failures.
+  void FailIf(const std::string& disagreement);
+  void FailIfLeftBehind();
+  void FailLeftBehind(int missing, int waiting, const std::string& site);
+  void FailOverdue(const ActiveExchange& active, const std::vector<int>& ranks);
+  std::vector<int> MissingServers(const ActiveExchange& active) const;
+
+  struct EarlyResult {
+    int peer;
+    FrameHeader header;
+    std::vector<char> payload;
+  };
+  struct Site {
+    std::string name;
+    uint64_t steps = 0;  // how often it was submitted
+  };
+
+  const std::unique_ptr<Transport> transport_;
+  const int rank_, size_;
+  const Options options_;  // with all servers filled in
+  const uint64_t plan_;    // digest of everything that decides how bytes are cut and routed
+  Statistics* const statistics_;
+  const std::function<void(const std::string&)> on_failure_;
+
+  std::unordered_map<uint64_t, Site> sites_;  // by hash
+  std::unordered_map<uint64_t, std::shared_ptr<ActiveExchange>> active_;  // by hash of the site
+  std::vector<std::shared_ptr<ActiveExchange>> lost_;  // those that a failure has ended
+  // A broadcast can be over for its root and server before this rank has asked for it.
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<EarlyResult>> early_;  // by site and step
+  Packets packets_;
+  Server server_;
+  std::vector<uint32_t> next_tag_;  // by peer
+  std::vector<char> has_left_;      // by rank: has said goodbye
+  std::string failure_;
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_PROTOCOL_H_

@@ -1,0 +1,78 @@
+// The server's side of an exchange: collects and counts the contributions to the KV pairs that
+// this rank owns.
+
+#ifndef POSEIDON_COMMUNICATOR_SERVER_H_
+#define POSEIDON_COMMUNICATOR_SERVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "buffer_pool.h"
+#include "exchange.h"
+#include "transport.h"
+
+namespace poseidon {
+
+class Server {
+ public:
+  // Called when the last contribution to KV pair `pair` is in, with those of the ranks that
+  // contribute, in rank order. They are valid during the call only.
+  using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                                      const std::vector<const void*>& contributions)>;
+
+  Server(Transport* transport, Complete on_complete)
+      : transport_(transport), on_complete_(std::move(on_complete)) {}
+
+  // Adds this rank's own part of a KV pair. Returns how another rank's part disagrees with it, or
+  // an empty text.
+  std::string AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+
+  // Adds the part that `peer` announces; a bulk payload is received first. May come before
+  // this rank's own part. Returns as AddOwn.
+  std::string Add(int peer, const FrameHeader& header, const char* payload);
+
+  // Ranks that keep a KV pair of this exchange waiting; empty if none does.
+  std::vector<int> Missing(const ActiveExchange& active) const;
+
+  // A rank that has left without giving its part, and one that waits for it.
+  struct LeftBehind {
+    int missing;
+    int waiting;
+    uint64_t site;
+  };
+  std::optional<LeftBehind> FindLeftBehind(const std::vector<char>& has_left) const;
+
+ private:
+  using Key = std::tuple<uint64_t, uint64_t, uint64_t>;  // site, step, offset
+
+  enum class State : char { kMissing, kArriving, kReady };
+  struct Contribution {
+    State state = State::kMissing;
+    const void* data = nullptr;  // null: the rank adds nothing
+    BufferPool::Buffer buffer;
+    FrameHeader header = {};
+  };
+  struct KvPairState {
+    std::shared_ptr<ActiveExchange> own;      // null until this rank submits the site
+    std::vector<Contribution> contributions;  // by rank
+  };
+
+  KvPairState& StateOf(const Key& key);
+  std::vector<int> Missing(const KvPairState& state) const;
+  void FinishIfComplete(const Key& key);
+
+  Transport* const transport_;
+  const Complete on_complete_;
+  std::map<Key, KvPairState> pairs_;
+  BufferPool pool_;
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_SERVER_H_

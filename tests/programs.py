@@ -1,0 +1,257 @@
+"""Programs that the tests start on several ranks: programs.py NAME [ARGUMENT...].
+
+Programs that must fail do so on their own; test_failures.py looks at how the job ends.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import ops
+from tf_poseidon.errors import PoseidonError
+
+
+def train(strategy, callbacks=(), epochs=1000, features=4):
+    """Trains a small model, for ever unless something happens."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(3, name="first")])
+        model.compile("sgd", "mse")
+    x, y = np.ones((64, features), "float32"), np.ones((64, 3), "float32")
+    model.fit(x, y, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+class AtBatch(keras.callbacks.Callback):
+    """Calls a function at the end of one batch, on one rank."""
+
+    def __init__(self, strategy, rank, function, batch=5):
+        super().__init__()
+        self._left = batch if strategy.rank == rank else None
+        self._function = function
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._function()
+
+
+def reach_the_end():
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, epochs=1)
+    print(f"rank {strategy.rank} of {strategy.num_replicas_in_sync} is done", flush=True)
+
+
+def raise_on_rank_1(stamp):
+    def boom():
+        with open(stamp, "w") as file:
+            file.write(str(time.time()))
+        raise ValueError("boom on purpose")
+
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, boom)])
+
+
+def exit_on_rank_1(status):
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])
+
+
+def kill_on_rank_1():
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))])
+
+
+def stall_on_rank_1():
+    strategy = poseidon.PoseidonStrategy(timeout_s=2)
+    train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
+
+
+def never_come():
+    if int(os.environ["PMI_RANK"]) == 1:
+        time.sleep(100)
+    poseidon.PoseidonStrategy(startup_timeout_s=3)
+
+
+def build_other_variables():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    train(strategy, features=4 + strategy.rank, epochs=1)
+
+
+def read_other_data():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(strategy.rank).normal(size=(64, 4))
+    model.fit(x, np.zeros((64, 1)), verbose=0)
+
+
+def meet_other_mpi():
+    poseidon.PoseidonStrategy(startup_timeout_s=20)
+
+
+def miss_mpi(transport):
+    """`transport` is a transport whose MPI library does not exist."""
+    from tf_poseidon.engines import mpi
+    mpi._TRANSPORT = type(mpi._TRANSPORT)(transport)
+    poseidon.PoseidonStrategy()
+
+
+def refuse():
+    """Prints what PoseidonStrategy says to models that it cannot train."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+    def dense():
+        return keras.layers.Dense(1)
+
+    def outside():
+        model = keras.Sequential([keras.Input((4,)), dense()], name="outside")
+        model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def layer_outside():
+        layer = keras.layers.Dense(1, name="early")
+        layer.build((None, 4))
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), layer])
+            model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def optimizer_outside():
+        optimizer = keras.optimizers.SGD(name="early_sgd")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile(optimizer, "mse")
+        model.fit(x, y)
+
+    def jit():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()], name="jitted")
+            model.compile("sgd", "mse", jit_compile=True)
+        model.fit(x, y)
+
+    def apply_outside_run():
+        with strategy.scope():
+            variable = keras.Variable([1.0])
+            keras.optimizers.SGD(name="free").apply([tf.constant([1.0])], [variable])
+
+    def scalars():
+        strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
+
+    def files():
+        dataset = tf.data.Dataset.range(8).batch(4)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.FILE)
+        strategy.experimental_distribute_dataset(dataset.with_options(options))
+
+    def gather():
+        strategy.gather(tf.ones(2), axis=0)
+
+    def from_function():
+        strategy.distribute_datasets_from_function(lambda context: None)
+
+    def other_options():
+        poseidon.PoseidonStrategy(timeout_s=31)
+
+    for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
+                 gather, from_function, other_options):
+        try:
+            case()
+        except PoseidonError as error:
+            if strategy.rank == 0:
+                print(f"{case.__name__}: {error}", flush=True)
+
+
+def wait_and_idle():
+    """Prints the part of a core that rank 0 uses while it waits for rank 1, and while idle."""
+    strategy = poseidon.PoseidonStrategy()
+    communicator = strategy.extended.communicator
+    for what in ("wait", "idle"):
+        communicator.sum("begin", np.zeros(1))
+        begin_wall, begin_cpu = time.perf_counter(), time.process_time()
+        if what == "idle" or strategy.rank == 1:
+            time.sleep(4)
+        if what == "wait":
+            communicator.sum("wait", np.zeros(1))
+        used = (time.process_time() - begin_cpu) / (time.perf_counter() - begin_wall)
+        if strategy.rank == 0:
+            print(f"{what}: {used:.4f} of a core", flush=True)
+
+
+def use_ops(largest):
+    """Checks the ops on values of many kinds; the largest has that many elements."""
+    strategy = poseidon.PoseidonStrategy()
+    rank, size = strategy.rank, strategy.num_replicas_in_sync
+
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
+        for shape in ((), (3, 0, 2), (7, 11), (300, 300)):
+            value = tf.cast(tf.fill(shape, rank + 1), dtype)
+            expected = np.full(shape, size * (size + 1) // 2)
+            for op in (ops.sync, ops.all_reduce):
+                site = f"{op.__name__}/{dtype.name}/{shape}"
+                eager = op(value, site)
+                graph = tf.function(op)(value, site)
+                for got in (eager, graph):
+                    assert got.dtype == dtype
+                    np.testing.assert_array_equal(tf.cast(got, tf.float64), expected)
+
+    for dtype in (tf.bool, tf.uint8, tf.uint32, tf.int8, tf.float16, tf.int64):
+        value = tf.cast(tf.range(5) * (rank + 1) % 2, dtype)
+        got = ops.broadcast(value, f"broadcast/{dtype.name}", root=size - 1)
+        np.testing.assert_array_equal(got, tf.cast(tf.range(5) * size % 2, dtype))
+
+    @tf.function
+    def left_out(value):
+        return ops.sync(value, "left_out", contributes=rank != 0)
+
+    np.testing.assert_array_equal(left_out(tf.fill([3], np.nan if rank == 0 else 1.0)), size - 1)
+
+    x = tf.Variable(float(rank + 1))
+    with tf.GradientTape() as tape:
+        loss = (rank + 1.0) * ops.all_reduce(x * x, "differentiated")
+    # d(sum over ranks of loss) / dx on this rank: 2 x times the sum of all ranks' factors.
+    np.testing.assert_allclose(tape.gradient(loss, x),
+                               2 * (rank + 1) * sum(r + 1 for r in range(size)))
+
+    @tf.function
+    def sum_of_largest():
+        total = ops.sync(tf.fill([int(largest)], tf.cast(rank + 1, tf.float32)), "largest")
+        return tf.reduce_min(total), tf.reduce_max(total)
+
+    for extreme in sum_of_largest():
+        assert extreme == size * (size + 1) // 2
+    print(f"rank {rank}: all right", flush=True)
+
+
+def overlap():
+    """Prints how long a sum of the first of two values takes when the second one comes late.
+
+    In a function, the first sync must not wait for the second, nor the second for the first.
+    """
+    strategy = poseidon.PoseidonStrategy()
+
+    @tf.function
+    def late_first():
+        late = tf.py_function(lambda: time.sleep(1.0) or 1.0, [], tf.float32)
+        late.set_shape([])
+        first = ops.sync(late, "late")  # first in program order
+        second = ops.sync(tf.constant(1.0), "early")
+        return first, second
+
+    late_first()
+    sites = strategy.stats()["sites"]
+    if strategy.rank == 0:
+        print(f"late {sites['late']['seconds']:.3f} early {sites['early']['seconds']:.3f}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

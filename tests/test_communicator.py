@@ -1,0 +1,256 @@
+"""The communicator over the loopback transport: all ranks in this process."""
+
+import contextlib
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tf_poseidon.communicator import join_loopback
+from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import PoseidonError
+
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
+
+
+@contextlib.contextmanager
+def loopback(size, goodbye=True, **options):
+    """The ranks of a job, which they leave together."""
+    ranks = join_loopback(size, **options)
+    try:
+        yield ranks
+        if goodbye:
+            in_parallel(ranks, lambda rank: rank.goodbye())
+    finally:
+        for rank in ranks:
+            rank.leave()
+
+
+def in_parallel(ranks, function):
+    """Runs `function(rank)` in a thread for each rank; returns what they return or raise."""
+    results = [None] * len(ranks)
+
+    def run(i):
+        try:
+            results[i] = function(ranks[i])
+        except PoseidonError as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def all_submit(ranks, site, values, **options):
+    """Returns every rank's result of one exchange."""
+    waits = [rank.submit(site, value, **options) for rank, value in zip(ranks, values)]
+    return [wait() for wait in waits]
+
+
+@pytest.mark.parametrize("servers", ["all", "first", "last"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_sum_is_exact(size, servers):
+    """Integers: any order of adding gives this result, any mistake in cutting another one."""
+    chosen = {"all": (), "first": (0,), "last": (size - 1,)}[servers]
+    with loopback(size, kv_pair_bytes=64 << 10, servers=chosen) as ranks:
+        for count in (0, 1, 7, 1000, 8192, 8193, 300001):
+            for dtype in DTYPES:
+                values = [((np.arange(count) + 3 * r) % 7 + r).astype(dtype) for r in range(size)]
+                expected = sum(v.astype(np.float64) for v in values)
+                for result in all_submit(ranks, f"{np.dtype(dtype).name}/{count}", values):
+                    np.testing.assert_array_equal(result.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sum_adds_in_rank_order(dtype):
+    """Random numbers: only the order 0, 1, 2, … gives these bits."""
+    with loopback(5) as ranks:
+        values = [np.random.default_rng(r).normal(size=100_003).astype(dtype) for r in range(5)]
+        expected = values[0] + values[1] + values[2] + values[3] + values[4]
+        for result in all_submit(ranks, "x", values):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_added_in_float_and_rounded_once(dtype):
+    with loopback(3) as ranks:
+        values = [np.random.default_rng(r).normal(size=10_001).astype(dtype) for r in range(3)]
+        expected = (values[0].astype(np.float32) + values[1].astype(np.float32) +
+                    values[2].astype(np.float32)).astype(dtype)
+        for result in all_submit(ranks, "x", values):
+            np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_every_half_precision_number_survives(dtype):
+    """Adding zero goes through float and back: all 65536 bit patterns, numbers unchanged."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    with loopback(2) as ranks:
+        for result in all_submit(ranks, "x", [every, np.zeros_like(every)]):
+            np.testing.assert_array_equal(result.astype(np.float32), every.astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [
+    # around overflow, the smallest normal and subnormal numbers, and ties
+    0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x38800000, 0x387FC000, 0x387FFFFF,
+    0x33800000, 0x33000000, 0x33000001, 0x3F801000, 0x3F803000, 0x7F800000, 0x7FC00000])
+def test_rounding_to_half_agrees_with_numpy(bits):
+    """a + b in float is the given number; both sides round it to half."""
+    value = np.array([bits], np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        high = value.astype(np.float16)
+        low = (value - high.astype(np.float32)).astype(np.float16)
+        expected = (high.astype(np.float32) + low.astype(np.float32)).astype(np.float16)
+    with loopback(2) as ranks:
+        for result in all_submit(ranks, "x", [high, low]):
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_rank_that_does_not_contribute_is_left_out():
+    """Not multiplied by zero: what it holds may be infinite or no number."""
+    with loopback(3) as ranks:
+        values = [np.ones(50_000), np.full(50_000, np.nan), np.full(50_000, 2.0)]
+        waits = [rank.submit("x", value, contributes=r != 1)
+                 for r, (rank, value) in enumerate(zip(ranks, values))]
+        for wait in waits:
+            np.testing.assert_array_equal(wait(), 3.0)
+
+
+def test_no_contribution_at_all_is_zero():
+    with loopback(2) as ranks:
+        for result in all_submit(ranks, "x", [np.ones(9)] * 2, contributes=False):
+            np.testing.assert_array_equal(result, 0.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300_001])
+@pytest.mark.parametrize("root", [0, 2])
+def test_broadcast(root, count):
+    with loopback(3, kv_pair_bytes=64 << 10) as ranks:
+        values = [np.arange(count) * (r + 1) for r in range(3)]
+        for result in all_submit(ranks, "x", values, root=root):
+            np.testing.assert_array_equal(result, values[root])
+
+
+def test_broadcast_of_text():
+    with loopback(2) as ranks:
+        texts = in_parallel(ranks, lambda rank: rank.broadcast_text("t", f"Grüße {rank.rank}"))
+        assert texts == ["Grüße 0", "Grüße 0"]
+
+
+def test_ranks_may_submit_in_any_order():
+    with loopback(3) as ranks:
+        sites = [f"site {i}" for i in range(20)]
+        waits = {}
+        for rank in ranks:
+            order = (sites, sites[::-1], sites[7:] + sites[:7])[rank.rank]
+            for site in order:
+                waits[rank.rank, site] = rank.submit(site, np.full(3, sites.index(site)))
+        for (_, site), wait in waits.items():
+            np.testing.assert_array_equal(wait(), 3 * sites.index(site))
+
+
+def test_many_steps_of_ranks_that_run_ahead():
+    """A rank may be a step ahead of another: contributions are told apart by their step."""
+    def train(rank):
+        return [int(rank.sum("x", np.int64(rank.rank + step))) for step in range(200)]
+
+    with loopback(4) as ranks:
+        for result in in_parallel(ranks, train):
+            assert result == [6 + 4 * step for step in range(200)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_kv_pairs_spread_evenly(size):
+    """Every rank sends and receives what the cost model says: 2 N (P - 1) / P each way."""
+    with loopback(size) as ranks:
+        num_bytes = 24 << 20
+        all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
+        for rank in ranks:
+            counted = rank.statistics()["sites"]["x"]
+            expected = 2 * num_bytes * (size - 1) // size
+            assert counted["sent_bytes"] == pytest.approx(expected, rel=1e-3)
+            assert counted["received_bytes"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_headers_are_small():
+    with loopback(4) as ranks:
+        all_submit(ranks, "x", [np.ones(1 << 18, np.float32)] * 4)
+        statistics = ranks[0].statistics()
+        assert statistics["header_bytes"] < 0.02 * statistics["sites"]["x"]["sent_bytes"]
+
+
+def test_site_cannot_be_in_flight_twice():
+    with loopback(2) as ranks:
+        waits = [rank.submit("x", np.ones(3)) for rank in ranks[:1]]
+        with pytest.raises(JobEndedError, match="'x' is already being exchanged"):
+            ranks[0].submit("x", np.ones(3))()
+        waits.append(ranks[1].submit("x", np.ones(3)))
+        for wait in waits:
+            np.testing.assert_array_equal(wait(), 2.0)
+
+
+@pytest.mark.parametrize("values, message", [
+    ([np.ones(3, np.float32), np.ones(4, np.float32)],
+     r"disagree about 'x': rank \d sums \d elements of float32, rank \d sums \d elements"),
+    ([np.ones(3, np.float32), np.ones(3, np.int32)], r"elements of int32"),
+])
+def test_disagreement_ends_all_ranks(values, message):
+    with loopback(2, goodbye=False) as ranks:
+        errors = in_parallel(ranks, lambda rank: rank.sum("x", values[rank.rank]))
+        for error in errors:
+            assert isinstance(error, JobEndedError)
+            with pytest.raises(JobEndedError, match=message):
+                raise error
+
+
+def test_servers_that_differ_end_all_ranks():
+    with loopback(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
+        for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
+            assert "give PoseidonStrategy the same servers and kv_pair_bytes" in str(error)
+
+
+def test_deadline_names_site_and_ranks():
+    with loopback(3, goodbye=False, timeout_s=0.5) as ranks:
+        wait_0, wait_2 = (ranks[r].submit("dense/kernel", np.ones(3)) for r in (0, 2))
+        for wait in (wait_0, wait_2):
+            with pytest.raises(JobEndedError, match=r"waited 0\.5 s for rank 1 to exchange "
+                                                    r"'dense/kernel' \(ps\)"):
+                wait()
+
+
+def test_abort_reaches_every_rank():
+    with loopback(3, goodbye=False) as ranks:
+        waits = [ranks[r].submit("x", np.ones(100_000)) for r in (0, 2)]
+        ranks[1].abort("Rank 1 failed: ValueError: boom")
+        for wait in waits:
+            with pytest.raises(JobEndedError, match="Rank 1 failed: ValueError: boom"):
+                wait()
+        assert ranks[0].failure == "Rank 1 failed: ValueError: boom"
+        with pytest.raises(JobEndedError, match="boom"):
+            ranks[2].sum("later", np.ones(1))
+
+
+def test_rank_that_leaves_early_ends_the_others():
+    with loopback(2, goodbye=False) as ranks:
+        errors = in_parallel(ranks, lambda rank: (rank.goodbye() if rank.rank == 0 else
+                                                  rank.sum("x", np.ones(5))))
+        for error in errors:
+            assert "Rank 0 has ended its program, but rank 1 still" in str(error)
+
+
+def test_nothing_can_be_submitted_after_goodbye():
+    with loopback(1) as ranks:
+        ranks[0].goodbye()
+        with pytest.raises(JobEndedError, match="after this rank had said goodbye"):
+            ranks[0].sum("x", np.ones(1))
+
+
+def test_dtype_without_sum_is_refused():
+    with loopback(1) as ranks:
+        with pytest.raises(PoseidonError, match="'x' has dtype uint8, which cannot be summed"):
+            ranks[0].sum("x", np.ones(3, np.uint8))

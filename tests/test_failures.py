@@ -1,0 +1,111 @@
+"""How jobs end: well, or soon and with the cause shown last."""
+
+import re
+import time
+
+import launch
+import pytest
+
+
+def test_job_ends_well_when_all_ranks_reach_the_end():
+    outcome = launch.run_ok(["programs.py", "reach_the_end"], ranks=3, timeout_s=90)
+    for rank in range(3):
+        assert f"rank {rank} of 3 is done" in outcome.output
+
+
+def test_program_runs_alone():
+    outcome = launch.run_ok(["programs.py", "reach_the_end"], ranks=0, timeout_s=90)
+    assert "rank 0 of 1 is done" in outcome.output
+
+
+def test_exception_on_one_rank_ends_all_and_is_shown_last(tmp_path):
+    stamp = tmp_path / "raised"
+    outcome = launch.run(["programs.py", "raise_on_rank_1", stamp], ranks=3, timeout_s=90)
+    assert time.time() - float(stamp.read_text()) < 10
+    assert outcome.status != 0
+    assert "ValueError: boom on purpose" in outcome.own_lines[-1], outcome.output
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_exit_of_one_rank_ends_all(status):
+    outcome = launch.run(["programs.py", "exit_on_rank_1", status], ranks=2, timeout_s=90)
+    assert outcome.status != 0
+    assert "Rank 1 has ended its program, but rank 0 still" in outcome.own_lines[-1]
+
+
+def test_killed_rank_ends_all():
+    outcome = launch.run(["programs.py", "kill_on_rank_1"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+
+
+def test_rank_that_stalls_is_named_with_the_variable():
+    outcome = launch.run(["programs.py", "stall_on_rank_1"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert re.search(r"waited 2 s for rank 1 to exchange 'sequential/first/(kernel|bias)' \(ps\)",
+                     outcome.own_lines[-1]), outcome.output
+
+
+def test_rank_that_never_comes():
+    outcome = launch.run(["programs.py", "never_come"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert "did not meet within 3 s: start all of them" in outcome.own_lines[-1]
+
+
+def test_other_variables_on_one_rank():
+    outcome = launch.run(["programs.py", "build_other_variables"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert re.search(r"Rank 1 has created other variables than rank 0: number 0 is "
+                     r"'\S*kernel' float32\[5, 3\] on rank 1, and '\S*kernel' float32\[4, 3\] on "
+                     r"rank 0", outcome.own_lines[-1]), outcome.output
+
+
+def test_other_data_on_one_rank():
+    outcome = launch.run(["programs.py", "read_other_data"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert "Rank 1 reads other data than rank 0: the first batch" in outcome.output
+    assert "set_random_seed" in outcome.output
+
+
+def test_launcher_of_another_mpi():
+    outcome = launch.run(["programs.py", "meet_other_mpi"], ranks=0, timeout_s=60,
+                         environment={"OMPI_COMM_WORLD_SIZE": "2"})
+    assert outcome.status != 0
+    assert "started 2 processes (OMPI_COMM_WORLD_SIZE=2), but MPI sees 1" in outcome.own_lines[-1]
+
+
+def test_mpi_not_found(tmp_path):
+    from tf_poseidon.engines import mpi
+    transport = tmp_path / "transport.so"
+    transport.write_bytes(mpi._TRANSPORT.read_bytes().replace(b"libmpi.so.12", b"libmpX.so.12"))
+    outcome = launch.run(["programs.py", "miss_mpi", transport], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert "MPI was not found" in outcome.output
+    assert "pip install mpich" in outcome.own_lines[-1]
+
+
+REFUSALS = {
+    "outside": "model 'outside' was built outside of strategy.scope()",
+    "layer_outside": "variable 'early/kernel' of model",
+    "optimizer_outside": "optimizer 'early_sgd' of model",
+    "jit": "model 'jitted' is compiled with jit_compile=True",
+    "apply_outside_run": "optimizer 'free' was asked to apply gradients outside of strategy.run",
+    "scalars": "Add .batch(GLOBAL_BATCH_SIZE)",
+    "files": "auto_shard_policy is FILE",
+    "gather": "strategy.gather is not supported",
+    "from_function": "distribute_datasets_from_function is not supported",
+    "other_options": "give every PoseidonStrategy of a process the same options",
+}
+
+
+def test_what_cannot_be_trained_is_refused():
+    outcome = launch.run_ok(["programs.py", "refuse"], ranks=2, timeout_s=90)
+    for case, message in REFUSALS.items():
+        line = next((l for l in outcome.own_lines if l.startswith(f"{case}:")), None)
+        assert line is not None and message in line, f"{case}: {line}"
+
+
+def test_waiting_and_idle_ranks_leave_the_processor_alone():
+    outcome = launch.run_ok(["programs.py", "wait_and_idle"], ranks=2, timeout_s=60)
+    used = dict(re.findall(r"(wait|idle): ([\d.]+) of a core", outcome.output))
+    assert float(used["wait"]) < 0.10
+    assert float(used["idle"]) < 0.01

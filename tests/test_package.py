@@ -1,0 +1,61 @@
+"""The package as a whole: what importing does, and what belongs to which TensorFlow."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import tf_poseidon
+from tf_poseidon.engines import mpi
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.ops import library
+
+PACKAGE = pathlib.Path(tf_poseidon.__file__).parent
+
+
+def test_importing_starts_nothing():
+    program = ("import sys, threading; before = set(sys.modules); import tf_poseidon; "
+               "assert not {'tensorflow', 'keras', 'ctypes'} & (set(sys.modules) - before); "
+               "assert threading.active_count() == 1")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_unknown_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
+        tf_poseidon.Strategy  # pylint: disable=pointless-statement
+
+
+def test_only_the_hook_touches_keras():
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "keras_hook.py":
+            assert not re.search(r"^\s*(import|from) keras", path.read_text(), re.MULTILINE), path
+
+
+def test_the_communicator_includes_no_tensorflow_header():
+    sources = pathlib.Path(__file__).parents[1] / "kernels" / "communicator"
+    for path in sources.glob("*"):
+        assert '#include "tensorflow' not in path.read_text(), path
+
+
+def test_library_names_its_tensorflow():
+    import tensorflow as tf
+    assert library.built_for(library._PATH.read_bytes()) == tf.__version__
+
+
+def test_library_for_another_tensorflow_is_refused():
+    with pytest.raises(PoseidonError, match=r"built for TensorFlow 2\.20\.0, but TensorFlow "
+                                            r"2\.21\.0 is running\. Build it again"):
+        library.check_version("2.20.0", "2.21.0")
+
+
+@pytest.mark.parametrize("environment, expected", [
+    ({}, (1, None)),
+    ({"PMI_SIZE": "4"}, (4, "PMI_SIZE")),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE")),
+    ({"SLURM_STEP_NUM_TASKS": "8"}, (8, "SLURM_STEP_NUM_TASKS")),
+    ({"SLURM_NTASKS": "8"}, (1, None)),  # an allocation's shell, not a task of srun
+])
+def test_launched_size(environment, expected):
+    assert mpi.launched_size(environment) == expected

@@ -1,0 +1,99 @@
+"""N processes compute what one process computes, and the same bits on every rank and in every run.
+
+The bound. Scenarios compute in float64 with u = 1.1e-16. One process and N differ only in the order
+in which they add: rows within a batch, and with them everything that is summed over rows. The
+longest sum of a step has n = 32 rows x 16 positions = 512 terms, is passed through at most d = 10
+further operations forth and back, and the scenarios make at most s = 8 steps; the relative error
+that this makes is at most s (n + d) u = 4.6e-13. Updates depend on gradients with a slope of at
+most lr / epsilon = 10 (Adam, RMSprop), and on weights with a slope of about 1, so an error grows
+by at most 10 in the step that makes it and is carried on: 4.6e-12, relative to the largest term,
+which is below 100 for these data. That gives 4.6e-10; the tests use 1e-9. A mistake is far from it:
+1/ranks instead of the share of the rows, for one batch of 97 rows, changes weights by 1e-3.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import scenarios
+
+BOUND = 1e-9
+RANKS = scenarios.RANKS
+
+
+def assert_same_bits(results):
+    """All ranks hold the same bits, except where a scenario says that they are local."""
+    first = results[0]
+    for rank, other in enumerate(results[1:], 1):
+        assert first.keys() == other.keys()
+        for name, value in first.items():
+            if not name.startswith("local/"):
+                assert value.tobytes() == other[name].tobytes(), f"{name}: ranks 0 and {rank}"
+
+
+def assert_close_to_one_process(jobs, name, ranks):
+    one, many = jobs.results(name, 1)[0], jobs.results(name, ranks)[0]
+    assert list(one) == list(many)
+    for key, value in one.items():
+        np.testing.assert_allclose(many[key], value, rtol=BOUND, atol=BOUND, err_msg=key)
+
+
+def test_table(jobs, cell, ranks):
+    assert_same_bits(jobs.results(cell, ranks))
+    assert_close_to_one_process(jobs, cell, ranks)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("way", scenarios.WAYS)
+def test_ways_of_training(jobs, way, ranks):
+    assert_same_bits(jobs.results(way, ranks))
+    assert_close_to_one_process(jobs, way, ranks)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", scenarios.BITS)
+def test_ranks_hold_the_same_bits(jobs, name, ranks):
+    assert_same_bits(jobs.results(name, ranks))
+
+
+def test_runs_give_the_same_bits(jobs, repeated):
+    assert_same_bits([jobs.results(repeated, 3)[0], jobs.results(repeated, 3, repeat=1)[0]])
+
+
+def test_training_changes_weights(jobs):
+    """The comparisons above would pass if nothing was trained at all."""
+    one, other = (jobs.results(name, 2)[0] for name in ("eager", "train_step_without_keras_loss"))
+    for name, value in one.items():
+        if name.endswith("kernel"):
+            assert np.abs(value - other[name]).max() > 1e-3
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs, ranks):
+    """Moving statistics are the rows-weighted mean of what each rank's rows give."""
+    result = jobs.results("default_batch_norm", ranks)[0]
+    mean, variance = np.zeros(4), np.ones(4)
+    for begin in range(0, scenarios.ROWS, scenarios.BATCH):
+        batch = result["x"][begin:begin + scenarios.BATCH]
+        parts = [part for part in np.array_split(batch, ranks) if len(part)]
+        shares = [len(part) / len(batch) for part in parts]
+        mean = 0.5 * mean + 0.5 * sum(s * p.mean(0) for s, p in zip(shares, parts))
+        variance = 0.5 * variance + 0.5 * sum(s * p.var(0) for s, p in zip(shares, parts))
+    moving = {name.rpartition("/")[2]: value for name, value in result.items()}
+    np.testing.assert_allclose(moving["moving_mean"], mean, rtol=BOUND, atol=BOUND)
+    np.testing.assert_allclose(moving["moving_variance"], variance, rtol=BOUND, atol=BOUND)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_dropout_differs_between_ranks(jobs, ranks):
+    kept = {result["local/keep"].tobytes() for result in jobs.results("dropout", ranks)}
+    assert len(kept) == ranks
+
+
+def test_cover_has_every_pair():
+    def pairs(rows):
+        return {(a, row[a], b, row[b]) for row in rows for a, b in itertools.combinations(range(4), 2)}
+
+    every = itertools.product(scenarios.table(), scenarios.RANKS)
+    assert (pairs((*cell.split("-"), ranks) for cell, ranks in scenarios.cover()) ==
+            pairs((*cell.split("-"), ranks) for cell, ranks in every))
