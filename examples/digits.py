@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 
 import tf_poseidon as poseidon
 
-_EPOCHS = flags.DEFINE_integer("epochs", 12, "Epochs to train.")
+_EPOCHS = flags.DEFINE_integer("epochs", 15, "Epochs to train.")
 _SAVE = flags.DEFINE_string("save", None, "Write the trained weights to this .npz file.")
 _COMPARE = flags.DEFINE_string("compare", None, "Compare with the weights in this .npz file.")
 
