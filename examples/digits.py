@@ -13,9 +13,11 @@ from sklearn.model_selection import train_test_split
 
 import tf_poseidon as poseidon
 
-_EPOCHS = flags.DEFINE_integer("epochs", 15, "Epochs to train.")
+_EPOCHS = flags.DEFINE_integer("epochs", 12, "Epochs to train.")
 _SAVE = flags.DEFINE_string("save", None, "Write the trained weights to this .npz file.")
 _COMPARE = flags.DEFINE_string("compare", None, "Compare with the weights in this .npz file.")
+
+_BATCH = 64  # the global batch: each process computes its part
 
 
 def main(_):
@@ -29,16 +31,18 @@ def main(_):
         model = keras.Sequential([
             keras.Input((8, 8, 1)),
             keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
-            keras.layers.MaxPooling2D(),
             keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
             keras.layers.Dense(10),
         ])
+        steps = _EPOCHS.value * -(-len(train_x) // _BATCH)
         model.compile(
-            optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+            optimizer=keras.optimizers.SGD(
+                keras.optimizers.schedules.CosineDecay(0.1, steps), momentum=0.9),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"])
-    model.fit(train_x, train_y, batch_size=64, epochs=_EPOCHS.value)
+    model.fit(train_x, train_y, batch_size=_BATCH, epochs=_EPOCHS.value)
     accuracy = model.evaluate(test_x, test_y, verbose=0, return_dict=True)["accuracy"]
 
     if strategy.rank != 0:

@@ -6,9 +6,6 @@ Two equal models train on the same data, one built under the strategy, one not. 
 median of the ratios of neighbouring calls of `fit`, over several pairs of models, since equal
 models differ in speed from one instance to the next. Processor time is given beside wall time: on a
 shared machine it says more about a few per cent. The weights of both are compared first.
-
-A call of `fit` under any strategy costs Keras some 10 ms more, whatever its length: it looks at the
-first batch beforehand. The calls timed here have several hundred steps.
 """
 
 import contextlib

@@ -17,5 +17,5 @@ def test_digits(tmp_path):
         assert float(accuracy) >= 0.97
         assert outcome.output.count("Epoch 3/") == 1  # progress on rank 0 only
     difference = re.search(r"Largest weight difference from \S+: ([\d.e-]+)", one.output)[1]
-    # 15 epochs of 22 steps in single precision; a wrong scale for one step gives 1e-2.
+    # 12 epochs of 22 steps in single precision; a wrong scale for one step gives 1e-2.
     assert float(difference) < 1e-4

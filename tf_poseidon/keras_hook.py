@@ -2,8 +2,8 @@
 
 Keras 3 scales losses by the number of replicas, not by their rows; it clips gradients before it
 reduces them; and its metrics know one process only. `HOOKS` lists every function that is wrapped
-to put that right, and why. Hooks act inside a step of PoseidonStrategy on several processes, and
-pass everything else through.
+to put that right, and why. Hooks act on models and in steps of PoseidonStrategy, and pass everything
+else through.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ class Hook:
         parameters: The parameters that it must have, or this Keras is another than we know.
         why: What the wrapper changes.
         wrapper: Called as wrapper(original, *args, **kwargs) in its place.
+        alone: Whether it is also of use to one process.
     """
 
     module: str
@@ -43,6 +44,7 @@ class Hook:
     parameters: tuple[str, ...]
     why: str
     wrapper: Callable
+    alone: bool = False
 
 
 # ---- fit, evaluate, predict ---------------------------------------------------------------------
@@ -90,6 +92,13 @@ def _check_model(model):
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
             "the exchange with other processes; use compile(jit_compile=False).")
     return strategy
+
+
+def _maybe_symbolic_build(original, model, iterator=None, data_batch=None):
+    """Leaves it away when everything is built: Keras would read a batch of data first, each time."""
+    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
+    if not all(part is None or part.built for part in parts):
+        original(model, iterator, data_batch)
 
 
 def _make_function(original, model, step_function):
@@ -290,6 +299,8 @@ HOOKS = (
          "as fit", _train_or_evaluate),
     Hook(_TRAINER, "TensorFlowTrainer.predict", ("verbose",),
          "whole results on every rank", _predict),
+    Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
+         "spare every call of fit the reading of a batch", _maybe_symbolic_build, alone=True),
     Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
          "tell Keras' steps from those of users' own loops", _make_function),
     Hook("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", ("self", "logs"),
@@ -320,13 +331,18 @@ HOOKS = (
 )
 
 
-def install():
+def install(alone=False):
     """Wraps the functions of HOOKS, once per process.
+
+    Args:
+        alone: Wrap only those that are of use to one process.
 
     Raises:
         PoseidonError: If this Keras is not one that the hooks were made for.
     """
     for hook in HOOKS:
+        if alone and not hook.alone:
+            continue
         owner, attribute, original = resolve(hook)
         if getattr(original, "_is_poseidon_hook", False):
             continue

@@ -52,8 +52,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             servers=tuple(servers or ()), kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
+        keras_hook.install(alone=communicator is None)
         if communicator is not None:
-            keras_hook.install()
             _agree_on_seed(communicator)
 
     @property
