@@ -6,10 +6,8 @@ import os
 import pathlib
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
-import sysconfig
 
 import setuptools
 from setuptools.command import build_ext
@@ -91,11 +89,16 @@ class BuildLibraries(build_ext.build_ext):
 
     def mpi_toolchain(self):
         """Returns compiler, compile flags and link flags of the MPI transport."""
-        mpicxx = os.environ.get("MPICXX") or find_mpicxx()
-        if mpicxx is None:
-            sys.exit("tf_poseidon: no mpicxx found; run pip install mpich, or set MPICXX to the "
-                     "compiler of your cluster's MPI.")
-        return shlex.split(mpicxx), ["-Ikernels/communicator"], []
+        if "MPICXX" in os.environ:  # a cluster's own MPI: its wrapper knows everything
+            return shlex.split(os.environ["MPICXX"]), ["-Ikernels/communicator"], []
+        header, library = mpich_wheel("mpi.h"), mpich_wheel("libmpi.so.12")
+        if header is None or library is None:
+            sys.exit("tf_poseidon: no MPI to build against; run pip install mpich, or set MPICXX "
+                     "to the compiler of your cluster's MPI.")
+        # Not the wheel's mpicxx: it would write the path of this (perhaps temporary) environment
+        # into the library. tf_poseidon/engines/mpi.py finds libmpi when it runs.
+        return (shlex.split(os.environ.get("CXX", "g++")),
+                ["-Ikernels/communicator", "-isystem", os.path.dirname(header)], [library])
 
     def compile(self, command, source):
         """Compiles one source unless its object is newer than all it includes."""
@@ -122,18 +125,13 @@ class BuildLibraries(build_ext.build_ext):
         stamp.write_text(text)
 
 
-def find_mpicxx():
-    """Returns the path of mpicxx: of the mpich wheel when there is one, else from PATH."""
-    beside_python = os.path.join(sysconfig.get_path("scripts"), "mpicxx")
-    if os.path.exists(beside_python):
-        return beside_python
-    try:  # in an isolated build environment, scripts lie beside its own site-packages
-        for file in importlib.metadata.files("mpich") or []:
-            if file.name == "mpicxx":
-                return str(pathlib.Path(file.locate()).resolve())
+def mpich_wheel(name):
+    """Returns the path of a file of the mpich wheel, or None."""
+    try:
+        files = importlib.metadata.files("mpich") or []
     except importlib.metadata.PackageNotFoundError:
-        pass
-    return shutil.which("mpicxx")
+        files = []
+    return next((str(f.locate().resolve()) for f in files if f.name == name), None)
 
 
 tensorflow, _ = installed_tensorflow()
