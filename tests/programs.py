@@ -58,6 +58,22 @@ def raise_on_rank_1(stamp):
     train(strategy, [AtBatch(strategy, 1, boom)])
 
 
+def fail_in_graph_on_rank_1():
+    """An op of the training step fails on one rank, while gradients of that step travel."""
+    strategy = poseidon.PoseidonStrategy()
+
+    class Fails(keras.layers.Layer):
+        def call(self, x):
+            is_fine = tf.reduce_all(tf.math.is_finite(x)) & (strategy.rank == 0)
+            with tf.control_dependencies([tf.debugging.Assert(is_fine, ["boom in the graph"])]):
+                return tf.identity(x)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Fails()])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 3)), verbose=0)
+
+
 def exit_on_rank_1(status):
     strategy = poseidon.PoseidonStrategy()
     train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])

@@ -252,7 +252,7 @@ class OwnStep(keras.Model):
 
 def train_step_without_keras_loss(strategy):
     with strategy.scope():
-        model = OwnStep(*dense())
+        model = OwnStep(*embedding())
         model.compile(OPTIMIZERS["sgd"]())
     x, y = make_data(model)
     model.fit(x, y, batch_size=BATCH, verbose=0)
@@ -282,6 +282,53 @@ def custom_loop(strategy):
     return result(model, losses=losses)
 
 
+def custom_loop_that_builds_the_model(strategy):
+    """Variables, random ones, are created while the function of the step is traced."""
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        optimizer = OPTIMIZERS["momentum"]()
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(-3, 4, (ROWS, 6)), rng.integers(-3, 4, (ROWS, 1))
+    data = tf.data.Dataset.from_tensor_slices((x.astype("float64"), y.astype("float64")))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(x, training=True))) / BATCH
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    run = tf.function(lambda x, y: strategy.reduce("SUM", strategy.run(step, (x, y)), axis=None))
+    losses = [run(x, y) for x, y in strategy.experimental_distribute_dataset(data.batch(BATCH))]
+    return result(model, losses=losses)
+
+
+def generator(strategy):
+    model, x, y = _small(strategy)
+
+    def batches():
+        for begin in range(0, ROWS, BATCH):
+            yield x[begin:begin + BATCH], y[begin:begin + BATCH]
+
+    return result(model, **flat(model.fit(batches(), verbose=0)))
+
+
+def class_weights_and_mixed_precision(strategy):
+    """Half-precision layers around a batch norm whose statistics are in single precision."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        with strategy.scope():
+            x = keras.Input((8,))
+            h = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(8)(x))
+            model = keras.Model(x, keras.layers.Dense(3, dtype="float32")(h))
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y = make_data(model)
+        model.fit(x, y.argmax(1), class_weight={0: 1.0, 1: 2.0, 2: 3.0}, batch_size=BATCH, verbose=0)
+        return result(model)
+    finally:
+        keras.config.set_dtype_policy("float64")
+
+
 def built_by_first_batch(strategy):
     """A model without input shape: its variables are created inside fit."""
     with strategy.scope():
@@ -307,8 +354,8 @@ def on_batch(strategy):
 
 WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
-    regularized, train_step_without_keras_loss, custom_loop, built_by_first_batch, predictions,
-    on_batch)}
+    regularized, train_step_without_keras_loss, custom_loop, custom_loop_that_builds_the_model,
+    built_by_first_batch, generator, predictions, on_batch)}
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------
@@ -349,6 +396,7 @@ def float32(strategy):
         keras.config.set_floatx("float64")
 
 
-BITS = {way.__name__: way for way in (default_batch_norm, dropout, float32)}
+BITS = {way.__name__: way for way in (
+    default_batch_norm, dropout, float32, class_weights_and_mixed_precision)}
 
 SCENARIOS = {**table(), **WAYS, **BITS}

@@ -26,6 +26,12 @@ def test_exception_on_one_rank_ends_all_and_is_shown_last(tmp_path):
     assert "ValueError: boom on purpose" in outcome.own_lines[-1], outcome.output
 
 
+def test_error_of_an_op_on_one_rank_ends_all():
+    outcome = launch.run(["programs.py", "fail_in_graph_on_rank_1"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert any("boom in the graph" in line for line in outcome.own_lines[-2:]), outcome.output
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_exit_of_one_rank_ends_all(status):
     outcome = launch.run(["programs.py", "exit_on_rank_1", status], ranks=2, timeout_s=90)

@@ -37,9 +37,6 @@ class Rows(tf.experimental.ExtensionType):
     def __tf_tensor__(self, dtype=None, name=None):
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
 
-    def numpy(self):
-        return self.value.numpy()
-
 
 def first_rows(structure):
     """Returns the first `Rows` in a nested structure, or None."""

@@ -17,6 +17,7 @@ from typing import Callable
 import keras
 import tensorflow as tf
 
+from tf_poseidon import data
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import supported
@@ -95,10 +96,20 @@ def _check_model(model):
 
 
 def _maybe_symbolic_build(original, model, iterator=None, data_batch=None):
-    """Leaves it away when everything is built: Keras would read a batch of data first, each time."""
-    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
-    if not all(part is None or part.built for part in parts):
-        original(model, iterator, data_batch)
+    """Builds the model by the shapes of the data; Keras would read a batch, and a generator lose it."""
+    if iterator is not None and hasattr(model.distribute_strategy.extended, "communicator"):
+        specs = keras.tree.map_structure(_tensor_spec, iterator._distributed_dataset.element_spec)
+        shapes = [spec.shape for spec in keras.tree.flatten(specs) if spec is not None]
+        if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in shapes):
+            return original(model, data_batch=specs)
+    return original(model, iterator, data_batch)
+
+
+def _tensor_spec(spec):
+    """Returns the spec of one part of a batch as Keras' steps see it."""
+    if isinstance(spec, data.Rows.Spec):
+        return spec.value
+    return None if isinstance(spec, tf.OptionalSpec) else spec
 
 
 def _make_function(original, model, step_function):
@@ -246,13 +257,15 @@ def _update_mean(original, metric, values, sample_weight=None):
 def _assign(original, variable, value):
     """Keeps what a borrowed row computes out of state, and moving statistics equal on all ranks."""
     step = step_lib.current()
-    # Integers that are not summed (counters, seeds) and optimizer state are the same on all ranks.
-    depends_on_rows = variable.aggregation == "sum" or tf.as_dtype(variable.dtype).is_floating
-    if step is None or step.is_applying or not depends_on_rows:
+    if step is None or step.is_applying:
         return original(variable, value)
+    # Not variable.value: where layers compute in half precision, that is a copy in half precision.
+    native = variable._value
     if variable.aggregation != "sum":
-        step.note_state(variable)
-    return original(variable, step.select(tf.cast(value, variable.dtype), variable.value))
+        if not native.dtype.is_floating:  # counters and seeds are the same on all ranks
+            return original(variable, value)
+        step.note_state(variable.path, native)
+    return original(variable, step.select(tf.cast(value, native.dtype), native))
 
 
 def _next_seed(original, generator, *args, **kwargs):
@@ -283,11 +296,9 @@ def _apply(original, optimizer, grads, trainable_variables=None):
         return original(optimizer, grads, trainable_variables)
     variables = list(optimizer._trainable_variables if trainable_variables is None
                      else trainable_variables)
-    grads = list(grads)
-    if step.is_keras_step and not step.has_scaled_loss:
-        # A train_step of the user's without any Keras loss: its mean is over this rank's rows.
-        grads = [None if g is None else g * step.share(g.dtype) for g in grads]
-    grads = step.synchronize(grads, variables)
+    # In a train_step of the user's without any Keras loss, the mean is over this rank's rows.
+    is_mean_of_rank = step.is_keras_step and not step.has_scaled_loss
+    grads = step.synchronize(grads, variables, is_mean_of_rank)
     with step.applying():
         return original(optimizer, grads, variables)
 
@@ -300,7 +311,7 @@ HOOKS = (
     Hook(_TRAINER, "TensorFlowTrainer.predict", ("verbose",),
          "whole results on every rank", _predict),
     Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
-         "spare every call of fit the reading of a batch", _maybe_symbolic_build, alone=True),
+         "build models without reading a batch of data", _maybe_symbolic_build, alone=True),
     Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
          "tell Keras' steps from those of users' own loops", _make_function),
     Hook("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", ("self", "logs"),

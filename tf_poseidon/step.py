@@ -50,7 +50,7 @@ class Step:
         self.is_applying = False
         self._occurrences = collections.Counter()
         self.unscaled_losses = []  # tensors that unscaling has returned
-        self._state = {}  # Keras variables assigned in this step, by identity
+        self._state = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
     def active(self):
@@ -109,33 +109,38 @@ class Step:
         contributors = self.size if self.contributes is True else tf.minimum(self._total, self.size)
         return self.all_reduce(value, name) / tf.cast(contributors, value.dtype)
 
-    def synchronize(self, gradients, variables):
+    def synchronize(self, gradients, variables, is_mean_of_rank=False):
         """Returns the gradients summed over all ranks.
 
         Args:
             gradients: Dense tensors, IndexedSlices or None, one per variable.
             variables: The variables; their paths name the sites.
+            is_mean_of_rank: Whether the gradients are those of a mean over this rank's rows, and so
+                need its share.
 
         Returns:
             A list of dense tensors, with None where there was None.
         """
-        return [None if gradient is None else self._synchronize_one(gradient, variable)
+        return [None if gradient is None else
+                self._synchronize_one(gradient, variable, is_mean_of_rank)
                 for gradient, variable in zip(gradients, variables, strict=True)]
 
-    def _synchronize_one(self, gradient, variable):
+    def _synchronize_one(self, gradient, variable, is_mean_of_rank):
+        path = variable_path(variable)
         if isinstance(gradient, tf.IndexedSlices):
             gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices,
                                                     variable.shape[0])
-        path = variable_path(variable)
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise PoseidonError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
                 "summed over ranks; use float16, bfloat16, float32 or float64.")
+        if is_mean_of_rank:
+            gradient *= self.share(gradient.dtype)
         return ops.sync(gradient, self.site(path), self.contributes)
 
-    def note_state(self, variable):
-        """Remembers that a variable was assigned a value that depends on this rank's rows."""
-        self._state[id(variable)] = variable
+    def note_state(self, path, variable):
+        """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""
+        self._state[id(variable)] = path, variable
 
     def average_state(self):
         """Sets every noted variable to its mean over ranks, weighted by rows.
@@ -143,12 +148,11 @@ class Step:
         This is what keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. Where all
         ranks hold the same integers, as in counters, the result is exact.
         """
-        for variable in self._state.values():
-            value = variable.value
-            wide = tf.float64 if value.dtype == tf.float64 else tf.float32
-            weighted = tf.cast(value, wide) * tf.cast(self._count, wide)
-            total = self.all_reduce(weighted, f"state/{variable_path(variable)}")
-            value.assign(tf.cast(total / tf.cast(self._total, wide), value.dtype))
+        for path, variable in self._state.values():
+            wide = tf.float64 if variable.dtype == tf.float64 else tf.float32
+            weighted = tf.cast(variable, wide) * tf.cast(self._count, wide)
+            total = self.all_reduce(weighted, f"state/{path}")
+            variable.assign(tf.cast(total / tf.cast(self._total, wide), variable.dtype))
         self._state.clear()
 
 

@@ -124,10 +124,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
     # ---- variables ----
 
     def _create_variable(self, next_creator, **kwargs):
-        variable = super()._create_variable(next_creator, **kwargs)
-        if self.size > 1:
+        if self.size == 1:
+            return super()._create_variable(next_creator, **kwargs)
+        if tf.executing_eagerly():
+            variable = super()._create_variable(next_creator, **kwargs)
             self._new_variables.append(variable)
-        return variable
+            return variable
+        # In a function under construction: the value is computed when the function first runs.
+        initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+        site = self._site(f"variables/{kwargs.get('name')}")
+        kwargs["initial_value"] = lambda: ops.broadcast(
+            tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value,
+                                 dtype), site)
+        return super()._create_variable(next_creator, **kwargs)
 
     def broadcast_new_variables(self):
         """Gives the variables created since the last call rank 0's values.
@@ -135,19 +144,16 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         Raises:
             PoseidonError: If this rank has created other variables than rank 0.
         """
+        if not self._new_variables:
+            return
+        variables, self._new_variables = self._new_variables, []
+        name = f"variables/{self._num_broadcasts}"
+        self._num_broadcasts += 1
         with tf.init_scope():
-            # A variable that a function under construction creates gets its value when that runs,
-            # and its turn when that function is traced again.
-            ready = [v for v in self._new_variables if v.is_initialized()]
-            if not ready:
-                return
-            self._new_variables = [v for v in self._new_variables if not v.is_initialized()]
-            name = f"variables/{self._num_broadcasts}"
-            self._num_broadcasts += 1
-            self._check_same_variables(name, [_describe(v) for v in ready])
+            self._check_same_variables(name, [_describe(v) for v in variables])
             waits = [self.communicator.submit(f"{name}/{i}", v.numpy(), root=0)
-                     for i, v in enumerate(ready)]
-            for variable, wait in zip(ready, waits):
+                     for i, v in enumerate(variables)]
+            for variable, wait in zip(variables, waits):
                 value = wait()
                 if self.rank != 0:
                     variable.assign(value)
@@ -198,12 +204,15 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         del destinations, options
-        if self.size == 1 or not (tf.is_tensor(value) or isinstance(value, (int, float))):
+        if self.size == 1:
             return value
-        total = ops.all_reduce(tf.convert_to_tensor(value), self._site("reduce"))
-        if reduce_op == tf.distribute.ReduceOp.MEAN:
-            total = total / tf.cast(self.size, total.dtype)
-        return total
+
+        def reduce(part):
+            total = ops.all_reduce(tf.convert_to_tensor(part), self._site("reduce"))
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            return total / tf.cast(self.size, total.dtype) if is_mean else total
+
+        return tf.nest.map_structure(reduce, value)
 
     def _site(self, name):
         """Returns the name of the next exchange of `name` in the current graph."""

@@ -1,0 +1,87 @@
+"""How global batches are split by rows."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import data
+from tf_poseidon.communicator import join_loopback
+
+
+@contextlib.contextmanager
+def job_of_one():
+    """A job in which this process is alone: its first batch is compared with itself."""
+    communicator, = join_loopback(1)
+    communicator.use_for_ops()
+    try:
+        yield
+        communicator.goodbye()
+    finally:
+        communicator.leave()
+
+
+def split(dataset, size):
+    """Returns, for each rank, the list of its batches."""
+    with job_of_one():
+        return [list(data.split_dataset(dataset, rank, size, "data")) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
+def test_parts_are_contiguous_and_even(total, size):
+    for rows in (total, tf.constant(total)):
+        parts = [tuple(map(int, data.part_of_rank(rows, rank, size))) for rank in range(size)]
+        end = 0
+        for begin, count in parts:
+            assert begin == end
+            end += count
+        assert end == total
+        counts = [count for _, count in parts]
+        assert counts == sorted(counts, reverse=True) and max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 8])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("drop_remainder", [True, False])  # static and unknown numbers of rows
+def test_ranks_together_hold_every_row_once(batch, size, drop_remainder):
+    dataset = tf.data.Dataset.range(11).batch(batch, drop_remainder)
+    ranks = split(dataset, size)
+    for step, whole in enumerate(dataset):
+        together = []
+        for batches in ranks:
+            rows = batches[step]
+            assert rows.total == len(whole)
+            assert rows.never_empty == (drop_remainder and batch >= size)
+            if rows.count == 0:
+                np.testing.assert_array_equal(rows.value, whole[:1])  # borrowed
+            together.extend(rows.value[:rows.count].numpy())
+        np.testing.assert_array_equal(together, whole)
+
+
+def test_structures_keep_their_form():
+    dense = np.arange(12).reshape(6, 2)
+    ragged = tf.ragged.constant([[1], [2, 2], [], [4], [5, 5, 5], [6]])
+    sparse = tf.sparse.from_dense(dense % 3)
+    dataset = tf.data.Dataset.from_tensor_slices(({"a": dense, "b": (ragged, sparse)}, dense))
+    first, second = (batches[0] for batches in split(dataset.batch(5), 2))
+    for (x, y), begin, end in ((first, 0, 3), (second, 3, 5)):
+        np.testing.assert_array_equal(x["a"].value, dense[begin:end])
+        np.testing.assert_array_equal(y.value, dense[begin:end])
+        assert x["b"][0].value.to_list() == ragged[begin:end].to_list()
+        np.testing.assert_array_equal(tf.sparse.to_dense(x["b"][1].value),
+                                      (dense % 3)[begin:end])
+
+
+def test_rows_can_be_used_like_their_tensor():
+    rows = split(tf.data.Dataset.range(4).batch(4), 2)[1][0]
+    assert rows.shape == (2,) and rows.dtype == tf.int64
+    assert int(tf.reduce_sum(rows)) == 2 + 3
+
+
+def test_checksum_depends_on_every_value():
+    x = np.arange(6.0).reshape(2, 3)
+    sums = {int(data._checksum((tf.constant(x + (np.arange(6).reshape(2, 3) == i) * 1e-12), 1)))
+            for i in range(7)}
+    assert len(sums) == 7
