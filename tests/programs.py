@@ -3,6 +3,7 @@
 Programs that must fail do so on their own; test_failures.py looks at how the job ends.
 """
 
+import hashlib
 import os
 import signal
 import sys
@@ -46,6 +47,20 @@ def reach_the_end():
     strategy = poseidon.PoseidonStrategy()
     train(strategy, epochs=1)
     print(f"rank {strategy.rank} of {strategy.num_replicas_in_sync} is done", flush=True)
+
+
+def train_without_seed():
+    """Prints what is left of the weights: shuffling has to agree without the user's help."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(100, 4)), rng.normal(size=(100, 3))
+    model.fit(x, y, epochs=2, verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(32)
+    model.fit(data, epochs=2, verbose=0)
+    print("weights", hashlib.sha256(model.get_weights()[0].tobytes()).hexdigest(), flush=True)
 
 
 def raise_on_rank_1(stamp):

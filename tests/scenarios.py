@@ -282,8 +282,16 @@ def custom_loop(strategy):
     return result(model, losses=losses)
 
 
+def other_seeds(strategy):
+    """Ranks that draw other initial values start with rank 0's."""
+    keras.utils.set_random_seed(1 + strategy.rank)
+    model, x, y = _small(strategy)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)))
+
+
 def custom_loop_that_builds_the_model(strategy):
-    """Variables, random ones, are created while the function of the step is traced."""
+    """Variables are created while the function of the step is traced, other values on each rank."""
+    keras.utils.set_random_seed(1 + strategy.rank)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
         optimizer = OPTIMIZERS["momentum"]()
@@ -354,8 +362,8 @@ def on_batch(strategy):
 
 WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
-    regularized, train_step_without_keras_loss, custom_loop, custom_loop_that_builds_the_model,
-    built_by_first_batch, generator, predictions, on_batch)}
+    regularized, train_step_without_keras_loss, custom_loop, other_seeds,
+    custom_loop_that_builds_the_model, built_by_first_batch, generator, predictions, on_batch)}
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------

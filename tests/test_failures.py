@@ -18,6 +18,12 @@ def test_program_runs_alone():
     assert "rank 0 of 1 is done" in outcome.output
 
 
+def test_shuffling_agrees_without_a_seed():
+    outcome = launch.run_ok(["programs.py", "train_without_seed"], ranks=3, timeout_s=90)
+    weights = re.findall(r"weights (\w+)", outcome.output)
+    assert len(weights) == 3 and len(set(weights)) == 1
+
+
 def test_exception_on_one_rank_ends_all_and_is_shown_last(tmp_path):
     stamp = tmp_path / "raised"
     outcome = launch.run(["programs.py", "raise_on_rank_1", stamp], ranks=3, timeout_s=90)
