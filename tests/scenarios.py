@@ -259,13 +259,8 @@ def train_step_without_keras_loss(strategy):
     return result(model)
 
 
-def custom_loop(strategy):
-    with strategy.scope():
-        model = keras.Model(*dense())
-        optimizer = OPTIMIZERS["adam"]()
-    x, y = make_data(model)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-
+def _own_loop(strategy, model, optimizer, x, y, epochs):
+    """Trains in a loop over strategy.run, scaling the loss as tf.distribute asks its users to."""
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.square(y - model(x, training=True))) / BATCH
@@ -277,9 +272,16 @@ def custom_loop(strategy):
     def run(x, y):
         return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
 
-    losses = [run(x, y) for _ in range(2)
-              for x, y in strategy.experimental_distribute_dataset(data)]
-    return result(model, losses=losses)
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+    return result(model, losses=[run(x, y) for _ in range(epochs) for x, y in data])
+
+
+def custom_loop(strategy):
+    with strategy.scope():
+        model = keras.Model(*dense())
+        optimizer = OPTIMIZERS["adam"]()
+    return _own_loop(strategy, model, optimizer, *make_data(model), epochs=2)
 
 
 def other_seeds(strategy):
@@ -296,19 +298,8 @@ def custom_loop_that_builds_the_model(strategy):
         model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
         optimizer = OPTIMIZERS["momentum"]()
     rng = np.random.default_rng(2)
-    x, y = rng.integers(-3, 4, (ROWS, 6)), rng.integers(-3, 4, (ROWS, 1))
-    data = tf.data.Dataset.from_tensor_slices((x.astype("float64"), y.astype("float64")))
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(y - model(x, training=True))) / BATCH
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-        return loss
-
-    run = tf.function(lambda x, y: strategy.reduce("SUM", strategy.run(step, (x, y)), axis=None))
-    losses = [run(x, y) for x, y in strategy.experimental_distribute_dataset(data.batch(BATCH))]
-    return result(model, losses=losses)
+    x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (6, 1))
+    return _own_loop(strategy, model, optimizer, x, y, epochs=1)
 
 
 def generator(strategy):
