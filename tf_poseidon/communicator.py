@@ -1,8 +1,8 @@
 """One rank's end of a job, as a Python object over the op library's C functions."""
 
 import ctypes
+import functools
 import json
-import time
 
 import numpy as np
 
@@ -31,6 +31,7 @@ def _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
     return _Options(kv_pair_bytes, timeout_s, startup_timeout_s, array, len(servers))
 
 
+@functools.cache
 def _functions():
     """Returns the library with the argument types of its functions declared."""
     _, lib = library.load()
@@ -67,6 +68,7 @@ class Communicator:
     def __init__(self, handle):
         self._lib = _functions()
         self._handle = handle
+        self._in_flight = {}  # arrays of each exchange that has not ended well
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
 
@@ -95,14 +97,17 @@ class Communicator:
             self._handle, site.encode(), dtype, count, value.ctypes.data, output.ctypes.data,
             contributes, -1 if root is None else root)
 
+        # Whatever ends the wait but success, the network may use this memory to the end.
+        self._in_flight[handle] = value, output
+
         def wait():
             error = ctypes.create_string_buffer(_TEXT_BYTES)
             # Short waits, so that an interrupt from the keyboard gets through.
             while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
                 pass
-            _ = value  # the network reads it until here
             if state < 0:
                 raise JobEndedError(error.value.decode(errors="replace"))
+            del self._in_flight[handle]
             return output
 
         return wait

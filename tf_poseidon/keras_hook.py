@@ -271,7 +271,8 @@ def _assign(original, variable, value):
 def _next_seed(original, generator, *args, **kwargs):
     """Draws other random numbers on every rank, from state that is equal on all of them."""
     seed = original(generator, *args, **kwargs)
-    if step_lib.current() is None:
+    step = step_lib.current()
+    if step is None or step.is_replicated:
         return seed
     rank = tf.distribute.get_replica_context().replica_id_in_sync_group
     # Any odd constant would do: it spreads the ranks over the range of seeds.

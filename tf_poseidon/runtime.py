@@ -94,4 +94,3 @@ def _leave():
         _flush()
         # Not finalized, and with status 0 the launcher would take the job for a success.
         os._exit(1)
-    _communicator.leave()

@@ -27,24 +27,27 @@ class Step:
         size: Number of ranks.
         contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
             that has none runs a borrowed row, and nothing that it computes from it may count.
+        is_replicated: Whether all ranks compute the same rows, as in `predict`.
         is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
             loops of their own, users scale, as everywhere in tf.distribute.
         has_scaled_loss: Whether a loss of this step has been given its share.
         is_applying: Whether an optimizer is applying gradients that are synchronised already.
     """
 
-    def __init__(self, size, rows=None):
+    def __init__(self, size, rows=None, is_replicated=False):
         """Makes a step.
 
         Args:
             size: Number of ranks.
             rows: `data.Rows` that the step works on, or None when it was given none: then all
                 ranks are taken to work on equally many.
+            is_replicated: As the attribute.
         """
         self.size = size
         self._count = tf.constant(1) if rows is None else rows.count
         self._total = tf.constant(size) if rows is None else rows.total
         self.contributes = True if rows is None or rows.never_empty else rows.count > 0
+        self.is_replicated = is_replicated
         self.is_keras_step = False
         self.has_scaled_loss = False
         self.is_applying = False

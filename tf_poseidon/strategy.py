@@ -178,7 +178,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         if self.size == 1:
             with tf.device(self._device), _ReplicaContext(strategy, 0):
                 return fn(*args, **kwargs)
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)))
+        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.replicates_input)
         args, kwargs = data.values((args, kwargs))
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
@@ -232,8 +232,10 @@ class _Extended(one_device_strategy.OneDeviceExtended):
     # ---- data ----
 
     def _experimental_distribute_dataset(self, dataset, options):
-        is_ready = self.replicates_input or dataset in self._split_datasets
-        if self.size == 1 or is_ready:
+        if self.replicates_input and dataset in self._split_datasets:
+            raise PoseidonError("predict was given a dataset that is split between the ranks; give "
+                                "it the dataset of global batches, not a distributed one.")
+        if self.size == 1 or self.replicates_input or dataset in self._split_datasets:
             return dataset
         name = f"dataset {self._num_datasets}"
         self._num_datasets += 1

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "frame.h"
 #include "statistics.h"
@@ -57,10 +58,13 @@ class Communicator::Impl {
     if (!transport || stop_) return;
     lock.unlock();
 
-    Protocol protocol(std::move(transport), options_, &statistics_,
-                      [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
-    Run(&protocol);
-    Set([&] { has_ended_ = true; });
+    auto protocol = std::make_unique<Protocol>(
+        std::move(transport), options_, &statistics_,
+        [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
+    Run(protocol.get());
+    // After a failure the network may still write to our buffers: they live as long as the process.
+    if (protocol->has_failed()) protocol.release();
+    End();
   }
 
   // Waits until the transport is open; throws when it is not.
@@ -109,7 +113,8 @@ class Communicator::Impl {
     if (!failure_.empty()) return failure_;
     if (is_over) return "";
     std::ostringstream text;
-    text << "Waited " << options_.timeout_s << " s for the other ranks to end their programs.";
+    text << "Waited " << options_.timeout_s << " s for " << RankList(missing_goodbyes_)
+         << " to reach the end of the program.";
     return text.str();
   }
 
@@ -157,8 +162,20 @@ class Communicator::Impl {
         Pause(now - last_activity, is_active, protocol->is_waiting());
       }
       protocol->Close();
-    } catch (const TransportError& e) {
+    } catch (const std::exception& e) {
       protocol->Fail(std::string("The network failed: ") + e.what(), /*tell_peers=*/false);
+    }
+  }
+
+  // Refuses what nobody will take any more.
+  void End() {
+    std::deque<Submission> left;
+    Set([&] {
+      has_ended_ = wants_goodbye_ = true;
+      left.swap(inbox_);
+    });
+    for (Submission& submission : left) {
+      submission.done("'" + submission.exchange.site + "' was submitted while the job ended.");
     }
   }
 
@@ -168,7 +185,8 @@ class Communicator::Impl {
       has_told_failure_ = true;
       changed_.notify_all();
     }
-    return stop_ || (protocol.all_have_left() && protocol.is_flushed());
+    missing_goodbyes_ = protocol.MissingGoodbyes();
+    return stop_ || (missing_goodbyes_.empty() && protocol.is_flushed());
   }
 
   // Starts what was submitted; returns whether there was anything.
@@ -226,6 +244,7 @@ class Communicator::Impl {
   bool has_opened_ = false, has_told_failure_ = false, has_ended_ = false;
   std::string startup_error_;
   std::string failure_;
+  std::vector<int> missing_goodbyes_;
 };
 
 Communicator::Communicator(TransportFactory open, Options options, double startup_timeout_s)

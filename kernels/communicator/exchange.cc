@@ -17,7 +17,10 @@ std::string Describe(int rank, DataType dtype, uint64_t count, int root) {
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine) {
   const auto dtype = static_cast<DataType>(theirs.dtype);
   const auto count = static_cast<uint64_t>(mine.count);
-  if (dtype == mine.dtype && theirs.count == count && theirs.root == mine.root) return "";
+  if (theirs.scheme == mine.scheme() && theirs.root == mine.root && dtype == mine.dtype &&
+      theirs.count == count) {
+    return "";
+  }
   return "Ranks disagree about '" + mine.site + "': " +
          Describe(peer, dtype, theirs.count, theirs.root) + ", " +
          Describe(rank, mine.dtype, count, mine.root) + ". Build the same model on all ranks.";

@@ -34,6 +34,7 @@ struct Exchange {
   bool contributes = true;  // false: this rank adds nothing to the sum
   int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
 
+  Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
 };
 

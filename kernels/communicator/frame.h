@@ -20,10 +20,15 @@ enum class FrameKind : uint8_t {
   kGoodbye,       // the sender has reached the end of its program
 };
 
+enum class Scheme : uint8_t {
+  kParameterServer,  // servers sum what all ranks contribute; one without payload adds nothing
+  kBroadcast,        // servers pass on what `root` contributes
+};
+
 struct FrameHeader {
   FrameKind kind;
   uint8_t dtype;        // DataType of the whole tensor
-  uint8_t contributes;  // 0: this rank adds nothing to the sum; there is no payload
+  Scheme scheme;        // how the tensor is exchanged
   uint8_t is_bulk;      // 1: the payload is bulk transfer `tag`, 0: it follows this header
   int32_t root;         // the only contributing rank of a broadcast, -1 for a sum
   uint64_t site;        // hash of the site's name

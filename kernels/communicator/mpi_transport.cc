@@ -7,9 +7,11 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "frame.h"
@@ -50,8 +52,8 @@ class MpiTransport : public Transport {
       Check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     }
     // Two communicators of our own: nothing that the user sends can match our receives.
-    Check(MPI_Comm_dup(MPI_COMM_WORLD, &packets_), "MPI_Comm_dup");
-    Check(MPI_Comm_dup(MPI_COMM_WORLD, &bulk_), "MPI_Comm_dup");
+    packets_ = Duplicate(MPI_COMM_WORLD);
+    bulk_ = Duplicate(MPI_COMM_WORLD);
     for (MPI_Comm comm : {packets_, bulk_}) {
       Check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     }
@@ -132,6 +134,18 @@ class MpiTransport : public Transport {
     std::vector<char> packet;
     MPI_Request request;
   };
+
+  // As MPI_Comm_dup, which would burn a core until the last rank has come.
+  static MPI_Comm Duplicate(MPI_Comm comm) {
+    MPI_Comm copy;
+    MPI_Request request;
+    Check(MPI_Comm_idup(comm, &copy, &request), "MPI_Comm_idup");
+    for (int is_done = 0; !is_done;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+      Check(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+    }
+    return copy;
+  }
 
   void Post(int slot) {
     Check(MPI_Irecv(ring_[slot].data(), static_cast<int>(kMaxPacketBytes), MPI_BYTE,

@@ -34,14 +34,14 @@ uint64_t PlanDigest(const Options& options, int size) {
   return Hash(text.str());
 }
 
+}  // namespace
+
 std::string RankList(const std::vector<int>& ranks) {
   std::ostringstream out;
   out << (ranks.size() == 1 ? "rank " : "ranks ");
   for (size_t i = 0; i < ranks.size(); ++i) out << (i ? ", " : "") << ranks[i];
   return out.str();
 }
-
-}  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statistics* statistics,
                    std::function<void(const std::string& reason)> on_failure)
@@ -186,6 +186,7 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
   FrameHeader header = {};
   header.kind = kind;
   header.dtype = static_cast<uint8_t>(active->exchange.dtype);
+  header.scheme = active->exchange.scheme();
   header.root = active->exchange.root;
   header.site = active->site;
   header.step = active->step;
@@ -254,11 +255,15 @@ void Protocol::ToOthers(const FrameHeader& header, const void* payload) {
   }
 }
 
-bool Protocol::all_have_left() const {
-  return std::all_of(has_left_.begin(), has_left_.end(), [](char left) { return left; });
+std::vector<int> Protocol::MissingGoodbyes() const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!has_left_[rank]) missing.push_back(rank);
+  }
+  return missing;
 }
 
-void Protocol::Close() { transport_->Close(/*agreed=*/all_have_left() && !has_failed()); }
+void Protocol::Close() { transport_->Close(/*agreed=*/MissingGoodbyes().empty() && !has_failed()); }
 
 // ---- failures -------------------------------------------------------------------------------
 
@@ -293,8 +298,10 @@ void Protocol::FailIfLeftBehind() {
 void Protocol::FailLeftBehind(int missing, int waiting, const std::string& site) {
   std::ostringstream text;
   text << "Rank " << missing << " has ended its program, but rank " << waiting
-       << " still waits for its part of '" << site
-       << "': all ranks must make the same number of steps.";
+       << " still waits for its part of "
+       << (site.empty() ? "an exchange that rank " + std::to_string(rank_) + " has not reached"
+                        : "'" + site + "'")
+       << ": all ranks must make the same number of steps.";
   Fail(text.str(), /*tell_peers=*/true);
 }
 

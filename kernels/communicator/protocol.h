@@ -26,6 +26,9 @@ struct Options {
   double timeout_s = 600;                    // longest wait for another rank
 };
 
+// "rank 1" or "ranks 1, 2".
+std::string RankList(const std::vector<int>& ranks);
+
 // One thread makes all calls. Nothing blocks, and nothing is sent before Flush or Poll.
 class Protocol {
  public:
@@ -57,7 +60,7 @@ class Protocol {
 
   bool has_failed() const { return !failure_.empty(); }
   bool is_waiting() const { return !active_.empty(); }
-  bool all_have_left() const;
+  std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
   bool is_flushed() const { return packets_.IsEmpty() && transport_->Flushed(); }
 
  private:
