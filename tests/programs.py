@@ -193,8 +193,57 @@ def refuse():
     def other_options():
         poseidon.PoseidonStrategy(timeout_s=31)
 
+    def on_batch_outside():
+        model = keras.Sequential([keras.Input((4,)), dense()], name="on_batch")
+        model.compile("sgd", "mse")
+        model.train_on_batch(x, y)
+
+    def function_in_eager_run():
+        with strategy.scope():
+            layer = keras.layers.BatchNormalization()
+            layer.build((None, 4))
+        inner = tf.function(lambda rows: layer(rows, training=True))
+        data = tf.data.Dataset.from_tensor_slices(x).batch(8)
+        for rows in strategy.experimental_distribute_dataset(data):
+            strategy.run(lambda rows: inner(rows), args=(rows,))
+
+    def apply_in_condition():
+        with strategy.scope():
+            variable = keras.Variable([1.0])
+            optimizer = keras.optimizers.SGD(name="sometimes")
+            optimizer.build([variable])
+
+        @tf.function
+        def step(x):
+            return strategy.run(lambda x: tf.cond(
+                x > 0, lambda: optimizer.apply([x], [variable]) or x, lambda: x), args=(x,))
+
+        step(tf.constant([1.0])[0])
+
+    def unequal_parts():
+        parts = tf.data.Dataset.from_tensors((tf.ones((6, 2)), tf.ones((7, 2))))
+        strategy.experimental_distribute_dataset(parts)
+
+    def predict_distributed():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile("sgd", "mse")
+        model.predict(strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices(x).batch(8)), verbose=0)
+
+    def server_out_of_range():
+        poseidon.PoseidonStrategy(servers=[5])
+
+    def no_kv_pair():
+        poseidon.PoseidonStrategy(kv_pair_bytes=0)
+
+    def no_time():
+        poseidon.PoseidonStrategy(timeout_s=0)
+
     for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
-                 gather, from_function, other_options):
+                 gather, from_function, other_options, on_batch_outside, function_in_eager_run,
+                 apply_in_condition, unequal_parts, predict_distributed, server_out_of_range,
+                 no_kv_pair, no_time):
         try:
             case()
         except PoseidonError as error:

@@ -8,6 +8,7 @@ bound.
 
 import dataclasses
 import itertools
+import time
 
 import keras
 import numpy as np
@@ -255,8 +256,100 @@ def train_step_without_keras_loss(strategy):
         model = OwnStep(*embedding())
         model.compile(OPTIMIZERS["sgd"]())
     x, y = make_data(model)
-    model.fit(x, y, batch_size=BATCH, verbose=0)
-    return result(model)
+    # On 3 ranks, the last batch leaves one of them without a row.
+    history = model.fit(x[:34], y[:34], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return result(model, **flat(history))
+
+
+class CanonicalStep(keras.Model):
+    """The train_step of Keras' own guide."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables),
+                             self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def canonical_train_step(strategy):
+    with strategy.scope():
+        model = CanonicalStep(*dense())
+        model.compile(OPTIMIZERS["sgd"](), "mse", metrics=["mae"])
+    history = model.fit(*make_data(model), batch_size=BATCH, epochs=2, verbose=0)
+    logs = {name: np.array([list(v.values()) if isinstance(v, dict) else v for v in values])
+            for name, values in flat(history).items()}
+    return result(model, **logs)
+
+
+class Positives(keras.metrics.Metric):
+    """A metric whose result is the variable that holds its state."""
+
+    def __init__(self):
+        super().__init__(name="positives")
+        self.count = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
+
+    def result(self):
+        return self.count
+
+
+def unusual_metrics(strategy):
+    def scalar(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+    with strategy.scope():
+        model = keras.Model(*dense())
+        model.compile(OPTIMIZERS["sgd"](), "mse",
+                      metrics=[scalar, Positives(), keras.losses.MeanSquaredError()])
+    x, y = make_data(model)
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0)
+    return result(model, **flat(history))
+
+
+def two_runs_in_one_function(strategy):
+    """Exchanges of the same names, of ranks that are not equally fast."""
+    with strategy.scope():
+        weight = keras.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+
+    def late(x, first):
+        slow = (strategy.rank == 0) == first  # rank 0 is late with the first, the others with the next
+        return tf.numpy_function(lambda v: time.sleep(0.2 * slow) or v, [x], tf.float64)
+
+    def run(value, first):
+        def step(x):
+            share = x / strategy.num_replicas_in_sync
+            gradient = tf.ensure_shape(late(share, first), [1])
+            optimizer.apply([gradient], [weight])
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.ensure_shape(late(share, first), [1]))
+        return strategy.run(step, args=(tf.constant([value], tf.float64),))
+
+    @tf.function
+    def both():
+        return run(1.0, True), run(100.0, False)
+
+    sums = both()
+    return {"weight": weight.numpy(), "sums": np.array(sums)}
+
+
+def rows_reduced_along_their_axis(strategy):
+    """Two rows: on three ranks, one has none to give."""
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices([3.0, 5.0]).batch(2))
+    results = [strategy.run(lambda x: x * 1.0, args=(rows,)) for rows in data]
+    return {"mean": np.array([strategy.reduce("MEAN", r, axis=0) for r in results])}
 
 
 def _own_loop(strategy, model, optimizer, x, y, epochs):
@@ -353,7 +446,8 @@ def on_batch(strategy):
 
 WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
-    regularized, train_step_without_keras_loss, custom_loop, other_seeds,
+    regularized, train_step_without_keras_loss, canonical_train_step, unusual_metrics,
+    two_runs_in_one_function, rows_reduced_along_their_axis, custom_loop, other_seeds,
     custom_loop_that_builds_the_model, built_by_first_batch, generator, predictions, on_batch)}
 
 

@@ -98,7 +98,8 @@ class Communicator:
             contributes, -1 if root is None else root)
 
         # Whatever ends the wait but success, the network may use this memory to the end.
-        self._in_flight[handle] = value, output
+        memory = object()
+        self._in_flight[memory] = value, output
 
         def wait():
             error = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -107,7 +108,7 @@ class Communicator:
                 pass
             if state < 0:
                 raise JobEndedError(error.value.decode(errors="replace"))
-            del self._in_flight[handle]
+            del self._in_flight[memory]
             return output
 
         return wait

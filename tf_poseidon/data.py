@@ -11,7 +11,7 @@ from tf_poseidon.errors import PoseidonError
 class Rows(tf.experimental.ExtensionType):
     """The rows of one tensor of a global batch that this rank computes.
 
-    Can be used like the tensor that it holds; `strategy.run` hands that tensor to the step.
+    `strategy.run` hands the step the tensor that it holds; TensorFlow's functions take it for it too.
 
     Attributes:
         value: This rank's rows. A rank without any holds one borrowed row, since many layers
@@ -96,23 +96,40 @@ def split_dataset(dataset, rank, size, name):
     @tf.autograph.experimental.do_not_convert
     def split(index, batch):
         batch = _check_first(index, batch, rank, name)
-        return tf.nest.map_structure(lambda leaf: _split_leaf(leaf, rank, size), batch)
+        return _split_batch(batch, rank, size)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def _split_leaf(leaf, rank, size):
-    if isinstance(leaf, tf.experimental.Optional):
-        return leaf
-    static_total = leaf.shape[0]
-    total = static_total if static_total is not None else _num_rows(leaf)
-    begin, count = part_of_rank(total, rank, size)
-    if static_total is not None:
+def _split_batch(batch, rank, size):
+    leaves = [leaf for leaf in tf.nest.flatten(batch)
+              if not isinstance(leaf, tf.experimental.Optional)]
+    static_totals = {leaf.shape[0] for leaf in leaves} - {None}
+    if len(static_totals) > 1:
+        raise PoseidonError(
+            f"The parts of a batch have {sorted(static_totals)} rows, but PoseidonStrategy splits "
+            "all of them alike; give every part of an element the same first dimension.")
+    if static_totals:
+        total = static_totals.pop()
+        begin, count = part_of_rank(total, rank, size)
         begin, length = (begin, count) if count > 0 else (0, min(1, total))
+        never_empty = total >= size
     else:
+        total, never_empty = _num_rows(leaves[0]), False
+        same = [tf.debugging.assert_equal(
+            _num_rows(leaf), total, "The parts of a batch must have the same first dimension.")
+                for leaf in leaves[1:]]
+        with tf.control_dependencies(same):
+            begin, count = part_of_rank(tf.identity(total), rank, size)
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
-    return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
-                tf.cast(total, tf.int32), static_total is not None and static_total >= size)
+
+    def split(leaf):
+        if isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
+                    tf.cast(total, tf.int32), never_empty)
+
+    return tf.nest.map_structure(split, batch)
 
 
 def _num_rows(leaf):

@@ -1,8 +1,12 @@
 """The exceptions that tf_poseidon raises."""
 
 
-class PoseidonError(RuntimeError):
-    """Something that the user can mend; the text names subject, value, expected and remedy."""
+class PoseidonError(Exception):
+    """Something that the user can mend; the text names subject, value, expected and remedy.
+
+    Derived from Exception itself: only of such classes does AutoGraph keep the type when it adds the
+    place in the user's code.
+    """
 
 
 class JobEndedError(PoseidonError):

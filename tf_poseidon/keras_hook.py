@@ -2,8 +2,8 @@
 
 Keras 3 scales losses by the number of replicas, not by their rows; it clips gradients before it
 reduces them; and its metrics know one process only. `HOOKS` lists every function that is wrapped
-to put that right, and why. Hooks act on models and in steps of PoseidonStrategy, and pass everything
-else through.
+to put that right, and why. In a job of several processes, models can be trained and used under
+PoseidonStrategy only; whatever else Keras does passes through.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import threading
 from typing import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import data
@@ -58,6 +59,12 @@ def _train_or_evaluate(original, model, *args, **kwargs):
     if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return original(*bound.args, **bound.kwargs)
+
+
+def _on_batch(original, model, *args, **kwargs):
+    """Checks the model; every rank computes the whole batch."""
+    _check_model(model)
+    return original(model, *args, **kwargs)
 
 
 def _predict(original, model, *args, **kwargs):
@@ -120,6 +127,7 @@ def _make_function(original, model, step_function):
         step = step_lib.current()
         if step is not None:
             step.is_keras_step = True
+            model.distribute_strategy.extended.last_share.assign(step.share(tf.float64))
         return step_function(batch)
 
     return original(model, keras_step)
@@ -133,11 +141,31 @@ def _get_metrics_result_or_logs(original, model, logs):
     communicator = strategy.extended.communicator
     with _global_state(communicator, model.metrics_variables):
         result = original(model, logs)
-    if result is logs:  # logs of a user's own train_step: no state to sum, so the mean
-        waits = {name: communicator.submit(f"logs/{name}", tf.cast(value, tf.float32).numpy())
-                 for name, value in sorted(logs.items())}
-        result = {name: wait() / communicator.size for name, wait in waits.items()}
-    return result
+        if result is logs and set(logs) == {metric.name for metric in model.metrics}:
+            result = {metric.name: metric.result() for metric in model.metrics}
+        if result is not logs:
+            # Now, not later: some metrics return the variable that holds their state.
+            return keras.tree.map_structure(_value, result)
+    return _average_logs(communicator, strategy.extended.last_share, logs)
+
+
+def _value(x):
+    return keras.ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else x
+
+
+def _average_logs(communicator, share, logs):
+    """Averages the logs of a user's own train_step over ranks, by their rows of the last batch."""
+    values = keras.tree.map_structure(_value, logs)
+    # A metric of all ranks, or a name: anything else than a number is left as it is.
+    is_number = [isinstance(v, (int, float)) or getattr(v, "shape", None) == ()
+                 for v in keras.tree.flatten(values)]
+    mine = [float(v) if n else 0.0 for v, n in zip(keras.tree.flatten(values), is_number)]
+    share = float(share.numpy())
+    weighted = np.array(mine) * share if share else np.zeros(len(mine))
+    averages = communicator.sum("logs", weighted)
+    return keras.tree.pack_sequence_as(values, [
+        float(a) if n else v
+        for v, a, n in zip(keras.tree.flatten(values), averages, is_number)])
 
 
 @contextlib.contextmanager
@@ -198,7 +226,10 @@ def _reduce_weighted_values(original, values, sample_weight=None, mask=None,
         # A function of the user's that returns a scalar: Keras leaves that alone, and every rank
         # would add its own mean.
         result = result * step.share(result.dtype)
+        loss.is_scaled = True
     step.has_scaled_loss = True
+    if loss.is_scaled:
+        step.scaled_losses.append(result)
     return result
 
 
@@ -233,21 +264,31 @@ def _unscale_loss(original, value):
     step = step_lib.current()
     if step is None:
         return original(value)
-    unscaled = tf.math.divide_no_nan(value, step.share(value.dtype))
-    step.unscaled_losses.append(unscaled)
-    return unscaled
+    return tf.math.divide_no_nan(value, step.share(value.dtype))
+
+
+def _compute_loss(original, model, *args, **kwargs):
+    """Remembers that the loss of a user's own train_step is scaled."""
+    loss = original(model, *args, **kwargs)
+    step = step_lib.current()
+    if step is not None:
+        step.scaled_losses.append(loss)
+    return loss
 
 
 def _update_mean(original, metric, values, sample_weight=None):
-    """Weights the loss of one output by rows, when Keras gives it no weight.
+    """Lets scalars count as much as the rows that they are computed from, and losses unscaled.
 
-    Without a static batch size Keras counts every batch once; the ranks' parts of a batch then have
-    to count as much as they are large.
+    A scalar without weight counts once a batch in one process, so the ranks' parts of the batch have
+    to count by their share.
     """
     step = step_lib.current()
-    if step is not None and sample_weight is None and any(
-            values is unscaled for unscaled in step.unscaled_losses):
-        sample_weight = step.share(values.dtype)
+    if step is not None and step.is_keras_step:
+        if any(values is loss for loss in step.scaled_losses):
+            values = tf.math.divide_no_nan(values, step.share(values.dtype))
+        values = tf.convert_to_tensor(values)
+        if sample_weight is None and values.shape.rank == 0 and values.dtype.is_floating:
+            sample_weight = step.share(values.dtype)
     return original(metric, values, sample_weight)
 
 
@@ -262,7 +303,7 @@ def _assign(original, variable, value):
     # Not variable.value: where layers compute in half precision, that is a copy in half precision.
     native = variable._value
     if variable.aggregation != "sum":
-        if not native.dtype.is_floating:  # counters and seeds are the same on all ranks
+        if not native.dtype.is_floating:  # seeds and counters of steps, the same on all ranks
             return original(variable, value)
         step.note_state(variable.path, native)
     return original(variable, step.select(tf.cast(value, native.dtype), native))
@@ -271,8 +312,7 @@ def _assign(original, variable, value):
 def _next_seed(original, generator, *args, **kwargs):
     """Draws other random numbers on every rank, from state that is equal on all of them."""
     seed = original(generator, *args, **kwargs)
-    step = step_lib.current()
-    if step is None or step.is_replicated:
+    if step_lib.current() is None:
         return seed
     rank = tf.distribute.get_replica_context().replica_id_in_sync_group
     # Any odd constant would do: it spreads the ranks over the range of seeds.
@@ -286,7 +326,6 @@ def _apply(original, optimizer, grads, trainable_variables=None):
     """Synchronises gradients before the outermost optimizer clips, decides or accumulates."""
     step = step_lib.current()
     if step is None:
-        # Variables of the optimizer's are only built outside of a step.
         if _is_ours(optimizer._distribution_strategy):
             raise PoseidonError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside of "
@@ -295,6 +334,7 @@ def _apply(original, optimizer, grads, trainable_variables=None):
         return original(optimizer, grads, trainable_variables)
     if step.is_applying or len(grads) == 0:
         return original(optimizer, grads, trainable_variables)
+    step.check_unconditional(f"The optimizer '{optimizer.name}' was asked to apply gradients")
     variables = list(optimizer._trainable_variables if trainable_variables is None
                      else trainable_variables)
     # In a train_step of the user's without any Keras loss, the mean is over this rank's rows.
@@ -311,6 +351,8 @@ HOOKS = (
          "as fit", _train_or_evaluate),
     Hook(_TRAINER, "TensorFlowTrainer.predict", ("verbose",),
          "whole results on every rank", _predict),
+    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("x",), "refuse as fit", _on_batch)
+      for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
     Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
          "build models without reading a batch of data", _maybe_symbolic_build, alone=True),
     Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
@@ -326,7 +368,9 @@ HOOKS = (
          "the inverse", _unscale_loss),
     Hook("keras.src.metrics.reduction_metrics", "Mean.update_state",
          ("self", "values", "sample_weight"),
-         "weight losses of single outputs by rows", _update_mean),
+         "weight scalars by the rows that they stand for", _update_mean),
+    Hook("keras.src.trainers.trainer", "Trainer.compute_loss", ("self", "x", "y", "y_pred"),
+         "know a scaled loss when a metric is given one", _compute_loss),
     Hook("keras.src.backend.tensorflow.core", "Variable._direct_assign", ("self", "value"),
          "average moving statistics; leave borrowed rows out of metrics", _assign),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next", ("self",),

@@ -6,6 +6,7 @@ A step is what runs inside one `strategy.run`. It exists while that code runs ea
 import collections
 import contextlib
 import threading
+import weakref
 
 import tensorflow as tf
 
@@ -27,32 +28,30 @@ class Step:
         size: Number of ranks.
         contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
             that has none runs a borrowed row, and nothing that it computes from it may count.
-        is_replicated: Whether all ranks compute the same rows, as in `predict`.
         is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
             loops of their own, users scale, as everywhere in tf.distribute.
         has_scaled_loss: Whether a loss of this step has been given its share.
         is_applying: Whether an optimizer is applying gradients that are synchronised already.
     """
 
-    def __init__(self, size, rows=None, is_replicated=False):
+    def __init__(self, size, rows=None):
         """Makes a step.
 
         Args:
             size: Number of ranks.
             rows: `data.Rows` that the step works on, or None when it was given none: then all
                 ranks are taken to work on equally many.
-            is_replicated: As the attribute.
         """
         self.size = size
-        self._count = tf.constant(1) if rows is None else rows.count
-        self._total = tf.constant(size) if rows is None else rows.total
+        self._has_rows = rows is not None
+        self._count = rows.count if self._has_rows else tf.constant(1)
+        self._total = rows.total if self._has_rows else tf.constant(size)
         self.contributes = True if rows is None or rows.never_empty else rows.count > 0
-        self.is_replicated = is_replicated
         self.is_keras_step = False
         self.has_scaled_loss = False
         self.is_applying = False
-        self._occurrences = collections.Counter()
-        self.unscaled_losses = []  # tensors that unscaling has returned
+        self.scaled_losses = []  # tensors that hold a loss times this rank's share
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._state = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
@@ -76,15 +75,15 @@ class Step:
     def site(self, name):
         """Returns the name of the next exchange of `name` in this step.
 
-        It depends on the program alone: the path of a variable and how often the step has used it
-        before, never on what other functions or steps have done.
+        It depends on the program alone: the path of a variable and how often the function under
+        construction has used it before, never on what other functions have done.
         """
-        occurrence = self._occurrences[name]
-        self._occurrences[name] += 1
-        return f"{name}#{occurrence}" if occurrence else name
+        self._check_graph()
+        return unique_site(name)
 
     def share(self, dtype):
         """Returns this rank's part of the global batch's rows, a scalar of `dtype`, K_r / K."""
+        self._check_graph()
         wide = tf.float64 if dtype == tf.float64 else tf.float32
         return tf.cast(tf.cast(self._count, wide) / tf.cast(self._total, wide), dtype)
 
@@ -143,20 +142,63 @@ class Step:
 
     def note_state(self, path, variable):
         """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""
+        self._check_graph()
         self._state[id(variable)] = path, variable
 
     def average_state(self):
         """Sets every noted variable to its mean over ranks, weighted by rows.
 
-        This is what keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. Where all
-        ranks hold the same integers, as in counters, the result is exact.
+        This is what keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. It is computed
+        in float64, so that single-precision values that are equal on all ranks stay what they are.
         """
         for path, variable in self._state.values():
-            wide = tf.float64 if variable.dtype == tf.float64 else tf.float32
-            weighted = tf.cast(variable, wide) * tf.cast(self._count, wide)
-            total = self.all_reduce(weighted, f"state/{path}")
-            variable.assign(tf.cast(total / tf.cast(self._total, wide), variable.dtype))
+            weighted = tf.cast(variable, tf.float64) * tf.cast(self._count, tf.float64)
+            total = ops.all_reduce(weighted, self.site(f"state/{path}"), self.contributes,
+                                   ordered=False)
+            mean = total / tf.cast(self._total, tf.float64)
+            variable.assign(tf.cast(mean, variable.dtype))
         self._state.clear()
+
+
+    def _check_graph(self):
+        """Refuses to build what depends on this step's rows into a function that outlives it."""
+        if self._has_rows and self._graph is None and not tf.executing_eagerly():
+            raise PoseidonError(
+                "A tf.function was called inside of a strategy.run that runs eagerly; it would keep "
+                "this batch's number of rows for all later batches. Decorate the function that calls "
+                "strategy.run with tf.function instead, or the inner one not at all.")
+
+    def check_unconditional(self, what):
+        """Refuses an exchange inside of a tf.cond that ranks could answer differently."""
+        graph = tf.compat.v1.get_default_graph()
+        while not tf.executing_eagerly() and graph is not self._graph:
+            if type(graph).__name__ == "CondBranchFuncGraph":
+                raise PoseidonError(
+                    f"{what} inside of a tf.cond, where one rank may be without the others: all "
+                    "would wait for each other. Do it unconditionally (to accumulate gradients, use "
+                    "the optimizer's gradient_accumulation_steps).")
+            graph = getattr(graph, "outer_graph", None)
+            if graph is None:
+                return
+
+
+_occurrences = weakref.WeakKeyDictionary()  # of each name in each outermost function's graph
+
+
+def unique_site(name):
+    """Returns `name`, numbered if the outermost function under construction has used it before.
+
+    Names of a function are its own, in whichever order and steps its exchanges run. Eager code makes
+    one exchange after the other, so there a name can be used again and again.
+    """
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    counter = _occurrences.setdefault(graph, collections.Counter())
+    counter[name] += 1
+    return f"{name}#{counter[name] - 1}" if counter[name] > 1 else name
 
 
 def variable_path(variable):

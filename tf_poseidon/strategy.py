@@ -1,6 +1,5 @@
 """PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
 
-import collections
 import contextlib
 import random
 import weakref
@@ -15,6 +14,7 @@ from tf_poseidon import keras_hook
 from tf_poseidon import ops
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
+from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 
 
@@ -42,14 +42,16 @@ class PoseidonStrategy(tf.distribute.Strategy):
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
 
     Raises:
-        PoseidonError: If the job cannot be joined: no MPI, a rank that never comes, an op library
-            built for another TensorFlow, or other options on another rank.
+        PoseidonError: If an option is out of range, or the job cannot be joined: no MPI, a rank that
+            never comes, an op library built for another TensorFlow.
     """
 
     def __init__(self, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
                  startup_timeout_s=120.0):
+        servers = tuple(servers or ())
+        _check_options(servers, kv_pair_bytes, timeout_s, startup_timeout_s)
         communicator = runtime.start(
-            servers=tuple(servers or ()), kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
+            servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
         keras_hook.install(alone=communicator is None)
@@ -105,11 +107,12 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.size = communicator.size if communicator else 1
         # While set, datasets are not split: every rank computes all rows.
         self.replicates_input = False
+        # This rank's part of the rows of the last batch of a Keras step.
+        self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
         self._new_variables = []
         self._num_broadcasts = 0
         self._num_datasets = 0
         self._split_datasets = weakref.WeakSet()
-        self._occurrences = weakref.WeakKeyDictionary()  # of names in each function's graph
 
     @property
     def _num_replicas_in_sync(self):
@@ -132,7 +135,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
             return variable
         # In a function under construction: the value is computed when the function first runs.
         initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
-        site = self._site(f"variables/{kwargs.get('name')}")
+        site = step_lib.unique_site(f"variables/{kwargs.get('name')}")
         kwargs["initial_value"] = lambda: ops.broadcast(
             tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value,
                                  dtype), site)
@@ -178,7 +181,8 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         if self.size == 1:
             with tf.device(self._device), _ReplicaContext(strategy, 0):
                 return fn(*args, **kwargs)
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.replicates_input)
+        self.broadcast_new_variables()
+        step = step_lib.Step(self.size, data.first_rows((args, kwargs)))
         args, kwargs = data.values((args, kwargs))
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
@@ -187,9 +191,17 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     @staticmethod
     def _without_borrowed_rows(step, result):
-        """Returns the result of a user's step, as zeros where this rank had no rows."""
-        return tf.nest.map_structure(
-            lambda x: step.select(x, tf.zeros_like(x)) if tf.is_tensor(x) else x, result)
+        """Returns the result of a user's step: where this rank had no rows, zeros and no rows."""
+        def without(x):
+            if step.contributes is True or not tf.is_tensor(x):
+                return x
+            zeros = step.select(x, tf.zeros_like(x))
+            if x.shape.rank == 0 or x.shape[0] not in (None, 1):
+                return zeros
+            rows = tf.shape(x)[0]
+            return zeros[:tf.where(step.contributes | (rows != 1), rows, 0)]
+
+        return tf.nest.map_structure(without, result)
 
     # ---- reducing ----
 
@@ -208,20 +220,11 @@ class _Extended(one_device_strategy.OneDeviceExtended):
             return value
 
         def reduce(part):
-            total = ops.all_reduce(tf.convert_to_tensor(part), self._site("reduce"))
+            total = ops.all_reduce(tf.convert_to_tensor(part), step_lib.unique_site("reduce"))
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
             return total / tf.cast(self.size, total.dtype) if is_mean else total
 
         return tf.nest.map_structure(reduce, value)
-
-    def _site(self, name):
-        """Returns the name of the next exchange of `name` in the current graph."""
-        if tf.executing_eagerly():
-            return name  # eager code makes one exchange after the other
-        graph = tf.compat.v1.get_default_graph()
-        counter = self._occurrences.setdefault(graph, collections.Counter())
-        counter[name] += 1
-        return f"{name}#{counter[name] - 1}"
 
     def _gather_to_implementation(self, value, destinations, axis, options):
         if self.size > 1:
@@ -253,6 +256,19 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
+
+
+def _check_options(servers, kv_pair_bytes, timeout_s, startup_timeout_s):
+    size, _ = mpi.launched_size()
+    if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
+        raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
+                            "leave it away to let every rank be a server.")
+    if not 4096 <= kv_pair_bytes <= 2**30:
+        raise PoseidonError(f"kv_pair_bytes={kv_pair_bytes}, expected 4096 to 2**30; the default is "
+                            "2 MiB.")
+    for name, value in (("timeout_s", timeout_s), ("startup_timeout_s", startup_timeout_s)):
+        if not value > 0:
+            raise PoseidonError(f"{name}={value}, expected a positive number of seconds.")
 
 
 def _describe(variable):

@@ -26,21 +26,33 @@ def sync(gradient, site, contributes=True):
             gradient=gradient, contributes=contributes, site=site))
 
 
-def all_reduce(value, site, contributes=True):
-    """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient."""
+def all_reduce(value, site, contributes=True, ordered=True):
+    """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient.
+
+    Args:
+        value, site, contributes: As for `sync`.
+        ordered: Run in program order in a `tf.function`, so that its name may be used again there;
+            False starts it as soon as the value is there, as `sync` does.
+
+    Returns:
+        A tensor like `value`, with the same bits on all ranks.
+    """
     with tf.device("CPU:0"):
-        return _unordered(library.load()[0].poseidon_all_reduce(
-            value=value, contributes=contributes, site=site))
+        total = library.load()[0].poseidon_all_reduce(
+            value=value, contributes=contributes, site=site)
+        return total if ordered else _unordered(total)
 
 
 def broadcast(value, site, root=0):
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
     with tf.device("CPU:0"):
-        return _unordered(library.load()[0].poseidon_broadcast(value=value, site=site, root=root))
+        return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
 
 
 def _unordered(output):
     """Frees a stateful op in a `tf.function` from running in program order.
+
+    Its site must then be its own in the whole function, or two exchanges could be mixed up.
 
     Automatic control dependencies put all stateful ops into one chain: each gradient would then
     wait for the gradients before it, and nothing could travel while backpropagation goes on.
