@@ -28,7 +28,7 @@ using std::chrono::microseconds;
 constexpr microseconds kSpin{30};
 constexpr microseconds kShortestPause{20};
 constexpr microseconds kLongestPauseWaiting{500};
-constexpr microseconds kLongestPauseIdle{10000};
+constexpr microseconds kLongestPauseIdle{20000};
 
 constexpr std::chrono::milliseconds kDeadlineInterval{50};
 
