@@ -47,10 +47,10 @@ def start(**options):
     if mpi.launched_size()[0] > 1:
         try:
             _communicator = mpi.join(**options)
-        except PoseidonError as error:
+        except PoseidonError:
             # MPI may hold the process for ever from here on, so it cannot end in the usual way.
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
-            raise error
+            raise
         _communicator.use_for_ops()
         sys.excepthook = functools.partial(_tell_others_and_exit, sys.excepthook)
         atexit.register(_leave)
