@@ -82,7 +82,7 @@ class BuildLibraries(build_ext.build_ext):
         package = importlib.metadata.distribution(installed_tensorflow()[0]).locate_file(
             "tensorflow")
         return (shlex.split(os.environ.get("CXX", "g++")),
-                ["-isystem", f"{package}/include", "-Ikernels/communicator",
+                ["-isystem", f"{package}/include", "-Ikernels", "-Ikernels/communicator",
                  "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1",
                  f'-DPOSEIDON_TENSORFLOW_VERSION="{version}"'],
                 [f"-L{package}", "-l:libtensorflow_framework.so.2"])

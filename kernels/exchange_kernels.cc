@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "c_api.h"
+#include "dtypes.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {
@@ -14,18 +15,6 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-
-DataType SummableType(tensorflow::DataType dtype) {
-  switch (dtype) {
-    case tensorflow::DT_FLOAT: return DataType::kFloat32;
-    case tensorflow::DT_DOUBLE: return DataType::kFloat64;
-    case tensorflow::DT_HALF: return DataType::kFloat16;
-    case tensorflow::DT_BFLOAT16: return DataType::kBfloat16;
-    case tensorflow::DT_INT32: return DataType::kInt32;
-    case tensorflow::DT_INT64: return DataType::kInt64;
-    default: return DataType::kBytes;
-  }
-}
 
 class ExchangeKernel : public AsyncOpKernel {
  public:
@@ -73,9 +62,10 @@ class SumKernel : public ExchangeKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Exchange exchange;
-    exchange.dtype = SummableType(context->input(0).dtype());
+    exchange.dtype = ToDataType(context->input(0).dtype());
     exchange.count = context->input(0).NumElements();
     exchange.contributes = context->input(1).scalar<bool>()();
+    exchange.refuses_factors = true;
     Run(context, std::move(exchange), std::move(done));
   }
 };

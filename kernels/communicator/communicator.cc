@@ -81,17 +81,24 @@ class Communicator::Impl {
     if (!startup_error_.empty()) throw std::runtime_error(startup_error_);
   }
 
-  void Submit(Exchange exchange, Done done) {
+  // Something for the progress thread to start, or nobody to take any more.
+  struct Submission {
+    std::string site;
+    std::function<void(Protocol* protocol)> start;
+    Done refuse;
+  };
+
+  void Submit(Submission submission) {
     std::string refusal;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       refusal = failure_;
       if (refusal.empty() && wants_goodbye_) {
-        refusal = "'" + exchange.site + "' was submitted after this rank had said goodbye.";
+        refusal = "'" + submission.site + "' was submitted after this rank had said goodbye.";
       }
-      if (refusal.empty()) inbox_.push_back({std::move(exchange), std::move(done), Clock::now()});
+      if (refusal.empty()) inbox_.push_back(std::move(submission));
     }
-    if (!refusal.empty()) return done(refusal);
+    if (!refusal.empty()) return submission.refuse(refusal);
     has_work_.notify_one();
   }
 
@@ -132,12 +139,6 @@ class Communicator::Impl {
   }
 
  private:
-  struct Submission {
-    Exchange exchange;
-    Done done;
-    Clock::time_point time;
-  };
-
   template <typename Change>
   void Set(Change change) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -175,7 +176,7 @@ class Communicator::Impl {
       left.swap(inbox_);
     });
     for (Submission& submission : left) {
-      submission.done("'" + submission.exchange.site + "' was submitted while the job ended.");
+      submission.refuse("'" + submission.site + "' was submitted while the job ended.");
     }
   }
 
@@ -204,9 +205,7 @@ class Communicator::Impl {
         abort.swap(wants_abort_);
         goodbye = wants_goodbye_ && !std::exchange(is_goodbye_taken_, wants_goodbye_);
       }
-      for (Submission& s : taken) {
-        protocol->Start(std::move(s.exchange), std::move(s.done), s.time);
-      }
+      for (Submission& submission : taken) submission.start(protocol);
       if (!abort.empty()) protocol->Fail(abort, /*tell_peers=*/true);
       if (goodbye) protocol->SayGoodbye();
       if (taken.empty()) return is_active;
@@ -258,7 +257,21 @@ Communicator::~Communicator() { impl_->Stop(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::Submit(Exchange exchange, Done done) {
-  impl_->Submit(std::move(exchange), std::move(done));
+  const std::string site = exchange.site;
+  const auto submitted = Clock::now();
+  auto start = [exchange = std::move(exchange), done, submitted](Protocol* protocol) {
+    protocol->Start(exchange, done, submitted);
+  };
+  impl_->Submit({site, std::move(start), std::move(done)});
+}
+void Communicator::SubmitFactors(Factors factors, FactorsDone done) {
+  const std::string site = factors.site;
+  const auto submitted = Clock::now();
+  auto start = [factors = std::move(factors), done, submitted](Protocol* protocol) {
+    protocol->StartFactors(factors, done, submitted);
+  };
+  impl_->Submit({site, std::move(start),
+                 [done = std::move(done)](const std::string& error) { done(error, {}); }});
 }
 void Communicator::Abort(const std::string& reason, double seconds) {
   impl_->Abort(reason, seconds);

@@ -7,7 +7,8 @@
 // is taken in rank order, so that all ranks and all runs get the same bits.
 //
 // Files, in the order in which data passes through them: communicator (the thread), protocol
-// (what a rank does), kv_pairs (cutting), server (collecting), sum, packets and frame (what is
+// (what a rank does), kv_pairs (cutting), server (collecting), sum, factors (sufficient
+// factor broadcasting), sender, packets and frame (what is
 // sent), transport (what sends it).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
@@ -18,6 +19,7 @@
 #include <string>
 
 #include "exchange.h"
+#include "factors.h"
 #include "protocol.h"
 #include "transport.h"
 
@@ -43,6 +45,7 @@ class Communicator {
   // Starts one exchange and returns at once. Input and output must stay valid until `done`; after
   // an error they must stay valid for ever, since the network may still use them.
   void Submit(Exchange exchange, Done done);
+  void SubmitFactors(Factors factors, FactorsDone done);
 
   // Ends every exchange of all ranks with an error that holds `reason`, and returns when the
   // other ranks have been told or `seconds` have passed.

@@ -18,8 +18,6 @@
 
 namespace poseidon {
 
-using Clock = std::chrono::steady_clock;
-
 inline double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -32,6 +30,7 @@ struct Exchange {
   const void* input = nullptr;
   void* output = nullptr;   // may equal `input`
   bool contributes = true;  // false: this rank adds nothing to the sum
+  bool refuses_factors = false;  // this rank's graph cannot give factors of the site
   int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }

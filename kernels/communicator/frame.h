@@ -16,13 +16,16 @@ namespace poseidon {
 enum class FrameKind : uint8_t {
   kContribution,  // a worker's part of a sum, to the server of that KV pair
   kResult,        // the finished KV pair, from its server to a worker
+  kFactors,       // one part of a worker's factors, to every other worker
+  kRefusal,       // from `step` on the sender synchronises this site dense
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program
 };
 
 enum class Scheme : uint8_t {
-  kParameterServer,  // servers sum what all ranks contribute; one without payload adds nothing
-  kBroadcast,        // servers pass on what `root` contributes
+  kParameterServer,     // servers sum what all ranks contribute; one without payload adds nothing
+  kBroadcast,           // servers pass on what `root` contributes
+  kFactorBroadcasting,  // every rank gets the factors of all
 };
 
 struct FrameHeader {
@@ -34,11 +37,11 @@ struct FrameHeader {
   uint64_t site;        // hash of the site's name
   uint64_t step;        // how often this site was exchanged before
   uint64_t plan;        // digest of everything that decides how bytes are cut and routed
-  uint64_t count;       // elements of the whole tensor
-  uint64_t offset;      // first byte of this KV pair in the tensor
+  uint64_t count;       // elements of the whole tensor; of factors, the number of parts
+  uint64_t offset;      // first byte of this KV pair in the tensor; of factors, which part
   uint64_t length;      // bytes of payload
   uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer
-  uint32_t padding;
+  uint32_t row_bytes;   // of factors: bytes of one row
 };
 
 static_assert(sizeof(FrameHeader) == 64, "FrameHeader is sent as it lies in memory");

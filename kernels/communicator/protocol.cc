@@ -52,12 +52,12 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statis
       plan_(PlanDigest(options_, size_)),
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
-      packets_(transport_.get()),
+      sender_(transport_.get(), plan_, statistics_),
       server_(transport_.get(), [this](const auto& active, size_t pair,
                                        const auto& contributions) {
         Reply(active, pair, contributions);
       }),
-      next_tag_(size_),
+      broadcasting_(transport_.get(), &sender_),
       has_left_(size_) {}
 
 // ---- the worker's side ----------------------------------------------------------------------
@@ -65,6 +65,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statis
 void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_);
   const uint64_t hash = Hash(exchange.site);
+  if (exchange.refuses_factors) broadcasting_.Refuse(hash);
   if (active_.count(hash)) {
     return done("'" + exchange.site +
                 "' is already being exchanged: one site cannot be in flight twice.");
@@ -74,6 +75,7 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
   KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes),
                 options_.servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
+  statistics_->Submitted(hash, submitted);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash,
                                                  site.steps++, std::move(pairs), statistics,
                                                  submitted);
@@ -89,6 +91,21 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
     }
   }
   Complete(active);
+}
+
+void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
+  if (has_failed()) return done(failure_, {});
+  const uint64_t hash = Hash(factors.site);
+  SiteStatistics& statistics = statistics_->Of(factors.site);
+  statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
+  sites_[hash].name = factors.site;
+  auto completed = [this, done = std::move(done)](const std::string& error,
+                                                  GatheredFactors gathered) {
+    statistics_->Completed(Clock::now());
+    done(error, std::move(gathered));
+  };
+  FailIf(broadcasting_.Start(std::move(factors), completed, hash, statistics, submitted));
+  FailIfLeftBehind();
 }
 
 // Each rank begins with the server after itself, so that not all send to the same one at a time.
@@ -158,8 +175,10 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
   if (--active->pending > 0 || has_failed()) return;
   active_.erase(active->site);
   active->statistics.count += 1;
+  const auto now = Clock::now();
+  statistics_->Completed(now);
   active->statistics.nanoseconds +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - active->start).count();
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
   active->done("");
 }
 
@@ -190,24 +209,19 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
   header.root = active->exchange.root;
   header.site = active->site;
   header.step = active->step;
-  header.plan = plan_;
   header.count = static_cast<uint64_t>(active->exchange.count);
   header.offset = active->pairs[pair].offset;
   header.length = data ? active->pairs[pair].bytes : 0;
-  header.is_bulk = header.length > kInlineBytes;
-  header.tag = header.is_bulk ? next_tag_[peer]++ : 0;
-  packets_.Append(peer, header, data);
-  statistics_->header_bytes += sizeof(header);
   active->statistics.sent_bytes += header.length;
-  if (!header.is_bulk) return;
-  ++active->pending;
-  if (kind == FrameKind::kContribution) active->is_sending[pair] = 1;
-  transport_->SendBulk(peer, header.tag, data, header.length, [this, active, pair] {
+  const bool is_bulk = sender_.Send(peer, header, data, [this, active, pair] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
     if (!deferred.empty()) ReceiveResult(active, pair, deferred.mapped());
     Complete(active);
   });
+  if (!is_bulk) return;
+  ++active->pending;
+  if (kind == FrameKind::kContribution) active->is_sending[pair] = 1;
 }
 
 bool Protocol::Poll() {
@@ -234,9 +248,17 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
             "and install the same tf_poseidon, on all ranks.";
     return Fail(text.str(), /*tell_peers=*/true);
   }
-  if (header.kind == FrameKind::kResult) return OnResult(peer, header, payload);
-  FailIf(server_.Add(peer, header, payload));
-  FailIfLeftBehind();
+  switch (header.kind) {
+    case FrameKind::kResult:
+      return OnResult(peer, header, payload);
+    case FrameKind::kFactors:
+      return FailIf(broadcasting_.OnFactors(peer, header, payload));
+    case FrameKind::kRefusal:
+      return broadcasting_.OnRefusal(peer, header);
+    default:
+      FailIf(server_.Add(peer, header, payload));
+      return FailIfLeftBehind();
+  }
 }
 
 void Protocol::SayGoodbye() {
@@ -246,13 +268,7 @@ void Protocol::SayGoodbye() {
   if (has_failed()) return;
   FrameHeader header = {};
   header.kind = FrameKind::kGoodbye;
-  ToOthers(header, nullptr);
-}
-
-void Protocol::ToOthers(const FrameHeader& header, const void* payload) {
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) packets_.Append(peer, header, payload);
-  }
+  sender_.ToOthers(header);
 }
 
 std::vector<int> Protocol::MissingGoodbyes() const {
@@ -271,17 +287,18 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
   if (has_failed()) return;
   failure_ = reason;
   on_failure_(reason);
-  packets_.Clear();
+  sender_.Clear();
   if (tell_peers) {
     FrameHeader header = {};
     header.kind = FrameKind::kAbort;
     header.length = std::min(reason.size(), kMaxReasonBytes);
-    ToOthers(header, reason.data());
+    sender_.ToOthers(header, reason.data());
   }
   // They stay in `lost_`: the network may still write to their memory, and call back for them.
   for (auto& [site, active] : active_) lost_.push_back(std::move(active));
   active_.clear();
   for (auto& active : lost_) active->done(reason);
+  broadcasting_.Fail(reason);
 }
 
 void Protocol::FailIf(const std::string& disagreement) {
@@ -291,7 +308,10 @@ void Protocol::FailIf(const std::string& disagreement) {
 void Protocol::FailIfLeftBehind() {
   if (std::none_of(has_left_.begin(), has_left_.end(), [](char left) { return left; })) return;
   if (auto found = server_.FindLeftBehind(has_left_)) {
-    FailLeftBehind(found->missing, found->waiting, sites_[found->site].name);
+    return FailLeftBehind(found->missing, found->waiting, sites_[found->site].name);
+  }
+  if (auto found = broadcasting_.FindLeftBehind(has_left_)) {
+    FailLeftBehind(found->missing, rank_, found->site);
   }
 }
 
@@ -311,17 +331,21 @@ void Protocol::CheckDeadlines() {
     const double waited = Seconds(now - active->start);
     if (waited < options_.timeout_s) continue;
     const std::vector<int> missing = server_.Missing(*active);
-    if (!missing.empty()) return FailOverdue(*active, missing);
+    const char* scheme = active->exchange.root < 0 ? "ps" : "broadcast";
+    if (!missing.empty()) return FailOverdue(active->exchange.site, scheme, missing);
     if (waited < kWorkerPatience * options_.timeout_s) continue;
-    return FailOverdue(*active, MissingServers(*active));
+    return FailOverdue(active->exchange.site, scheme, MissingServers(*active));
+  }
+  if (auto overdue = broadcasting_.FindOverdue(now, options_.timeout_s)) {
+    FailOverdue(overdue->site, "sfb", overdue->ranks);
   }
 }
 
-void Protocol::FailOverdue(const ActiveExchange& active, const std::vector<int>& ranks) {
+void Protocol::FailOverdue(const std::string& site, const std::string& scheme,
+                           const std::vector<int>& ranks) {
   std::ostringstream text;
   text << "Rank " << rank_ << " waited " << options_.timeout_s << " s for " << RankList(ranks)
-       << " to exchange '" << active.exchange.site << "' ("
-       << (active.exchange.root < 0 ? "ps" : "broadcast") << "). Look at the output of "
+       << " to exchange '" << site << "' (" << scheme << "). Look at the output of "
        << RankList(ranks) << "; if it is only slow, give PoseidonStrategy a larger timeout_s.";
   Fail(text.str(), /*tell_peers=*/true);
 }

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "exchange.h"
-#include "packets.h"
+#include "factors.h"
+#include "sender.h"
 #include "server.h"
 #include "statistics.h"
 #include "transport.h"
@@ -38,12 +39,13 @@ class Protocol {
 
   // Starts an exchange that was submitted at `submitted`.
   void Start(Exchange exchange, Done done, Clock::time_point submitted);
+  void StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
 
   // Handles what has arrived; returns whether anything had.
   bool Poll();
 
   // Sends the frames that are ready, those for one peer together.
-  void Flush() { packets_.Flush(); }
+  void Flush() { sender_.Flush(); }
 
   // Fails when an exchange has waited too long.
   void CheckDeadlines();
@@ -59,9 +61,9 @@ class Protocol {
   void Close();
 
   bool has_failed() const { return !failure_.empty(); }
-  bool is_waiting() const { return !active_.empty(); }
+  bool is_waiting() const { return !active_.empty() || broadcasting_.is_waiting(); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
-  bool is_flushed() const { return packets_.IsEmpty() && transport_->Flushed(); }
+  bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed(); }
 
  private:
   // The worker's side.
@@ -81,13 +83,13 @@ class Protocol {
   void Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind, int peer,
             const void* data);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
-  void ToOthers(const FrameHeader& header, const void* payload);
 
   // Failures.
   void FailIf(const std::string& disagreement);
   void FailIfLeftBehind();
   void FailLeftBehind(int missing, int waiting, const std::string& site);
-  void FailOverdue(const ActiveExchange& active, const std::vector<int>& ranks);
+  void FailOverdue(const std::string& site, const std::string& scheme,
+                   const std::vector<int>& ranks);
   std::vector<int> MissingServers(const ActiveExchange& active) const;
 
   struct EarlyResult {
@@ -112,9 +114,9 @@ class Protocol {
   std::vector<std::shared_ptr<ActiveExchange>> lost_;  // those that a failure has ended
   // A broadcast can be over for its root and server before this rank has asked for it.
   std::map<std::pair<uint64_t, uint64_t>, std::vector<EarlyResult>> early_;  // by site and step
-  Packets packets_;
+  Sender sender_;
   Server server_;
-  std::vector<uint32_t> next_tag_;  // by peer
+  FactorBroadcasting broadcasting_;
   std::vector<char> has_left_;      // by rank: has said goodbye
   std::string failure_;
 };

@@ -29,10 +29,22 @@ SiteStatistics& Statistics::Of(const std::string& site) {
   return sites_[site];
 }
 
+void Statistics::Submitted(uint64_t site, Clock::time_point time) {
+  if (!step_.insert(site).second) {
+    if (last_completion_ > last_submission_) {
+      waiting_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  last_completion_ - last_submission_).count();
+    }
+    step_ = {site};
+  }
+  last_submission_ = time;
+}
+
 std::string Statistics::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::ostringstream out;
-  out << "{\"header_bytes\": " << header_bytes << ", \"sites\": {";
+  out << "{\"header_bytes\": " << header_bytes
+      << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"sites\": {";
   const char* separator = "";
   for (const auto& [name, site] : sites_) {
     out << separator << Quoted(name) << ": {\"count\": " << site.count

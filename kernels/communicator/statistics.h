@@ -4,16 +4,20 @@
 #define POSEIDON_COMMUNICATOR_STATISTICS_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 
 namespace poseidon {
 
+using Clock = std::chrono::steady_clock;
+
 // Counters of one site. The progress thread adds, any thread may read.
 struct SiteStatistics {
-  std::atomic<uint64_t> count{0};
+  std::atomic<uint64_t> count{0};  // exchanges
   std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};  // payload
   std::atomic<uint64_t> nanoseconds{0};  // from Submit to done, summed over all exchanges
 };
@@ -23,12 +27,22 @@ class Statistics {
   // The counters of a site; the reference stays valid.
   SiteStatistics& Of(const std::string& site);
 
+  // A step's exchanges are submitted as backpropagation goes on. What comes after the last
+  // submission until the last completion is not hidden behind it: the step waits. A site that is
+  // submitted again begins the next step. The progress thread calls these.
+  void Submitted(uint64_t site, Clock::time_point time);
+  void Completed(Clock::time_point time) { last_completion_ = time; }
+
   std::atomic<uint64_t> header_bytes{0};  // sent by this rank
 
-  // {"header_bytes", "sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}}
+  // {"header_bytes", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}}
   std::string Json() const;
 
  private:
+  std::unordered_set<uint64_t> step_;  // what the current step has submitted
+  Clock::time_point last_submission_, last_completion_;
+  std::atomic<uint64_t> waiting_nanoseconds_{0};  // of the steps that are over
+
   mutable std::mutex mutex_;  // guards the map, not the counters in it
   std::map<std::string, SiteStatistics> sites_;
 };

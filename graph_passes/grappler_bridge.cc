@@ -1,0 +1,138 @@
+// Hands training graphs that hold a gradient site to the passes, which are Python.
+//
+// TensorFlow runs this optimizer on every function before it executes it first, twice, with all
+// calls inlined. It ignores an optimizer that fails, so what goes wrong is for the Python side to
+// say. H. Zhang et al. describe the graph that results in USENIX ATC 2017, section 4.
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/grappler/costs/graph_properties.h"
+#include "tensorflow/core/grappler/grappler_item.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer_registry.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::AttrValue;
+using tensorflow::GraphDef;
+using tensorflow::NodeDef;
+using tensorflow::grappler::Cluster;
+using tensorflow::grappler::GrapplerItem;
+using tensorflow::grappler::GraphProperties;
+using tensorflow::grappler::PluginGraphOptimizerRegistry;
+
+constexpr char kShapes[] = "_output_shapes";
+
+// Called with a serialized GraphDef; gives poseidon_set_rewritten the graph to take in its place,
+// if any.
+using Passes = void (*)(const char* graph, size_t bytes, void* rewritten);
+
+std::atomic<Passes> passes{nullptr};
+
+const AttrValue* FindAttr(const NodeDef& node, const char* name) {
+  auto found = node.attr().find(name);
+  return found == node.attr().end() ? nullptr : &found->second;
+}
+
+// Gives each tensor whose number of rows is unknown the rows that the step is planned for.
+void SetRows(GraphDef* graph, int64_t rows) {
+  for (NodeDef& node : *graph->mutable_node()) {
+    const bool is_data = node.op() == "IteratorGetNext" || node.op() == "OptionalGetValue";
+    auto found = node.mutable_attr()->find(is_data ? "output_shapes" : kShapes);
+    if (!(is_data || node.op() == "_Arg") || found == node.mutable_attr()->end()) continue;
+    for (auto& shape : *found->second.mutable_list()->mutable_shape()) {
+      if (shape.dim_size() > 0 && shape.dim(0).size() == -1) shape.mutable_dim(0)->set_size(rows);
+    }
+  }
+}
+
+// Returns the graph with the shapes of all outputs.
+absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph) {
+  GrapplerItem planned(item);
+  if (rows > 0) SetRows(&planned.graph, rows);
+  GraphProperties properties(planned);
+  TF_RETURN_IF_ERROR(properties.InferStatically(
+      /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/false,
+      /*include_tensor_values=*/false));
+  return properties.AnnotateOutputShapes(graph);
+}
+
+// Takes back the shapes that WithShapes has added: they hold for the planned rows only.
+void RestoreShapes(const GraphDef& original, GraphDef* graph) {
+  absl::flat_hash_map<std::string, const NodeDef*> nodes;
+  for (const NodeDef& node : original.node()) nodes[node.name()] = &node;
+  for (NodeDef& node : *graph->mutable_node()) {
+    node.mutable_attr()->erase(kShapes);
+    auto found = nodes.find(node.name());
+    if (found == nodes.end()) continue;
+    for (const char* name : {kShapes, "output_shapes"}) {
+      if (auto* attr = FindAttr(*found->second, name)) (*node.mutable_attr())[name] = *attr;
+    }
+  }
+}
+
+class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
+ public:
+  std::string name() const override { return "poseidon"; }
+  bool UsesFunctionLibrary() const override { return false; }
+  absl::Status Init(const tensorflow::RewriterConfig_CustomGraphOptimizer*) override {
+    return absl::OkStatus();
+  }
+
+  absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
+    const NodeDef* agree = nullptr;
+    bool has_site = false;
+    for (const NodeDef& node : item.graph.node()) {
+      has_site = has_site || node.op() == "PoseidonSync";
+      if (node.op() == "PoseidonAgree") agree = &node;
+    }
+    Passes run = passes;
+    if (!has_site || !run) return absl::AbortedError("Nothing to do.");
+
+    const AttrValue* rows = agree ? FindAttr(*agree, "rows") : nullptr;
+    GraphDef graph = item.graph;
+    // Without shapes the passes still run, and plan dense gradients.
+    if (!WithShapes(item, rows ? rows->i() : -1, &graph).ok()) graph = item.graph;
+    std::string rewritten;
+    const std::string serialized = graph.SerializeAsString();
+    run(serialized.data(), serialized.size(), &rewritten);
+    if (rewritten.empty()) return absl::AbortedError("Left as it is.");
+    if (!optimized->ParseFromString(rewritten)) {
+      return absl::InternalError("The passes returned no graph.");
+    }
+    RestoreShapes(item.graph, optimized);
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+}  // namespace poseidon
+
+extern "C" {
+
+// Lets `passes` rewrite all functions from now on. Returns false when another plug-in has the place.
+__attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes) {
+  static const bool is_registered = [] {
+    const std::set<std::string> devices = {"CPU"};
+    using Registry = poseidon::PluginGraphOptimizerRegistry;
+    if (!Registry::CreateOptimizers(devices).empty()) return false;  // it would end the process
+    tensorflow::grappler::ConfigList unchanged;
+    Registry::RegisterPluginOptimizerOrDie([] { return new poseidon::GrapplerBridge; }, "CPU",
+                                           unchanged);
+    return true;
+  }();
+  poseidon::passes = passes;
+  return is_registered;
+}
+
+__attribute__((visibility("default"))) void poseidon_set_rewritten(void* rewritten,
+                                                                   const char* graph,
+                                                                   size_t bytes) {
+  static_cast<std::string*>(rewritten)->assign(graph, bytes);
+}
+}

@@ -1,0 +1,103 @@
+#include "agreement.h"
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+namespace poseidon {
+namespace {
+
+constexpr char kSite[] = "agreement";
+constexpr int kRoot = 0;
+
+// Returns whether this process has not compared these sites yet, and notes that it does now.
+bool IsNew(const Communicator* communicator, const std::string& sites) {
+  static std::mutex mutex;
+  static auto* compared = new std::set<std::pair<const Communicator*, std::string>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return compared->emplace(communicator, sites).second;
+}
+
+// Calls `then` with rank 0's text. `text` is this rank's.
+void BroadcastText(Communicator* communicator, const std::string& text,
+                   std::function<void(const std::string& error, const std::string& text)> then) {
+  auto length = std::make_shared<int64_t>(text.size());
+  Exchange exchange;
+  exchange.site = std::string(kSite) + "/length";
+  exchange.dtype = DataType::kBytes;
+  exchange.count = sizeof(*length);
+  exchange.input = exchange.output = length.get();
+  exchange.root = kRoot;
+  communicator->Submit(exchange, [communicator, text, length, then](const std::string& error) {
+    if (!error.empty()) return then(error, "");
+    auto buffer = std::make_shared<std::string>(text);
+    buffer->resize(*length);
+    Exchange exchange;
+    exchange.site = std::string(kSite) + "/text";
+    exchange.dtype = DataType::kBytes;
+    exchange.count = *length;
+    exchange.input = exchange.output = buffer->data();
+    exchange.root = kRoot;
+    communicator->Submit(exchange, [buffer, then](const std::string& error) {
+      // The network may still write to it after a failure.
+      if (!error.empty()) new std::shared_ptr<std::string>(buffer);
+      then(error, *buffer);
+    });
+  });
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs,
+                            int their_rank) {
+  const std::vector<std::string> here = Lines(mine), there = Lines(theirs);
+  for (size_t i = 0; i < std::max(here.size(), there.size()); ++i) {
+    const std::string a = i < here.size() ? here[i] : "nothing";
+    const std::string b = i < there.size() ? there[i] : "nothing";
+    if (a == b) continue;
+    std::ostringstream text;
+    text << "the first difference is " << a << " on rank " << rank << ", and " << b << " on rank "
+         << their_rank;
+    return text.str();
+  }
+  return "";
+}
+
+void Agree(Communicator* communicator, const Form& mine, Done done) {
+  if (!IsNew(communicator, mine.sites)) return done("");
+  constexpr char kSeparator = '\0';
+  BroadcastText(
+      communicator, mine.sites + kSeparator + mine.plan,
+      [communicator, mine, done](const std::string& error, const std::string& text) {
+        if (!error.empty()) return done(error);
+        const size_t separator = text.find(kSeparator);
+        const Form theirs{text.substr(0, separator), text.substr(separator + 1)};
+        const int rank = communicator->rank();
+        std::string reason = FirstDifference(mine.sites, rank, theirs.sites, kRoot);
+        if (!reason.empty()) {
+          reason = "Ranks train different variables: " + reason +
+                   ". Build and freeze the same layers on all ranks.";
+        } else if (!mine.plan.empty() && !theirs.plan.empty()) {
+          reason = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
+          if (!reason.empty()) {
+            reason = "Ranks have different plans: " + reason +
+                     ". Give PoseidonStrategy the same policy, and fit the same batch size, on all "
+                     "ranks; policy='ps' needs no agreement.";
+          }
+        }
+        if (!reason.empty()) communicator->Abort(reason, /*seconds=*/0);
+        done(reason);
+      });
+}
+
+}  // namespace poseidon

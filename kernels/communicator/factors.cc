@@ -1,0 +1,217 @@
+#include "factors.h"
+
+#include <cstring>
+#include <sstream>
+
+namespace poseidon {
+
+std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site,
+                                      SiteStatistics& statistics, Clock::time_point submitted) {
+  const Key key{site, steps_[site]++};
+  auto own = std::make_shared<Own>();
+  own->factors = std::move(factors);
+  own->done = std::move(done);
+  own->statistics = &statistics;
+  own->start = submitted;
+  State& state = states_[key];
+  state.own = own;
+  ++num_active_;
+  std::string disagreement = CheckArrivals(state);
+  if (!disagreement.empty()) return disagreement;
+  if (!RefusalOf(key)) {
+    for (int step = 1; step < transport_->size(); ++step) {
+      SendTo((transport_->rank() + step) % transport_->size(), key, own);
+    }
+  }
+  FinishIfOver(key);
+  return "";
+}
+
+void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own) {
+  for (size_t part = 0; part < own->factors.parts.size(); ++part) {
+    const FactorPart& factor = own->factors.parts[part];
+    FrameHeader header = {};
+    header.kind = FrameKind::kFactors;
+    header.scheme = Scheme::kFactorBroadcasting;
+    header.root = -1;
+    header.site = key.first;
+    header.step = key.second;
+    header.count = own->factors.parts.size();
+    header.offset = part;
+    header.length = factor.bytes;
+    header.row_bytes = static_cast<uint32_t>(factor.row_bytes);
+    own->statistics->sent_bytes += factor.bytes;
+    const bool is_bulk = sender_->Send(peer, header, factor.data, [this, key, own] {
+      --own->sending;
+      FinishIfOver(key);
+    });
+    if (is_bulk) ++own->sending;
+  }
+}
+
+std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
+                                          const char* payload) {
+  const Key key{header.site, header.step};
+  auto arrival = std::make_shared<Arrival>();
+  arrival->header = header;
+  arrival->data.reset(new char[header.length]);
+  if (!RefusalOf(key)) {
+    State& state = states_[key];
+    state.arrivals[{peer, header.offset}] = arrival;
+    std::string disagreement = CheckArrivals(state);
+    if (!disagreement.empty()) return disagreement;
+  }
+  if (header.is_bulk) {  // received even if refused: the sender waits until it has left
+    transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length,
+                            [this, key, arrival] {
+                              arrival->is_ready = true;
+                              FinishIfOver(key);
+                            });
+    return "";
+  }
+  if (header.length > 0) std::memcpy(arrival->data.get(), payload, header.length);
+  arrival->is_ready = true;
+  FinishIfOver(key);
+  return "";
+}
+
+std::string FactorBroadcasting::CheckArrivals(const State& state) const {
+  if (!state.own) return "";
+  const Factors& mine = state.own->factors;
+  for (const auto& [from, arrival] : state.arrivals) {
+    const FrameHeader& theirs = arrival->header;
+    const bool same_parts = theirs.count == mine.parts.size();
+    if (same_parts && theirs.row_bytes == mine.parts[theirs.offset].row_bytes) continue;
+    std::ostringstream text;
+    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first;
+    if (same_parts) {
+      text << " sends rows of " << theirs.row_bytes << " bytes as part " << theirs.offset
+           << ", rank " << transport_->rank() << " of " << mine.parts[theirs.offset].row_bytes;
+    } else {
+      text << " sends " << theirs.count << " parts, rank " << transport_->rank() << " sends "
+           << mine.parts.size();
+    }
+    text << ". Build the same model on all ranks.";
+    return text.str();
+  }
+  return "";
+}
+
+void FactorBroadcasting::Refuse(uint64_t site) {
+  const auto [refusal, is_first] =
+      refusals_.emplace(site, Refusal{steps_[site], transport_->rank()});
+  if (!is_first) return;
+  FrameHeader header = {};
+  header.kind = FrameKind::kRefusal;
+  header.scheme = Scheme::kFactorBroadcasting;
+  header.site = site;
+  header.step = refusal->second.step;
+  sender_->ToOthers(header);
+  // What the others have sent is for nobody; bulk transfers under way keep their memory.
+  auto state = states_.lower_bound({site, header.step});
+  while (state != states_.end() && state->first.first == site) state = states_.erase(state);
+}
+
+void FactorBroadcasting::OnRefusal(int peer, const FrameHeader& header) {
+  const auto [refusal, is_first] = refusals_.emplace(header.site, Refusal{header.step, peer});
+  if (!is_first && header.step < refusal->second.step) refusal->second = {header.step, peer};
+  std::vector<Key> refused;
+  for (auto state = states_.lower_bound({header.site, header.step});
+       state != states_.end() && state->first.first == header.site; ++state) {
+    refused.push_back(state->first);
+  }
+  for (const Key& key : refused) FinishIfOver(key);
+}
+
+const FactorBroadcasting::Refusal* FactorBroadcasting::RefusalOf(const Key& key) const {
+  auto found = refusals_.find(key.first);
+  return found != refusals_.end() && key.second >= found->second.step ? &found->second : nullptr;
+}
+
+std::vector<int> FactorBroadcasting::Missing(const State& state) const {
+  std::vector<int> missing;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer == transport_->rank()) continue;
+    for (size_t part = 0; part < state.own->factors.parts.size(); ++part) {
+      auto found = state.arrivals.find({peer, part});
+      if (found != state.arrivals.end() && found->second->is_ready) continue;
+      missing.push_back(peer);
+      break;
+    }
+  }
+  return missing;
+}
+
+void FactorBroadcasting::FinishIfOver(const Key& key) {
+  auto found = states_.find(key);
+  if (found == states_.end() || has_failed_) return;
+  const Refusal* refusal = RefusalOf(key);
+  const std::shared_ptr<Own> own = found->second.own;
+  if (!own) {
+    if (refusal) states_.erase(found);
+    return;
+  }
+  if (own->sending > 0 || (!refusal && !Missing(found->second).empty())) return;
+  const State state = std::move(found->second);
+  states_.erase(found);
+  --num_active_;
+
+  GatheredFactors gathered;
+  gathered.is_complete = !refusal;
+  gathered.refused_by = refusal ? refusal->rank : -1;
+  for (size_t part = 0; !refusal && part < own->factors.parts.size(); ++part) {
+    std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
+    for (int rank = 0; rank < transport_->size(); ++rank) {
+      if (rank == transport_->rank()) {
+        const FactorPart& mine = own->factors.parts[part];
+        rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes});
+      } else {
+        const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
+        rows.push_back({arrival->data, arrival->data.get(), arrival->header.length});
+        own->statistics->received_bytes += arrival->header.length;
+      }
+    }
+  }
+  own->statistics->count += refusal ? 0 : 1;
+  own->statistics->nanoseconds +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - own->start).count();
+  own->done("", std::move(gathered));
+}
+
+std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(
+    Clock::time_point now, double seconds) const {
+  for (const auto& [key, state] : states_) {
+    if (!state.own || Seconds(now - state.own->start) < seconds) continue;
+    std::vector<int> missing = Missing(state);
+    if (missing.empty()) {  // all have sent theirs; somebody does not take ours
+      for (int rank = 0; rank < transport_->size(); ++rank) {
+        if (rank != transport_->rank()) missing.push_back(rank);
+      }
+    }
+    return Overdue{state.own->factors.site, std::move(missing)};
+  }
+  return std::nullopt;
+}
+
+std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind(
+    const std::vector<char>& has_left) const {
+  for (const auto& [key, state] : states_) {
+    if (!state.own || RefusalOf(key)) continue;
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      // Packets keep their order: factors that were not announced before the goodbye never will be.
+      if (has_left[peer] && peer != transport_->rank() && !state.arrivals.count({peer, 0})) {
+        return LeftBehind{peer, state.own->factors.site};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+void FactorBroadcasting::Fail(const std::string& reason) {
+  has_failed_ = true;  // the states stay: the network may still write to their memory
+  for (auto& [key, state] : states_) {
+    if (state.own) state.own->done(reason, {});
+  }
+}
+
+}  // namespace poseidon

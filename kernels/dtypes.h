@@ -1,0 +1,25 @@
+// TensorFlow's element types as the communicator knows them.
+
+#ifndef POSEIDON_DTYPES_H_
+#define POSEIDON_DTYPES_H_
+
+#include "sum.h"
+#include "tensorflow/core/framework/types.pb.h"
+
+namespace poseidon {
+
+inline DataType ToDataType(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_FLOAT: return DataType::kFloat32;
+    case tensorflow::DT_DOUBLE: return DataType::kFloat64;
+    case tensorflow::DT_HALF: return DataType::kFloat16;
+    case tensorflow::DT_BFLOAT16: return DataType::kBfloat16;
+    case tensorflow::DT_INT32: return DataType::kInt32;
+    case tensorflow::DT_INT64: return DataType::kInt64;
+    default: return DataType::kBytes;
+  }
+}
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_DTYPES_H_

@@ -1,0 +1,286 @@
+// CPU kernels of PoseidonSend, PoseidonRecv and PoseidonAgree.
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agreement.h"
+#include "c_api.h"
+#include "dtypes.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// What PoseidonSend has started: holds the tensors until the communicator is done with them.
+class Ticket {
+ public:
+  explicit Ticket(std::vector<Tensor> inputs) : inputs_(std::move(inputs)) {}
+  Ticket(Tensor gradient, Tensor sum) : inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
+
+  bool has_factors() const { return !sum_; }
+  const std::vector<Tensor>& inputs() const { return inputs_; }
+  const Tensor& sum() const { return *sum_; }  // of scheme "ps"
+  const GatheredFactors& gathered() const { return gathered_; }  // of scheme "sfb"
+  const std::string& error() const { return error_; }
+
+  void Finish(const std::string& error, GatheredFactors gathered) {
+    std::function<void()> waiting;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_done_ = true;
+      error_ = error;
+      gathered_ = std::move(gathered);
+      waiting = std::move(waiting_);
+    }
+    if (waiting) waiting();
+  }
+
+  // Calls `then` when the ticket is finished: now, on this thread, or later on the progress thread.
+  void WhenDone(std::function<void()> then) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!is_done_) {
+        waiting_ = std::move(then);
+        return;
+      }
+    }
+    then();
+  }
+
+ private:
+  const std::vector<Tensor> inputs_;
+  const std::optional<Tensor> sum_;
+  std::mutex mutex_;  // guards what follows until is_done_
+  bool is_done_ = false;
+  std::string error_;
+  GatheredFactors gathered_;
+  std::function<void()> waiting_;
+};
+
+// A Ticket as an element of a tensor.
+struct TicketRef {
+  std::shared_ptr<Ticket> ticket;
+
+  static const char kTypeName[];
+  std::string TypeName() const { return kTypeName; }
+  std::string DebugString() const { return kTypeName; }
+  void Encode(tensorflow::VariantTensorData*) const {}  // it never leaves the process
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+};
+
+const char TicketRef::kTypeName[] = "poseidon::Ticket";
+
+// Fails the op unless this process is part of a job.
+Communicator* CommunicatorOf(OpKernelContext* context, const OpKernel& op,
+                             const std::string& site) {
+  Communicator* communicator = ProcessCommunicator();
+  if (!communicator) {
+    context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
+        op.type_string(), " '", site, "' runs outside a job; create a "
+        "tf_poseidon.PoseidonStrategy in this process first.")));
+  }
+  return communicator;
+}
+
+class SendKernel : public OpKernel {
+ public:
+  explicit SendKernel(OpKernelConstruction* context) : OpKernel(context) {
+    std::string scheme;
+    OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
+    sends_factors_ = scheme == "sfb";
+  }
+
+  bool IsExpensive() override { return false; }
+
+  void Compute(OpKernelContext* context) override {
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator) return;
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    const bool contributes = context->input(context->num_inputs() - 1).scalar<bool>()();
+    std::shared_ptr<Ticket> ticket;
+    if (sends_factors_) {
+      ticket = SendFactors(context, communicator, contributes);
+    } else {
+      ticket = SendGradient(context, communicator, contributes);
+    }
+    output->scalar<tensorflow::Variant>()() = TicketRef{std::move(ticket)};
+  }
+
+ private:
+  std::shared_ptr<Ticket> SendGradient(OpKernelContext* context, Communicator* communicator,
+                                       bool contributes) {
+    const Tensor& gradient = context->input(0);
+    // In place when the graph has no other use for the gradient.
+    Tensor sum;
+    context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(),
+                                                               gradient.shape(), &sum));
+    if (!context->status().ok()) return nullptr;
+    auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
+    Exchange exchange;
+    exchange.site = site_;
+    exchange.dtype = ToDataType(gradient.dtype());
+    exchange.count = gradient.NumElements();
+    exchange.input = gradient.data();
+    exchange.output = ticket->sum().data();
+    exchange.contributes = contributes;
+    exchange.refuses_factors = true;
+    communicator->Submit(std::move(exchange), [ticket](const std::string& error) {
+      Finish(ticket, error, {});
+    });
+    return ticket;
+  }
+
+  std::shared_ptr<Ticket> SendFactors(OpKernelContext* context, Communicator* communicator,
+                                      bool contributes) {
+    std::vector<Tensor> tensors;
+    for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
+    auto ticket = std::make_shared<Ticket>(std::move(tensors));
+    Factors factors;
+    factors.site = site_;
+    for (const Tensor& tensor : ticket->inputs()) {
+      if (tensor.dims() != 2) {
+        context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
+            "A factor of '", site_, "' has shape ", tensor.shape().DebugString(),
+            ", but factors are matrices; reshape it to [rows, columns].")));
+        return nullptr;
+      }
+      const size_t row_bytes = tensor.dim_size(1) * DataTypeSize(tensor.dtype());
+      factors.parts.push_back(
+          {tensor.data(), contributes ? tensor.dim_size(0) * row_bytes : 0, row_bytes});
+    }
+    communicator->SubmitFactors(std::move(factors),
+                                [ticket](const std::string& error, GatheredFactors gathered) {
+                                  Finish(ticket, error, std::move(gathered));
+                                });
+    return ticket;
+  }
+
+  static void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error,
+                     GatheredFactors gathered) {
+    // The network may still use its memory after a failure, so then it is never given back.
+    if (!error.empty()) new std::shared_ptr<Ticket>(ticket);
+    ticket->Finish(error, std::move(gathered));
+  }
+
+  std::string site_;
+  bool sends_factors_ = false;
+};
+
+class RecvKernel : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
+    OP_REQUIRES_ASYNC(context, ref != nullptr,
+                      absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
+                      done);
+    std::shared_ptr<Ticket> ticket = ref->ticket;
+    ticket->WhenDone([context, ticket, done = std::move(done)] {
+      if (!ticket->error().empty()) {
+        context->SetStatus(absl::AbortedError(ticket->error()));
+        return done();
+      }
+      SetComplete(context, !ticket->has_factors() || ticket->gathered().is_complete);
+      if (!ticket->has_factors()) {
+        context->set_output(0, ticket->sum());
+        return done();
+      }
+      // Copying takes a while: not on the progress thread.
+      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+          [context, ticket, done] {
+            CopyFactors(context, *ticket);
+            done();
+          });
+    });
+  }
+
+ private:
+  static void SetComplete(OpKernelContext* context, bool is_complete) {
+    Tensor complete(tensorflow::DT_BOOL, TensorShape({}));
+    complete.scalar<bool>()() = is_complete;
+    context->set_output(context->num_outputs() - 1, complete);
+  }
+
+  // Puts the rows of all ranks under each other.
+  static void CopyFactors(OpKernelContext* context, const Ticket& ticket) {
+    const GatheredFactors& gathered = ticket.gathered();
+    for (size_t i = 0; i < ticket.inputs().size(); ++i) {
+      const Tensor& mine = ticket.inputs()[i];
+      const int64_t columns = mine.dim_size(1);
+      const size_t row_bytes = columns * DataTypeSize(mine.dtype());
+      size_t bytes = 0;
+      if (gathered.is_complete) {
+        for (const auto& rows : gathered.parts[i]) bytes += rows.bytes;
+      }
+      const int64_t rows = row_bytes > 0 ? bytes / row_bytes : 0;
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({rows, columns}), &output));
+      if (bytes == 0) continue;
+      char* to = static_cast<char*>(output->data());
+      for (const auto& rows : gathered.parts[i]) {
+        if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
+        to += rows.bytes;
+      }
+    }
+  }
+};
+
+class AgreeKernel : public AsyncOpKernel {
+ public:
+  explicit AgreeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("sites", &form_.sites));
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &form_.plan));
+    OP_REQUIRES_OK(context, context->GetAttr("strict", &strict_));
+    OP_REQUIRES_OK(context, context->GetAttr("refusal", &refusal_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    Communicator* communicator = CommunicatorOf(context, *this, "");
+    if (!communicator) return done();
+    if (strict_ && form_.plan.empty()) {
+      const std::string error = absl::StrCat(
+          "strict=True, but the training graph of rank ", communicator->rank(),
+          " was not rewritten: ",
+          refusal_.empty() ? "TensorFlow did not run the graph pass; enable Grappler "
+                             "(tf.config.optimizer), or use strict=False." : refusal_);
+      communicator->Abort(error, /*seconds=*/0);
+      context->SetStatus(absl::FailedPreconditionError(error));
+      return done();
+    }
+    Agree(communicator, form_, [context, done = std::move(done)](const std::string& error) {
+      if (!error.empty()) context->SetStatus(absl::AbortedError(error));
+      done();
+    });
+  }
+
+ private:
+  Form form_;
+  bool strict_ = false;
+  std::string refusal_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU), SendKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU), RecvKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonAgree").Device(tensorflow::DEVICE_CPU), AgreeKernel);
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,98 @@
+// The ops of a rewritten graph: a gradient leaves by PoseidonSend and comes back by PoseidonRecv.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SendShape(InferenceContext* c) {
+  ShapeHandle scalar;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 0, &scalar));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status RecvShape(InferenceContext* c) {
+  std::vector<tensorflow::PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  for (int i = 0; i + 1 < c->num_outputs(); ++i) {
+    ShapeHandle shape = c->UnknownShape();
+    if (i < static_cast<int>(shapes.size())) {
+      TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+    }
+    c->set_output(i, shape);
+  }
+  c->set_output(c->num_outputs() - 1, c->Scalar());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("PoseidonSend")
+    .Input("tensors: T")
+    .Input("contributes: bool")
+    .Output("ticket: variant")
+    .Attr("T: list(type) >= 1")
+    .Attr("site: string")
+    .Attr("scheme: {'ps', 'sfb'}")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(SendShape)
+    .Doc(R"doc(
+Starts to synchronise one site and returns at once.
+
+tensors: With scheme "ps" the gradient, of any shape. With "sfb" its factors U [K, M] and V [K, N],
+  and whatever else travels with them, matrices all; K may differ between ranks.
+contributes: A scalar. False leaves this rank out of the sum.
+ticket: What PoseidonRecv takes.
+site: The path of the variable, and which synchronisation of it within the step this is.
+scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
+)doc");
+
+REGISTER_OP("PoseidonRecv")
+    .Input("ticket: variant")
+    .Output("values: T")
+    .Output("complete: bool")
+    .Attr("T: list(type) >= 1")
+    .Attr("shapes: list(shape) = []")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(RecvShape)
+    .Doc(R"doc(
+Completes when what PoseidonSend has started is there; blocks no thread until then.
+
+ticket: From PoseidonSend.
+values: Of scheme "ps", the sum over ranks. Of "sfb", each tensor with the rows of all ranks, in
+  rank order.
+complete: False when a rank could not give factors: then `values` have no rows, and the gradient has
+  to travel dense, which all ranks find alike. Always true with "ps".
+shapes: What is known of the shapes of `values`.
+)doc");
+
+REGISTER_OP("PoseidonAgree")
+    .Attr("sites: string")
+    .Attr("rows: int")
+    .Attr("static_rows: int = -1")
+    .Attr("strict: bool")
+    .Attr("plan: string = ''")
+    .Attr("refusal: string = ''")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Compares with rank 0, once, what this function synchronises and how; ends the job if they differ.
+
+sites: One line for each site: name, dtype and shape.
+rows: Rows of a global batch that one rank computes, rounded up, for planning; -1 if unknown.
+static_rows: Rows that this rank's tensors are known to have; -1 if that changes.
+strict: Whether to fail when the graph was not rewritten.
+plan: One line for each site: the scheme that the plan chose. Empty in a graph not rewritten.
+refusal: Why the graph was not rewritten.
+)doc");
+
+}  // namespace poseidon
