@@ -17,6 +17,17 @@ absl::Status SumShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status SyncShape(InferenceContext* c) {
+  tensorflow::PartialTensorShape partial;
+  ShapeHandle scalar, known, merged;
+  TF_RETURN_IF_ERROR(c->GetAttr("shape", &partial));
+  TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(partial, &known));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), known, &merged));
+  c->set_output(0, merged);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // All three ops are stateful: no optimization may merge, fold or prune a message that the other
@@ -29,9 +40,10 @@ REGISTER_OP("PoseidonSync")
     .Output("sum: T")
     .Attr("T: {half, bfloat16, float, double, int32, int64}")
     .Attr("site: string")
+    .Attr("shape: shape = { unknown_rank: true }")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn(SumShape)
+    .SetShapeFn(SyncShape)
     .Doc(R"doc(
 Sums a gradient over all ranks: a complete synchronisation of one site.
 
@@ -43,6 +55,7 @@ gradient: This rank's part.
 contributes: A scalar. False leaves this rank out of the sum, whatever its gradient holds.
 sum: The sum over the ranks that contribute; zeros when none does.
 site: The path of the variable, and which synchronisation of it within the step this is.
+shape: What is known of the gradient's shape.
 )doc");
 
 REGISTER_OP("PoseidonAllReduce")

@@ -159,3 +159,7 @@ REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_C
 
 }  // namespace
 }  // namespace poseidon
+
+extern "C" __attribute__((visibility("default"))) bool poseidon_has_fused_multiply_add() {
+  return poseidon::HasFusedMultiplyAdd();
+}

@@ -1,4 +1,4 @@
-"""Runs scenarios under a PoseidonStrategy and writes what each rank got: run_scenarios.py OUT NAME…"""
+"""Runs scenarios and writes what each rank got: run_scenarios.py OUT POLICY NAME…"""
 
 import pathlib
 import sys
@@ -11,9 +11,9 @@ import tf_poseidon as poseidon
 
 
 def main():
-    out, names = pathlib.Path(sys.argv[1]), sys.argv[2:]
+    out, policy, names = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     keras.config.set_floatx("float64")
-    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60)
     for name in names:
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)

@@ -1,6 +1,7 @@
 """Splits global batches by rows, so that each rank computes its own part of every batch."""
 
 import typing
+import weakref
 
 import tensorflow as tf
 
@@ -19,12 +20,14 @@ class Rows(tf.experimental.ExtensionType):
         count: Scalar int32: rows that count, 0 for the borrowed one. K_r.
         total: Scalar int32: rows of the global batch. K.
         never_empty: Whether the batch is known to give every rank a row.
+        usual_total: Rows that global batches have, but perhaps the last one; -1 if unknown.
     """
 
     value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]
     count: tf.Tensor
     total: tf.Tensor
     never_empty: bool
+    usual_total: int
 
     @property
     def shape(self):
@@ -36,6 +39,10 @@ class Rows(tf.experimental.ExtensionType):
 
     def __tf_tensor__(self, dtype=None, name=None):
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
+
+
+# Batch sizes that whoever made the dataset has told; see `_batch_size`.
+batch_sizes = weakref.WeakKeyDictionary()
 
 
 def first_rows(structure):
@@ -93,15 +100,34 @@ def split_dataset(dataset, rank, size, name):
                 "PoseidonStrategy splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to "
                 "the dataset.")
 
+    usual_total = _batch_size(dataset)
+
     @tf.autograph.experimental.do_not_convert
     def split(index, batch):
         batch = _check_first(index, batch, rank, name)
-        return _split_batch(batch, rank, size)
+        return _split_batch(batch, rank, size, usual_total)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def _split_batch(batch, rank, size):
+def _batch_size(dataset):
+    """Returns the batch size of a dataset that ends in `batch`, or -1.
+
+    The shapes of the elements do not tell when the last batch may be smaller, and reading a batch
+    could lose it.
+    """
+    if dataset in batch_sizes:
+        return batch_sizes[dataset]
+    while dataset is not None:
+        size = getattr(dataset, "_batch_size", None)  # of what `batch` and `padded_batch` return
+        if size is not None:
+            return int(size)
+        inputs = dataset._inputs()
+        dataset = inputs[0] if len(inputs) == 1 else None
+    return -1
+
+
+def _split_batch(batch, rank, size, usual_total):
     leaves = [leaf for leaf in tf.nest.flatten(batch)
               if not isinstance(leaf, tf.experimental.Optional)]
     static_totals = {leaf.shape[0] for leaf in leaves} - {None}
@@ -110,7 +136,7 @@ def _split_batch(batch, rank, size):
             f"The parts of a batch have {sorted(static_totals)} rows, but PoseidonStrategy splits "
             "all of them alike; give every part of an element the same first dimension.")
     if static_totals:
-        total = static_totals.pop()
+        total = usual_total = static_totals.pop()
         begin, count = part_of_rank(total, rank, size)
         begin, length = (begin, count) if count > 0 else (0, min(1, total))
         never_empty = total >= size
@@ -127,7 +153,7 @@ def _split_batch(batch, rank, size):
         if isinstance(leaf, tf.experimental.Optional):
             return leaf
         return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
-                    tf.cast(total, tf.int32), never_empty)
+                    tf.cast(total, tf.int32), never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)
 

@@ -119,6 +119,13 @@ def _tensor_spec(spec):
     return None if isinstance(spec, tf.OptionalSpec) else spec
 
 
+def _get_tf_dataset(original, adapter):
+    """Remembers the batch size of arrays, which their dataset does not tell."""
+    dataset = original(adapter)
+    data.batch_sizes[dataset] = adapter.batch_size
+    return dataset
+
+
 def _make_function(original, model, step_function):
     """Marks train and test steps, in which losses are scaled for the user."""
 
@@ -355,6 +362,8 @@ HOOKS = (
       for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
     Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
          "build models without reading a batch of data", _maybe_symbolic_build, alone=True),
+    Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
+         ("self",), "know the batch size that gradients are planned for", _get_tf_dataset),
     Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
          "tell Keras' steps from those of users' own loops", _make_function),
     Hook("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", ("self", "logs"),

@@ -51,7 +51,12 @@ class Step:
         self.has_scaled_loss = False
         self.is_applying = False
         self.scaled_losses = []  # tensors that hold a loss times this rank's share
+        self.static_rows = rows.shape[0] if self._has_rows else None
+        # Rows of this step in a full batch, rounded up: what gradients are planned for.
+        self.usual_rows = (-(-rows.usual_total // size)
+                           if self._has_rows and rows.usual_total > 0 else None)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._gradients = []  # a line of text for each gradient site, in the order of the trace
         self._state = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
@@ -138,7 +143,14 @@ class Step:
                 "summed over ranks; use float16, bfloat16, float32 or float64.")
         if is_mean_of_rank:
             gradient *= self.share(gradient.dtype)
-        return ops.sync(gradient, self.site(path), self.contributes)
+        site = self.site(path)
+        self._gradients.append(f"'{site}' {gradient.dtype.name}{list(variable.shape)}")
+        return ops.sync(gradient, site, self.contributes, variable.shape)
+
+    def agree(self, strict):
+        """Lets the ranks compare what this step synchronises, when its function first runs."""
+        if self._gradients and not tf.executing_eagerly():
+            ops.agree(self._gradients, self.usual_rows, self.static_rows, strict)
 
     def note_state(self, path, variable):
         """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""

@@ -1,6 +1,8 @@
 """PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
 
 import contextlib
+import importlib.metadata
+import json
 import random
 import weakref
 
@@ -10,8 +12,10 @@ from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import context
 
 from tf_poseidon import data
+from tf_poseidon import grappler
 from tf_poseidon import keras_hook
 from tf_poseidon import ops
+from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon.engines import mpi
@@ -34,8 +38,16 @@ class PoseidonStrategy(tf.distribute.Strategy):
     global batch is split by rows, gradients are summed before the optimizer sees them, and losses
     are scaled by each process's share of the batch. All ranks hold the same bits after every step.
 
+    TensorFlow's graph optimizer rewrites each training function so that every gradient leaves by
+    the scheme that a plan has chosen for it: over the parameter server, or, where it is a product of
+    factors, as those.
+
     Args:
+        policy: What chooses: "ps", always the parameter server; "sfb", factors wherever it is
+            possible; "paper", whichever sends fewer numbers (Algorithm 1 of Zhang et al.).
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
+        strict: Whether to end the job when a training function could not be rewritten, instead of
+            warning and running it as it is, which computes the same.
         kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
@@ -46,17 +58,23 @@ class PoseidonStrategy(tf.distribute.Strategy):
             never comes, an op library built for another TensorFlow.
     """
 
-    def __init__(self, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
-                 startup_timeout_s=120.0):
+    def __init__(self, policy="paper", servers=None, strict=False, kv_pair_bytes=2 << 20,
+                 timeout_s=600.0, startup_timeout_s=120.0):
         servers = tuple(servers or ())
-        _check_options(servers, kv_pair_bytes, timeout_s, startup_timeout_s)
+        _check_options(policy, servers, kv_pair_bytes, timeout_s, startup_timeout_s)
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
         keras_hook.install(alone=communicator is None)
+        self._graph_pass = None
         if communicator is not None:
+            _agree_on_options(communicator, policy, strict)
             _agree_on_seed(communicator)
+            self.extended.strict = strict
+            self._graph_pass = grappler.GraphPass(
+                policy, communicator.size, len(servers) or communicator.size, strict)
+            self._graph_pass.enable()
 
     @property
     def rank(self):
@@ -70,16 +88,28 @@ class PoseidonStrategy(tf.distribute.Strategy):
             yield self
         self.extended.broadcast_new_variables()
 
+    @property
+    def plan(self):
+        """How the training function that ran last synchronises: a `planning.Plan`.
+
+        `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason. None
+        before the first training step, and in one process alone.
+        """
+        return self._graph_pass.plan if self._graph_pass else None
+
     def stats(self):
         """Returns what this rank has exchanged.
 
         Returns:
-            {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
-            "sent_bytes", "received_bytes": payload, "seconds": from the gradient being ready to
-            its sum being there, over all exchanges}}}. One process alone exchanges nothing.
+            {"header_bytes": bytes of frame headers sent, "waiting_seconds": how long steps have
+            waited for others after their last gradient was ready, "sites": {site: {"count":
+            exchanges, "sent_bytes", "received_bytes": payload, "seconds": from the gradient being
+            ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
         """
         communicator = self.extended.communicator
-        return communicator.statistics() if communicator else {"header_bytes": 0, "sites": {}}
+        if communicator is None:
+            return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
+        return communicator.statistics()
 
 
 class _ReplicaContext(distribute_lib.ReplicaContext):
@@ -107,6 +137,8 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.size = communicator.size if communicator else 1
         # While set, datasets are not split: every rank computes all rows.
         self.replicates_input = False
+        # Whether a training function that was not rewritten shall end the job.
+        self.strict = False
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
         self._new_variables = []
@@ -187,6 +219,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
+            step.agree(self.strict)
             return result if step.is_keras_step else self._without_borrowed_rows(step, result)
 
     @staticmethod
@@ -258,7 +291,9 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-def _check_options(servers, kv_pair_bytes, timeout_s, startup_timeout_s):
+def _check_options(policy, servers, kv_pair_bytes, timeout_s, startup_timeout_s):
+    if policy not in planning.POLICIES:
+        raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(planning.POLICIES)}.")
     size, _ = mpi.launched_size()
     if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
         raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
@@ -273,6 +308,27 @@ def _check_options(servers, kv_pair_bytes, timeout_s, startup_timeout_s):
 
 def _describe(variable):
     return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
+
+
+def _agree_on_options(communicator, policy, strict):
+    """Ends the job unless all ranks have the same options and packages.
+
+    Raises:
+        PoseidonError: If this rank differs from rank 0.
+    """
+    mine = {
+        "policy": policy, "strict": str(strict),
+        **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
+        "tensorflow": tf.__version__,
+        "the processor's products and sums": ops.rounding(),
+    }
+    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
+    for name, value in mine.items():
+        if of_rank_0.get(name) != value:
+            raise PoseidonError(
+                f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
+                f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
+                "on all ranks.")
 
 
 def _agree_on_seed(communicator):

@@ -3,12 +3,14 @@
 Names of sites: every call of a step must have its own, equal on all ranks.
 """
 
+import ctypes
+
 import tensorflow as tf
 
 from tf_poseidon.ops import library
 
 
-def sync(gradient, site, contributes=True):
+def sync(gradient, site, contributes=True, shape=None):
     """Returns the sum of one variable's gradient over all ranks.
 
     This is the marker of a gradient site, and by itself a complete synchronisation.
@@ -17,13 +19,15 @@ def sync(gradient, site, contributes=True):
         gradient: Dense tensor of any shape; half, bfloat16, float, double, int32 or int64.
         site: The variable's path, and which synchronisation of it in the step this is.
         contributes: Scalar bool; False leaves this rank out of the sum.
+        shape: What is known of the gradient's shape, for graph passes.
 
     Returns:
         A tensor like `gradient`, with the same bits on all ranks.
     """
     with tf.device("CPU:0"):
         return _unordered(library.load()[0].poseidon_sync(
-            gradient=gradient, contributes=contributes, site=site))
+            gradient=gradient, contributes=contributes, site=site,
+            shape=tf.TensorShape(shape)))
 
 
 def all_reduce(value, site, contributes=True, ordered=True):
@@ -47,6 +51,30 @@ def broadcast(value, site, root=0):
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
+
+
+def agree(sites, rows, static_rows, strict):
+    """Compares with rank 0, once, what the function under construction synchronises.
+
+    The graph pass also finds here what it has to know about the step.
+
+    Args:
+        sites: A line of text for each site.
+        rows: Rows of a full global batch that one rank computes, rounded up, or None.
+        static_rows: Rows that this rank's tensors are known to have, or None.
+        strict: Whether to fail when the graph was not rewritten.
+    """
+    with tf.device("CPU:0"):
+        library.load()[0].poseidon_agree(
+            sites="\n".join(sites), rows=-1 if rows is None else rows,
+            static_rows=-1 if static_rows is None else static_rows, strict=strict)
+
+
+def rounding():
+    """Returns how this processor multiplies and adds, since other ways give other bits."""
+    fused = library.load()[1].poseidon_has_fused_multiply_add
+    fused.restype = ctypes.c_bool
+    return "rounded once" if fused() else "rounded twice"
 
 
 def _unordered(output):

@@ -1,0 +1,53 @@
+"""Checks a graph before and after it is rewritten; what it finds is a mistake of ours."""
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+
+class InvalidGraph(Exception):
+    """A graph that TensorFlow could not run, or that does not do what the original did."""
+
+
+def check_graph(graph_def):
+    """Raises InvalidGraph unless names are unique, inputs exist and no cycle is without a loop."""
+    names = {node.name for node in graph_def.node}
+    if len(names) != len(graph_def.node):
+        raise InvalidGraph("two nodes have the same name")
+    readers, missing = {}, {}
+    ready = []
+    for node in graph_def.node:
+        sources = {graph_lib.node_of(tensor) for tensor in node.input}
+        if not sources <= names:
+            raise InvalidGraph(f"node '{node.name}' reads '{min(sources - names)}', which does not "
+                               "exist")
+        # Loops are closed by NextIteration: what it hands back does not count.
+        missing[node.name] = 0 if node.op in ("NextIteration", "RefNextIteration") else len(sources)
+        if missing[node.name] == 0:
+            ready.append(node.name)
+        else:
+            for source in sources:
+                readers.setdefault(source, []).append(node.name)
+    done = 0
+    while ready:
+        done += 1
+        for reader in readers.get(ready.pop(), ()):
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    if done < len(names):
+        raise InvalidGraph(f"node '{min(n for n in names if missing[n] > 0)}' depends on itself")
+
+
+def check_rewrite(before, after, markers):
+    """Raises InvalidGraph unless every marker is replaced and every other node is kept as it was."""
+    check_graph(after)
+    nodes = {node.name: node for node in after.node}
+    replaced = {marker.node for marker in markers}
+    for node in before.node:
+        kept = nodes.get(node.name)
+        if kept is None:
+            raise InvalidGraph(f"node '{node.name}' is gone")
+        if node.name in replaced:
+            if kept.op == node.op:
+                raise InvalidGraph(f"the site at node '{node.name}' is not replaced")
+        elif kept.op != node.op or list(kept.input[:len(node.input)]) != list(node.input):
+            raise InvalidGraph(f"node '{node.name}' is not what it was")

@@ -1,0 +1,51 @@
+"""Finds the gradients that a training graph synchronises.
+
+Requires: a flat graph. Ensures: the markers in the order of the graph, each with a name of its own.
+
+A marker is the op that our strategy puts over each gradient, `PoseidonSync`. Graphs that were made
+without it have other marks; a function for each kind returns the same `Marker`s.
+"""
+
+import dataclasses
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Marker:
+    """Where a gradient is synchronised.
+
+    Attributes:
+        site: Name of the site.
+        node: Name of the node that synchronises it.
+        gradient: This rank's gradient, a tensor.
+        contributes: Whether this rank has rows of its own, a tensor.
+        shape: The gradient's shape, None if it is unknown.
+        dtype: The gradient's `types_pb2.DataType`.
+    """
+
+    site: str
+    node: str
+    gradient: str
+    contributes: str
+    shape: tuple[int | None, ...] | None
+    dtype: int
+
+
+def find_sites(graph):
+    """Returns the `Marker`s of a graph.
+
+    Raises:
+        ValueError: If two gradients have the same name.
+    """
+    markers = [
+        Marker(node.attr["site"].s.decode(), node.name, *graph_lib.data_inputs(node),
+               graph.shape(node.name), node.attr["T"].type)
+        for node in graph.graph_def.node if node.op == "PoseidonSync"]
+    by_site = {}
+    for marker in markers:
+        other = by_site.setdefault(marker.site, marker)
+        if other is not marker:
+            raise ValueError(f"the nodes '{other.node}' and '{marker.node}' synchronise the same "
+                             f"site '{marker.site}'; give each synchronisation a name of its own")
+    return markers

@@ -1,0 +1,156 @@
+"""A GraphDef with indexes: what the passes read, and how they write nodes."""
+
+import collections
+import math
+
+import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import dtypes
+from tensorflow.python.framework import tensor_util
+
+
+def node_of(tensor):
+    """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
+    return tensor.lstrip("^").partition(":")[0]
+
+
+def output_of(tensor):
+    """Returns which output of its node a tensor is: 1 of "a:1", 0 of "a"."""
+    return int(tensor.partition(":")[2] or 0)
+
+
+def is_control(tensor):
+    """Whether an input is a control dependency."""
+    return tensor.startswith("^")
+
+
+class Graph:
+    """A read-only view of a GraphDef.
+
+    Attributes:
+        graph_def: The GraphDef.
+        nodes: Its nodes by name.
+    """
+
+    def __init__(self, graph_def):
+        self.graph_def = graph_def
+        self.nodes = {node.name: node for node in graph_def.node}
+        self._consumers = collections.defaultdict(list)
+        for node in graph_def.node:
+            for name in dict.fromkeys(map(node_of, node.input)):
+                self._consumers[name].append(node)
+
+    def node(self, tensor):
+        """Returns the node that makes a tensor."""
+        return self.nodes[node_of(tensor)]
+
+    def consumers(self, name):
+        """Returns the nodes that a node's outputs and control edges go to."""
+        return self._consumers[name]
+
+    def shape(self, tensor):
+        """Returns what `_output_shapes` says: a tuple with None for unknown sizes, or None."""
+        shapes = self.node(tensor).attr["_output_shapes"].list.shape
+        if len(shapes) <= output_of(tensor) or shapes[output_of(tensor)].unknown_rank:
+            return None
+        return tuple(d.size if d.size >= 0 else None for d in shapes[output_of(tensor)].dim)
+
+    def constant(self, tensor):
+        """Returns the value of a Const as an array, or None if the tensor is something else."""
+        node = self.node(tensor)
+        return tensor_util.MakeNdarray(node.attr["value"].tensor) if node.op == "Const" else None
+
+
+def data_inputs(node):
+    """Returns the inputs of a node that are tensors."""
+    return [tensor for tensor in node.input if not is_control(tensor)]
+
+
+def control_inputs(node):
+    """Returns the inputs of a node that are control dependencies."""
+    return [tensor for tensor in node.input if is_control(tensor)]
+
+
+def num_elements(shape):
+    """Returns the number of elements of a shape, None if it is unknown."""
+    return None if shape is None or None in shape else math.prod(shape)
+
+
+class Writer:
+    """Makes nodes that belong to one node of a graph: under its name and on its device."""
+
+    def __init__(self, node):
+        self._prefix = node.name
+        self._device = node.device
+        self.nodes = []
+
+    def add(self, suffix, op, inputs, **attributes):
+        """Adds a node.
+
+        Args:
+            suffix: Its name, below the prefix; empty for the prefix itself.
+            op: Its op.
+            inputs: Names of tensors, control dependencies last.
+            **attributes: Python values; DataType enums are given as `types_pb2.DT_...` ints under
+                names that begin with T or are "dtype", lists of them as lists.
+
+        Returns:
+            The name of its first output.
+        """
+        name = f"{self._prefix}/{suffix}" if suffix else self._prefix
+        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs, device=self._device)
+        for key, value in attributes.items():
+            _set_attribute(node.attr[key], key, value)
+        self.nodes.append(node)
+        return name
+
+    def constant(self, suffix, value, beside):
+        """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
+        value = np.asarray(value)
+        dtype = dtypes.as_dtype(value.dtype).as_datatype_enum
+        name = self.add(suffix, "Const", [f"^{node_of(beside)}"], dtype=dtype)
+        self.nodes[-1].attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
+        return name
+
+
+def _set_attribute(attribute, key, value):
+    is_type = key.startswith("T") or key.endswith("T") or key == "dtype"
+    if isinstance(value, bool):
+        attribute.b = value
+    elif is_type and isinstance(value, int):
+        attribute.type = value
+    elif is_type:
+        attribute.list.type.extend(value)
+    elif isinstance(value, int):
+        attribute.i = value
+    elif isinstance(value, str):
+        attribute.s = value.encode()
+    elif key == "shapes":
+        for shape in value:
+            proto = attribute.list.shape.add()
+            if shape is None:
+                proto.unknown_rank = True
+            else:
+                for size in shape:
+                    proto.dim.add().size = -1 if size is None else size
+    else:
+        raise TypeError(f"attribute {key}={value!r}")
+
+
+def with_nodes(graph_def, nodes):
+    """Returns a GraphDef with other nodes, and the library and versions of `graph_def`."""
+    result = graph_pb2.GraphDef(node=nodes, versions=graph_def.versions)
+    if graph_def.HasField("library"):
+        result.library.CopyFrom(graph_def.library)
+    return result
+
+
+def to_text(graph_def):
+    """Returns the graph as text, one node per line, sorted by name: name = Op(inputs) [site, scheme]."""
+    lines = []
+    for node in sorted(graph_def.node, key=lambda node: node.name):
+        shown = [node.attr[key].s.decode() for key in ("site", "scheme") if key in node.attr]
+        lines.append(f"{node.name} = {node.op}({', '.join(node.input)})"
+                     + (f" [{', '.join(shown)}]" if shown else ""))
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""The passes in their order."""
+
+import dataclasses
+
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import check
+from tf_poseidon.graph_passes import find_sites
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import match_factors
+from tf_poseidon.graph_passes import rank_independence
+from tf_poseidon.graph_passes import rewrite as rewrite_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """A rewritten graph.
+
+    Attributes:
+        graph_def: The GraphDef; None if there was nothing to synchronise.
+        sites: What the graph synchronises, `planning.Site`s.
+        plan: How, a `planning.Plan`.
+    """
+
+    graph_def: object
+    sites: tuple
+    plan: planning.Plan
+
+
+def rewrite(graph_def, policy, workers, servers):
+    """Rewrites a training graph so that each gradient travels as the plan says.
+
+    Args:
+        graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
+            NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
+        policy: A name in `planning.POLICIES`.
+        workers: Number of ranks.
+        servers: Number of ranks that are servers.
+
+    Returns:
+        `Rewritten`. A graph that was rewritten before has nothing left to do.
+
+    Raises:
+        ValueError: If the graph synchronises two gradients under the same name.
+        check.InvalidGraph: If the graph is not valid, or would not be afterwards.
+    """
+    check.check_graph(graph_def)
+    graph = graph_lib.Graph(graph_def)
+    markers = find_sites.find_sites(graph)
+    # Before matching: which tensors ranks have in common is a question to the whole graph.
+    independent = rank_independence.RankIndependence(graph)
+    matches = {m.site: match_factors.match_factors(graph, m, independent) for m in markers}
+    # After it: biases follow the layers whose factors are known.
+    matches |= match_factors.match_biases(graph, markers, matches)
+    sites = tuple(_site(marker, matches[marker.site]) for marker in markers)
+    plan = planning.make_plan(sites, policy, workers, servers)
+    if not markers:
+        return Rewritten(None, sites, plan)
+    result = rewrite_lib.rewrite(graph, markers, matches, plan)
+    check.check_rewrite(graph_def, result, markers)
+    return Rewritten(result, sites, plan)
+
+
+def _site(marker, match):
+    """Returns what planning needs to know of a gradient."""
+    dtype = dtypes.as_dtype(marker.dtype)
+    shape = marker.shape
+    site = planning.Site(marker.site, dtype.name, dtype.size,
+                         None if shape is None or None in shape else shape)
+    if isinstance(match, match_factors.Refusal):
+        return dataclasses.replace(site, refusal=str(match))
+    if isinstance(match, match_factors.BiasMatch):
+        return dataclasses.replace(
+            site, bias_of=match.leader,
+            refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
+    first = match.products[0]
+    rows = [product.k for product in match.products]
+    factors = planning.Factors(
+        m=first.u.columns, n=first.v.columns, k=None if None in rows else sum(rows),
+        itemsize=dtypes.as_dtype(first.dtype).size, extra_bytes=len(match.terms) * dtype.size)
+    return dataclasses.replace(site, factors=factors)

@@ -1,0 +1,98 @@
+"""Finds out which tensors of a training graph are the same on all ranks.
+
+Requires: a flat graph, whose trained variables start equal on all ranks.
+
+A variable is the same on all ranks if the graph assigns it, and never a value that depends on
+anything that differs: on data that was not summed over ranks, on random numbers, or on an op that we
+do not know. Variables that the graph only reads could be anybody's; an optimizer may use them (a
+learning rate), but they are not taken to be equal.
+"""
+
+from tensorflow.python.framework import op_def_registry
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+_EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonAllReduce", "PoseidonBroadcast", "PoseidonRecv"}
+_PASSES_RESOURCE_ON = {"Identity", "Enter", "RefEnter", "Switch", "Merge", "NextIteration", "Exit"}
+_READS = "ReadVariableOp"
+_RESOURCE = 20  # types_pb2.DT_RESOURCE
+
+
+class RankIndependence:
+    """Answers whether tensors of one graph are the same on all ranks."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._resources = {}
+        assigned, readers, differing = set(), {}, []
+        for node in graph.graph_def.node:
+            if _is_assignment(node):
+                assigned.add(self._resource(node.input[0]))
+            elif node.op == _READS:
+                readers.setdefault(self._resource(node.input[0]), []).append(node.name)
+            elif _is_source(node):
+                differing.append(node.name)
+        only_read = [name for resource, names in readers.items() if resource not in assigned
+                     for name in names]
+        self._differing = self._spread(differing, readers) | self._spread(only_read, {})
+
+    def __call__(self, tensor):
+        return graph_lib.node_of(tensor) not in self._differing
+
+    def _spread(self, names, readers):
+        """Returns the nodes that depend on any of these, also through variables with `readers`."""
+        reached, queue = set(names), list(names)
+
+        def reach(name):
+            if name not in reached:
+                reached.add(name)
+                queue.append(name)
+
+        while queue:
+            name = queue.pop()
+            node = self._graph.nodes[name]
+            if _is_assignment(node):
+                for reader in readers.get(self._resource(node.input[0]), ()):
+                    reach(reader)
+            for consumer in self._graph.consumers(name):
+                # Which branch of a condition runs can decide between two constants.
+                inputs = (consumer.input if consumer.op == "Const"
+                          else graph_lib.data_inputs(consumer))
+                depends = any(graph_lib.node_of(tensor) == name for tensor in inputs)
+                if depends and consumer.op not in _EQUAL_EVERYWHERE:
+                    reach(consumer.name)
+        return reached
+
+    def _resource(self, tensor):
+        """Returns the node that a resource comes from, before it is handed into loops."""
+        seen = []
+        name = graph_lib.node_of(tensor)
+        while name not in self._resources:
+            seen.append(name)
+            node = self._graph.nodes[name]
+            inputs = graph_lib.data_inputs(node)
+            if node.op not in _PASSES_RESOURCE_ON or not inputs:
+                self._resources[name] = name
+                break
+            name = graph_lib.node_of(inputs[0])
+            if name in seen:
+                self._resources[name] = name
+        source = self._resources[name]
+        for name in seen:
+            self._resources[name] = source
+        return source
+
+
+def _is_assignment(node):
+    return node.op.startswith(("Assign", "ResourceApply", "ResourceScatter"))
+
+
+def _is_source(node):
+    """Whether a node's outputs differ between ranks, whatever its inputs."""
+    if node.op in _EQUAL_EVERYWHERE or node.op == "VarHandleOp":
+        return False
+    if node.op in ("_Arg", "Placeholder"):
+        key = "T" if node.op == "_Arg" else "dtype"
+        return node.attr[key].type != _RESOURCE
+    op_def = op_def_registry.get(node.op)
+    return op_def is None or op_def.is_stateful

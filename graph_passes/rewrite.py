@@ -1,0 +1,235 @@
+"""Replaces each marker by the ops that its decision asks for.
+
+Requires: markers and matches of this graph, and a plan with a decision for each of them. Ensures:
+no marker is left; every other node keeps its name, and what read a marker reads its sum.
+
+By "ps", a site becomes
+
+    gradient -> Send -> Recv
+
+and by "sfb"
+
+    U, V -> Send -> Recv -> outer product -> Merge
+                     | complete?               ^
+    gradient -----> Switch -> Send -> Recv ----+
+
+The lower branch runs if some rank could not give factors, which all ranks find alike. Until then the
+dense product of this rank alone, which only that branch needs, is not computed.
+"""
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.match_factors import BETWEEN
+from tf_poseidon.graph_passes.match_factors import Match
+
+_FLOAT = types_pb2.DT_FLOAT
+_HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+
+
+def rewrite(graph, markers, matches, plan):
+    """Returns the rewritten GraphDef.
+
+    Args:
+        graph: The `Graph`.
+        markers: Its `Marker`s.
+        matches: `Match`, `BiasMatch` or `Refusal` by site.
+        plan: The `Plan`.
+    """
+    decisions = {decision.site: decision for decision in plan.decisions}
+    by_site = {marker.site: marker for marker in markers}
+    nodes = []
+    waits = {}  # by node that computes a gradient: what it has to wait for
+    for marker in markers:
+        decision = decisions[marker.site]
+        site = _SiteRewriter(graph, marker)
+        if decision.scheme == "ps":
+            site.dense()
+        else:
+            leader = by_site[decision.rides_on or marker.site].node
+            if decision.rides_on:
+                site.bias(leader, matches[marker.site], matches[decision.rides_on])
+            else:
+                site.factors(matches[marker.site])
+            for name in site.only_for_dense(matches[marker.site]):
+                waits[name] = f"{leader}/is_dense"
+        nodes += site.writer.nodes
+    replaced = {marker.node for marker in markers}
+    kept = [_waiting(node, waits.get(node.name)) for node in graph.graph_def.node
+            if node.name not in replaced]
+    return graph_lib.with_nodes(graph.graph_def, kept + nodes)
+
+
+def _waiting(node, control):
+    if control is None:
+        return node
+    changed = type(node)()
+    changed.CopyFrom(node)
+    changed.input.append(f"^{control}")
+    return changed
+
+
+class _SiteRewriter:
+    """Writes the nodes of one site."""
+
+    def __init__(self, graph, marker):
+        self._graph = graph
+        self._marker = marker
+        self._node = graph.nodes[marker.node]
+        self._controls = graph_lib.control_inputs(self._node)
+        self.writer = graph_lib.Writer(self._node)
+
+    # ---- forms --------------------------------------------------------------------------------
+
+    def dense(self):
+        """gradient -> Send -> Recv, the last under the marker's name."""
+        self._send_and_receive("", "send", "", [self._marker.gradient], "ps",
+                               [self._marker.dtype], [self._marker.shape])
+
+    def factors(self, match):
+        """Sends the factors of all products under each other, and the coefficients of all terms."""
+        first = match.products[0]
+        columns = [first.u.columns, first.v.columns]
+        parts = [self._matrices("u", [p.u for p in match.products], first.dtype),
+                 self._matrices("v", [p.v for p in match.products], first.dtype,
+                                [p.scale for p in match.products])]
+        types, shapes = [first.dtype] * 2, [(None, c) for c in columns]
+        for i, term in enumerate(match.terms):
+            one = self.writer.constant(f"one{i}", _array([[1]], self._marker.dtype),
+                                       self._marker.contributes)
+            parts.append(self._scaled(f"coefficient{i}", one, term.coefficient,
+                                      self._marker.dtype))
+            types.append(self._marker.dtype)
+            shapes.append((None, 1))
+        recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes)
+        is_complete = f"{recv}:{len(parts)}"
+        self._switch_on(is_complete)
+        gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
+                    for i, t in enumerate(types)]
+        out_type = self._made_of(first.dtype)
+        total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2],
+                                T=first.dtype, Tout=out_type)
+        total = self._as_gradient(total, out_type, tuple(columns))
+        for i, mask in enumerate(match.masks):
+            total = self.writer.add(f"masked{i}", "Mul", [total, self._same_shape(f"mask{i}", mask)],
+                                    T=self._marker.dtype)
+        for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
+            factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
+                                     T=self._marker.dtype, Tout=self._marker.dtype)
+            for j, tensor in enumerate(term.tensors):
+                factor = self.writer.add(f"term{i}_{j}", "Mul",
+                                         [self._same_shape(f"term{i}_{j}_in", tensor), factor],
+                                         T=self._marker.dtype)
+            total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self._marker.dtype)
+        self._merge_with_dense(total, is_complete)
+
+    def bias(self, leader, bias, match):
+        """Adds up the rows of a factor that another site has received."""
+        index = 0 if bias.factor == "u" else 1
+        first = match.products[0]
+        is_complete = f"{leader}/recv:{2 + len(match.terms)}"
+        gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, first.dtype)
+        out_type = self._made_of(first.dtype)
+        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=first.dtype,
+                                Tout=out_type)
+        self._merge_with_dense(self._as_gradient(total, out_type, self._marker.shape), is_complete)
+
+    def only_for_dense(self, match):
+        """Returns the nodes that compute this rank's own gradient, for the dense branch alone."""
+        ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
+        found, queue, readers = [], [self._marker.gradient], {self._marker.node}
+        while queue:
+            node = self._graph.node(queue.pop())
+            if any(consumer.name not in readers for consumer in self._graph.consumers(node.name)):
+                continue  # something else needs it now
+            if node.name in ends:
+                found.append(node.name)
+            elif node.op in BETWEEN:
+                readers.add(node.name)
+                queue += graph_lib.data_inputs(node)
+        return found
+
+    # ---- parts --------------------------------------------------------------------------------
+
+    def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes):
+        ticket = self.writer.add(
+            f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
+            T=types, site=self._marker.site, scheme=scheme)
+        return self.writer.add(f"{prefix}{recv}", "PoseidonRecv", [ticket], T=types, shapes=shapes)
+
+    def _switch_on(self, is_complete):
+        """Makes the node whose control edge lets something run in the dense branch only."""
+        switch = self.writer.add("is_complete", "Switch", [is_complete, is_complete],
+                                 T=types_pb2.DT_BOOL)
+        self.writer.add("is_dense", "Identity", [switch], T=types_pb2.DT_BOOL)
+
+    def _made_of(self, dtype):
+        """Returns the type that is made of factors of `dtype`: no rounding to half in between."""
+        return _FLOAT if dtype in _HALVES and self._marker.dtype not in _HALVES else dtype
+
+    def _if_complete(self, name, tensor, is_complete, dtype):
+        return self.writer.add(name, "Switch", [tensor, is_complete], T=dtype) + ":1"
+
+    def _merge_with_dense(self, total, is_complete):
+        dtype = self._marker.dtype
+        gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
+                                   T=dtype)
+        dense = self._send_and_receive("dense_", "send", "recv", [gradient], "ps", [dtype],
+                                       [self._marker.shape])
+        self.writer.add("", "Merge", [dense, total], T=dtype, N=2)
+
+    def _matrices(self, name, factors, dtype, scales=None):
+        """Returns one matrix with the rows of all factors, scaled."""
+        matrices = []
+        for i, factor in enumerate(factors):
+            tensor = factor.tensor
+            if factor.transpose:
+                order = self.writer.constant(f"{name}{i}_order", np.array(factor.transpose, np.int32),
+                                             tensor)
+                tensor = self.writer.add(f"{name}{i}_transposed", "Transpose", [tensor, order],
+                                         T=dtype, Tperm=types_pb2.DT_INT32)
+            if not factor.is_matrix:
+                tensor = self._reshaped(f"{name}{i}", tensor, [-1, factor.columns], dtype)
+            if scales:
+                tensor = self._scaled(f"{name}{i}", tensor, scales[i], dtype)
+            matrices.append(tensor)
+        if len(matrices) == 1:
+            return matrices[0]
+        axis = self.writer.constant(f"{name}_axis", np.int32(0), matrices[0])
+        return self.writer.add(name, "ConcatV2", [*matrices, axis], T=dtype, N=len(matrices),
+                               Tidx=types_pb2.DT_INT32)
+
+    def _scaled(self, name, tensor, scalars, dtype):
+        for i, scalar in enumerate(scalars):
+            if scalar.tensor is None:
+                operand = self.writer.constant(f"{name}_by{i}", _array(scalar.value, dtype), tensor)
+            elif self._graph.shape(scalar.tensor) == ():
+                operand = scalar.tensor
+            else:
+                operand = self._reshaped(f"{name}_by{i}", scalar.tensor, [], dtype)
+            tensor = self.writer.add(f"{name}_scaled{i}", "RealDiv" if scalar.divides else "Mul",
+                                     [tensor, operand], T=dtype)
+        return tensor
+
+    def _reshaped(self, name, tensor, shape, dtype):
+        to = self.writer.constant(f"{name}_shape", np.array(shape, np.int32), tensor)
+        return self.writer.add(f"{name}_reshaped", "Reshape", [tensor, to], T=dtype,
+                               Tshape=types_pb2.DT_INT32)
+
+    def _same_shape(self, name, tensor):
+        if self._graph.shape(tensor) == self._marker.shape:
+            return tensor
+        return self._reshaped(name, tensor, self._marker.shape, self._marker.dtype)
+
+    def _as_gradient(self, tensor, dtype, shape):
+        if dtype != self._marker.dtype:
+            tensor = self.writer.add("cast", "Cast", [tensor], SrcT=dtype, DstT=self._marker.dtype)
+        if shape != self._marker.shape:
+            tensor = self._reshaped("gradient", tensor, self._marker.shape, self._marker.dtype)
+        return tensor
+
+
+def _array(value, dtype):
+    return np.asarray(value, dtypes.as_dtype(dtype).as_numpy_dtype)

@@ -1,0 +1,95 @@
+"""Lets TensorFlow's graph optimizer, Grappler, run our passes on every function before it runs first.
+
+The ops that a strategy puts into a function are by themselves a complete synchronisation. Passes
+make it faster; where they do not run, a warning says so, and the result is the same.
+"""
+
+import ctypes
+import logging
+import threading
+
+from tensorflow.core.framework import graph_pb2
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import pipeline
+from tf_poseidon.ops import library
+
+_log = logging.getLogger("tf_poseidon")
+
+_Passes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
+class GraphPass:
+    """The passes, as TensorFlow calls them.
+
+    Attributes:
+        plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
+            None before the first one.
+    """
+
+    def __init__(self, policy, workers, servers, strict):
+        self.plan = None
+        self._policy = policy
+        self._workers = workers
+        self._servers = servers
+        self._strict = strict
+        self._lock = threading.Lock()
+        self._callback = _Passes(self._run)  # kept here, or it would be freed
+
+    def enable(self):
+        """Starts running the passes on all functions of this process."""
+        _, lib = library.load()
+        lib.poseidon_set_passes.argtypes = [_Passes]
+        lib.poseidon_set_passes.restype = ctypes.c_bool
+        lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        if not lib.poseidon_set_passes(self._callback):
+            self._refuse("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow "
+                         "takes only one for each device; do without it to train faster")
+
+    def rewrite(self, graph_def):
+        """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
+        try:
+            rewritten = pipeline.rewrite(graph_def, self._policy, self._workers, self._servers)
+        except Exception as error:  # whatever goes wrong, the graph as it is computes the same
+            self._refuse(f"{type(error).__name__}: {error}")
+            return self._with_refusal(graph_def)
+        if rewritten.graph_def is None:
+            return None
+        with self._lock:
+            self.plan = rewritten.plan
+        _log.info("The training graph was rewritten.\n%s", rewritten.plan)
+        _note_plan(rewritten.graph_def, rewritten.plan)
+        return rewritten.graph_def
+
+    def _run(self, data, size, result):
+        """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""
+        try:
+            graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(data, size))
+            rewritten = self.rewrite(graph_def)
+            if rewritten is not None:
+                serialized = rewritten.SerializeToString()
+                library.load()[1].poseidon_set_rewritten(result, serialized, len(serialized))
+        except Exception as error:
+            self._refuse(f"{type(error).__name__}: {error}")
+
+    def _refuse(self, reason):
+        with self._lock:
+            self.plan = planning.Plan(self._policy, self._workers, self._servers, (), reason)
+        if not self._strict:
+            _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
+                         reason)
+
+    def _with_refusal(self, graph_def):
+        """With strict=True, lets the function fail with the reason when it runs."""
+        if not self._strict:
+            return None
+        for node in graph_def.node:
+            if node.op == "PoseidonAgree":
+                node.attr["refusal"].s = self.plan.refusal.encode()
+        return graph_def
+
+
+def _note_plan(graph_def, plan):
+    for node in graph_def.node:
+        if node.op == "PoseidonAgree":
+            node.attr["plan"].s = plan.form().encode()
