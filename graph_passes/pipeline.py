@@ -53,7 +53,7 @@ def rewrite(graph_def, policy, workers, servers):
     matches = {m.site: match_factors.match_factors(graph, m, independent) for m in markers}
     # After it: biases follow the layers whose factors are known.
     matches |= match_factors.match_biases(graph, markers, matches)
-    sites = tuple(_site(marker, matches[marker.site]) for marker in markers)
+    sites = tuple(_site(marker, matches[marker.site], _rows(graph_def)) for marker in markers)
     plan = planning.make_plan(sites, policy, workers, servers)
     if not markers:
         return Rewritten(None, sites, plan)
@@ -62,7 +62,26 @@ def rewrite(graph_def, policy, workers, servers):
     return Rewritten(result, sites, plan)
 
 
-def _site(marker, match):
+def _rows(graph_def):
+    """Returns (rows of a step as planned, as this rank's shapes have them), None if unknown."""
+    for node in graph_def.node:
+        if node.op == "PoseidonAgree":
+            values = node.attr["rows"].i, node.attr["static_rows"].i
+            return tuple(value if value > 0 else None for value in values)
+    return None, None
+
+
+def _planned(k, rows, static_rows):
+    """Returns K in a full batch of the rank with most rows, when this rank's shapes are fixed.
+
+    A batch that does not divide gives ranks different shapes, and all must plan alike.
+    """
+    if None in (k, rows, static_rows) or k % static_rows:
+        return k
+    return k // static_rows * rows
+
+
+def _site(marker, match, rows):
     """Returns what planning needs to know of a gradient."""
     dtype = dtypes.as_dtype(marker.dtype)
     shape = marker.shape
@@ -75,8 +94,8 @@ def _site(marker, match):
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
     first = match.products[0]
-    rows = [product.k for product in match.products]
+    k = [_planned(product.k, *rows) for product in match.products]
     factors = planning.Factors(
-        m=first.u.columns, n=first.v.columns, k=None if None in rows else sum(rows),
+        m=first.u.columns, n=first.v.columns, k=None if None in k else sum(k),
         itemsize=dtypes.as_dtype(first.dtype).size, extra_bytes=len(match.terms) * dtype.size)
     return dataclasses.replace(site, factors=factors)

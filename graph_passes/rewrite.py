@@ -40,6 +40,11 @@ def rewrite(graph, markers, matches, plan):
     """
     decisions = {decision.site: decision for decision in plan.decisions}
     by_site = {marker.site: marker for marker in markers}
+    riders = {}
+    for decision in plan.decisions:
+        if decision.rides_on:
+            rider = f"{decision.site} from {matches[decision.site].factor}"
+            riders.setdefault(decision.rides_on, []).append(rider)
     nodes = []
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
@@ -52,7 +57,7 @@ def rewrite(graph, markers, matches, plan):
             if decision.rides_on:
                 site.bias(leader, matches[marker.site], matches[decision.rides_on])
             else:
-                site.factors(matches[marker.site])
+                site.factors(matches[marker.site], riders.get(marker.site, ()))
             for name in site.only_for_dense(matches[marker.site]):
                 waits[name] = f"{leader}/is_dense"
         nodes += site.writer.nodes
@@ -88,8 +93,13 @@ class _SiteRewriter:
         self._send_and_receive("", "send", "", [self._marker.gradient], "ps",
                                [self._marker.dtype], [self._marker.shape])
 
-    def factors(self, match):
-        """Sends the factors of all products under each other, and the coefficients of all terms."""
+    def factors(self, match, riders):
+        """Sends the factors of all products under each other, and the coefficients of all terms.
+
+        Args:
+            match: The `Match`.
+            riders: What else is made of these factors, as text.
+        """
         first = match.products[0]
         columns = [first.u.columns, first.v.columns]
         parts = [self._matrices("u", [p.u for p in match.products], first.dtype),
@@ -103,7 +113,8 @@ class _SiteRewriter:
                                       self._marker.dtype))
             types.append(self._marker.dtype)
             shapes.append((None, 1))
-        recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes)
+        form = f"{len(match.masks)} masks, {len(match.terms)} terms, {', '.join(sorted(riders))}"
+        recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes, form)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -153,10 +164,11 @@ class _SiteRewriter:
 
     # ---- parts --------------------------------------------------------------------------------
 
-    def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes):
+    def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes,
+                          form=""):
         ticket = self.writer.add(
             f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
-            T=types, site=self._marker.site, scheme=scheme)
+            T=types, site=self._marker.site, scheme=scheme, form=form)
         return self.writer.add(f"{prefix}{recv}", "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _switch_on(self, is_complete):

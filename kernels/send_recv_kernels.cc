@@ -1,5 +1,6 @@
 // CPU kernels of PoseidonSend, PoseidonRecv and PoseidonAgree.
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace poseidon {
 namespace {
@@ -30,9 +32,12 @@ using tensorflow::TensorShape;
 // What PoseidonSend has started: holds the tensors until the communicator is done with them.
 class Ticket {
  public:
-  explicit Ticket(std::vector<Tensor> inputs) : inputs_(std::move(inputs)) {}
-  Ticket(Tensor gradient, Tensor sum) : inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
+  Ticket(std::string site, std::vector<Tensor> factors)
+      : site_(std::move(site)), inputs_(std::move(factors)) {}
+  Ticket(std::string site, Tensor gradient, Tensor sum)
+      : site_(std::move(site)), inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
 
+  const std::string& site() const { return site_; }
   bool has_factors() const { return !sum_; }
   const std::vector<Tensor>& inputs() const { return inputs_; }
   const Tensor& sum() const { return *sum_; }  // of scheme "ps"
@@ -64,6 +69,7 @@ class Ticket {
   }
 
  private:
+  const std::string site_;
   const std::vector<Tensor> inputs_;
   const std::optional<Tensor> sum_;
   std::mutex mutex_;  // guards what follows until is_done_
@@ -105,6 +111,7 @@ class SendKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
     OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
     sends_factors_ = scheme == "sfb";
+    OP_REQUIRES_OK(context, context->GetAttr("form", &form_));
   }
 
   bool IsExpensive() override { return false; }
@@ -133,7 +140,7 @@ class SendKernel : public OpKernel {
     context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(),
                                                                gradient.shape(), &sum));
     if (!context->status().ok()) return nullptr;
-    auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
+    auto ticket = std::make_shared<Ticket>(site_, gradient, std::move(sum));
     Exchange exchange;
     exchange.site = site_;
     exchange.dtype = ToDataType(gradient.dtype());
@@ -152,9 +159,10 @@ class SendKernel : public OpKernel {
                                       bool contributes) {
     std::vector<Tensor> tensors;
     for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
-    auto ticket = std::make_shared<Ticket>(std::move(tensors));
+    auto ticket = std::make_shared<Ticket>(site_, std::move(tensors));
     Factors factors;
     factors.site = site_;
+    factors.form = form_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
         context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
@@ -180,7 +188,7 @@ class SendKernel : public OpKernel {
     ticket->Finish(error, std::move(gathered));
   }
 
-  std::string site_;
+  std::string site_, form_;
   bool sends_factors_ = false;
 };
 
@@ -194,12 +202,17 @@ class RecvKernel : public AsyncOpKernel {
                       absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
                       done);
     std::shared_ptr<Ticket> ticket = ref->ticket;
-    ticket->WhenDone([context, ticket, done = std::move(done)] {
+    ticket->WhenDone([this, context, ticket, done = std::move(done)] {
       if (!ticket->error().empty()) {
         context->SetStatus(absl::AbortedError(ticket->error()));
         return done();
       }
-      SetComplete(context, !ticket->has_factors() || ticket->gathered().is_complete);
+      const bool is_complete = !ticket->has_factors() || ticket->gathered().is_complete;
+      if (!is_complete && !has_warned_.exchange(true)) {
+        LOG(WARNING) << "'" << ticket->site() << "' travels dense on all ranks, since rank "
+                     << ticket->gathered().refused_by << " does not exchange the same factors.";
+      }
+      SetComplete(context, is_complete);
       if (!ticket->has_factors()) {
         context->set_output(0, ticket->sum());
         return done();
@@ -214,6 +227,8 @@ class RecvKernel : public AsyncOpKernel {
   }
 
  private:
+  std::atomic<bool> has_warned_{false};
+
   static void SetComplete(OpKernelContext* context, bool is_complete) {
     Tensor complete(tensorflow::DT_BOOL, TensorShape({}));
     complete.scalar<bool>()() = is_complete;
@@ -266,15 +281,25 @@ class AgreeKernel : public AsyncOpKernel {
       context->SetStatus(absl::FailedPreconditionError(error));
       return done();
     }
-    Agree(communicator, form_, [context, done = std::move(done)](const std::string& error) {
-      if (!error.empty()) context->SetStatus(absl::AbortedError(error));
-      done();
-    });
+    if (form_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
+      LOG(WARNING) << "TensorFlow did not run tf_poseidon's graph pass on rank "
+                   << communicator->rank() << ": training computes the same, but slower. Enable "
+                      "Grappler (tf.config.optimizer).";
+    }
+    Agree(communicator, form_, strict_,
+          [context, done = std::move(done)](const Agreement& agreement) {
+            if (!agreement.warning.empty()) LOG(WARNING) << agreement.warning;
+            if (!agreement.error.empty()) {
+              context->SetStatus(absl::AbortedError(agreement.error));
+            }
+            done();
+          });
   }
 
  private:
   Form form_;
   bool strict_ = false;
+  std::atomic<bool> has_warned_{false};
   std::string refusal_;
 };
 

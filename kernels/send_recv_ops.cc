@@ -40,6 +40,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("T: list(type) >= 1")
     .Attr("site: string")
     .Attr("scheme: {'ps', 'sfb'}")
+    .Attr("form: string = ''")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -51,6 +52,7 @@ tensors: With scheme "ps" the gradient, of any shape. With "sfb" its factors U [
 contributes: A scalar. False leaves this rank out of the sum.
 ticket: What PoseidonRecv takes.
 site: The path of the variable, and which synchronisation of it within the step this is.
+form: What this rank will make of the factors; those of ranks that differ are not exchanged.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
 )doc");
 

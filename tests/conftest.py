@@ -1,7 +1,5 @@
 """Options and fixtures that several test files use."""
 
-import itertools
-
 import launch
 import numpy as np
 import pytest
@@ -11,6 +9,8 @@ import scenarios
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true",
                      help="run every cell of the training table, not a pairwise cover of it")
+    parser.addoption("--update-golden", action="store_true",
+                     help="write the golden texts of the graph passes anew")
 
 
 def pytest_collection_modifyitems(items):
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 
 
 class Jobs:
-    """The results of all scenarios, one multi-process job for each number of ranks.
+    """The results of all scenarios, one multi-process job for each number of ranks and policy.
 
     TensorFlow takes seconds to import, so all scenarios run in one job; it starts when the first
     result is asked for.
@@ -27,28 +27,37 @@ class Jobs:
 
     def __init__(self, directory, full):
         self._directory = directory
-        self._full = full
         self._done = {}
-        others = [*scenarios.WAYS, *scenarios.BITS]
-        cells = table(full)
-        self._names = {ranks: [*(cell for cell, r in cells if r == ranks), *others]
-                       for ranks in scenarios.RANKS}
-        self._names[1] = [*dict.fromkeys(cell for cell, _ in cells), *others]
+        self._names = {}
+        self._repeated = {}
+        for cell, ranks, policy in table(full):
+            self._names.setdefault((ranks, policy), []).append(cell)
+            self._names.setdefault((1, ONE), []).append(cell)
+        for ranks in (1, *scenarios.RANKS):
+            others = [*scenarios.WAYS, *scenarios.BITS]
+            self._names.setdefault((ranks, scenarios.OTHERS if ranks > 1 else ONE), []).extend(others)
+        for name, policy in repeated(full):
+            self._repeated.setdefault((3, policy), []).append(name)
 
-    def results(self, name, ranks, repeat=0):
+    def results(self, name, ranks, policy, repeat=0):
         """Returns the arrays of scenario `name`, a dictionary for each rank."""
-        out = self._run(ranks, repeat)
+        out = self._run(ranks, policy, repeat)
         return [dict(np.load(out / f"{name}.rank{rank}.npz")) for rank in range(ranks)]
 
-    def _run(self, ranks, repeat):
-        if (ranks, repeat) not in self._done:
-            out = self._directory / f"ranks{ranks}-{repeat}"
+    def one_process(self, name):
+        """Returns the arrays of scenario `name` in one process."""
+        return self.results(name, 1, ONE)[0]
+
+    def _run(self, ranks, policy, repeat):
+        key = ranks, policy, repeat
+        if key not in self._done:
+            out = self._directory / "-".join(map(str, key))
             out.mkdir()
-            self._done[ranks, repeat] = out
-            names = repeated(self._full) if repeat else self._names[ranks]
-            launch.run_ok(["run_scenarios.py", out, *names], ranks if ranks > 1 else 0,
+            self._done[key] = out
+            names = dict.fromkeys((self._repeated if repeat else self._names)[ranks, policy])
+            launch.run_ok(["run_scenarios.py", out, policy, *names], ranks if ranks > 1 else 0,
                           timeout_s=60 + 8 * len(names))
-        return self._done[ranks, repeat]
+        return self._done[key]
 
 
 @pytest.fixture(scope="session")
@@ -56,21 +65,23 @@ def jobs(tmp_path_factory, request):
     return Jobs(tmp_path_factory.mktemp("jobs"), request.config.getoption("--full"))
 
 
+ONE = "ps"  # of one process, where there is nothing to decide
+
+
 def table(full):
-    """Returns the (cell, ranks) of the training table to run."""
-    if full:
-        return list(itertools.product(scenarios.table(), scenarios.RANKS))
-    return scenarios.cover()
+    """Returns the (cell, ranks, policy) of the training table to run."""
+    return scenarios.full() if full else scenarios.cover()
 
 
 def repeated(full):
-    """Returns the scenarios that run a second time, on 3 ranks, to see the same bits."""
-    return [*(cell for cell, ranks in table(full) if ranks == 3), *scenarios.BITS]
+    """Returns the (scenario, policy) that run a second time, on 3 ranks, to see the same bits."""
+    cells = [(cell, policy) for cell, ranks, policy in table(full) if ranks == 3]
+    return [*cells, *((name, scenarios.OTHERS) for name in scenarios.BITS)]
 
 
 def pytest_generate_tests(metafunc):
     full = metafunc.config.getoption("--full")
     if "cell" in metafunc.fixturenames:
-        metafunc.parametrize("cell, ranks", table(full))
+        metafunc.parametrize("cell, ranks, policy", table(full))
     if "repeated" in metafunc.fixturenames:
-        metafunc.parametrize("repeated", repeated(full))
+        metafunc.parametrize("repeated, policy", repeated(full))

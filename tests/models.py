@@ -15,6 +15,14 @@ def dense():
     return x, keras.layers.Dense(3)(keras.layers.Dense(16, "tanh")(x))
 
 
+def wide():
+    """Wide enough for Algorithm 1 of the paper to send factors; with a 3-D input and a regularizer."""
+    x = keras.Input((2, 64))
+    h = keras.layers.Dense(64, "tanh", kernel_regularizer="l2")(x)
+    h = keras.layers.EinsumDense("abc,cd->abd", (2, 64), bias_axes="d")(h)
+    return x, keras.layers.Dense(3)(keras.layers.Flatten()(h))
+
+
 def convolution():
     x = keras.Input((6, 6, 1))
     h = keras.layers.Conv2D(4, 3, activation="tanh")(x)
@@ -64,7 +72,7 @@ def lstm():
     return x, keras.layers.Dense(3)(keras.layers.LSTM(6)(x))
 
 
-MODELS = (dense, convolution, batch_norm, shared, two_in_two_out, embedding, lstm)
+MODELS = (dense, wide, convolution, batch_norm, shared, two_in_two_out, embedding, lstm)
 
 # epsilon=1e-3: with Keras' 1e-7 an update does not depend continuously on the gradient.
 OPTIMIZERS = {

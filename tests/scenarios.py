@@ -6,6 +6,7 @@ so that rounding (1e-16) and mistakes (1e-3 and more) are far apart; see test_tr
 bound.
 """
 
+import collections
 import dataclasses
 import itertools
 import time
@@ -23,6 +24,7 @@ from models import embedding
 from models import make_data
 import numpy as np
 import tensorflow as tf
+
 
 def result(model, **more):
     """Returns the arrays of a trained model, and whatever else is to be compared."""
@@ -72,21 +74,44 @@ def table():
 
 
 RANKS = (2, 3, 4)
+POLICIES = ("ps", "sfb", "paper")
+OTHERS = "sfb"  # the policy of scenarios that are not in the table
+
+
+def columns():
+    """Returns the values of each column of the table."""
+    return [m.__name__ for m in MODELS], list(OPTIMIZERS), list(LOSSES), RANKS, POLICIES
 
 
 def cover():
-    """Returns (cell, ranks) such that every pair of values of two columns occurs.
+    """Returns (cell, ranks, policy) such that every pair of values of two columns occurs."""
+    rows = list(itertools.product(*columns()))
+    missing = {pair for row in rows for pair in pairs(row)}
+    chosen = []
+    jobs = collections.Counter()  # so that ranks and policies take turns
+    while missing:
+        best = max(rows, key=lambda row: (len(missing.intersection(pairs(row))), -jobs[row[3:]]))
+        missing.difference_update(pairs(best))
+        jobs[best[3:]] += 1
+        chosen.append(("-".join(best[:3]), *best[3:]))
+    return chosen
 
-    Columns are model, optimizer, loss and ranks. The diagonals (i + j) give each model five of the
-    six losses; one more cell gives it the sixth.
+
+def pairs(row):
+    """Returns the pairs of values of a row, each value with the number of its column."""
+    return set(itertools.combinations(enumerate(row), 2))
+
+
+def full():
+    """Returns (cell, ranks, policy) for every cell and number of ranks.
+
+    Policies take turns, such that each meets every model, optimizer and number of ranks.
     """
-    losses = list(LOSSES)
-    cells = []
-    for i, model in enumerate(MODELS):
-        for j, loss in [(j, (i + j) % 6) for j in range(5)] + [(i % 5, (i + 5) % 6)]:
-            name = f"{model.__name__}-{list(OPTIMIZERS)[j]}-{losses[loss]}"
-            cells.append((name, RANKS[(2 * i + j) % 3]))
-    return cells
+    models, optimizers, losses, ranks, policies = map(list, columns())
+    return [("-".join((models[m], optimizers[o], losses[l])), ranks[r],
+             policies[(m + o + l + r) % len(policies)])
+            for m, o, l, r in itertools.product(*(range(len(c)) for c in (models, optimizers, losses,
+                                                                           ranks)))]
 
 
 # ---- other ways to train --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 import scenarios
 
 BOUND = 1e-9
-RANKS = scenarios.RANKS
+RANKS, OTHERS = scenarios.RANKS, scenarios.OTHERS
 
 
 def assert_same_bits(results):
@@ -31,38 +31,41 @@ def assert_same_bits(results):
                 assert value.tobytes() == other[name].tobytes(), f"{name}: ranks 0 and {rank}"
 
 
-def assert_close_to_one_process(jobs, name, ranks):
-    one, many = jobs.results(name, 1)[0], jobs.results(name, ranks)[0]
+def assert_close_to_one_process(jobs, name, many):
+    one = jobs.one_process(name)
     assert list(one) == list(many)
     for key, value in one.items():
         np.testing.assert_allclose(many[key], value, rtol=BOUND, atol=BOUND, err_msg=key)
 
 
-def test_table(jobs, cell, ranks):
-    assert_same_bits(jobs.results(cell, ranks))
-    assert_close_to_one_process(jobs, cell, ranks)
+def test_table(jobs, cell, ranks, policy):
+    results = jobs.results(cell, ranks, policy)
+    assert_same_bits(results)
+    assert_close_to_one_process(jobs, cell, results[0])
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("way", scenarios.WAYS)
 def test_ways_of_training(jobs, way, ranks):
-    assert_same_bits(jobs.results(way, ranks))
-    assert_close_to_one_process(jobs, way, ranks)
+    results = jobs.results(way, ranks, OTHERS)
+    assert_same_bits(results)
+    assert_close_to_one_process(jobs, way, results[0])
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", scenarios.BITS)
 def test_ranks_hold_the_same_bits(jobs, name, ranks):
-    assert_same_bits(jobs.results(name, ranks))
+    assert_same_bits(jobs.results(name, ranks, OTHERS))
 
 
-def test_runs_give_the_same_bits(jobs, repeated):
-    assert_same_bits([jobs.results(repeated, 3)[0], jobs.results(repeated, 3, repeat=1)[0]])
+def test_runs_give_the_same_bits(jobs, repeated, policy):
+    first, again = (jobs.results(repeated, 3, policy, repeat)[0] for repeat in (0, 1))
+    assert_same_bits([first, again])
 
 
 def test_training_changes_weights(jobs):
     """The comparisons above would pass if nothing was trained at all."""
-    one, other = (jobs.results(name, 2)[0] for name in ("eager", "clipped"))
+    one, other = (jobs.results(name, 2, OTHERS)[0] for name in ("eager", "clipped"))
     for name, value in one.items():
         if name.endswith("kernel"):
             assert np.abs(value - other[name]).max() > 1e-3
@@ -71,7 +74,7 @@ def test_training_changes_weights(jobs):
 @pytest.mark.parametrize("ranks", RANKS)
 def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs, ranks):
     """Moving statistics are the rows-weighted mean of what each rank's rows give."""
-    result = jobs.results("default_batch_norm", ranks)[0]
+    result = jobs.results("default_batch_norm", ranks, OTHERS)[0]
     mean, variance = np.zeros(4), np.ones(4)
     for begin in range(0, scenarios.ROWS, scenarios.BATCH):
         batch = result["x"][begin:begin + scenarios.BATCH]
@@ -86,14 +89,21 @@ def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs, ranks):
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_dropout_differs_between_ranks(jobs, ranks):
-    kept = {result["local/keep"].tobytes() for result in jobs.results("dropout", ranks)}
+    kept = {result["local/keep"].tobytes() for result in jobs.results("dropout", ranks, OTHERS)}
     assert len(kept) == ranks
 
 
 def test_cover_has_every_pair():
     def pairs(rows):
-        return {(a, row[a], b, row[b]) for row in rows for a, b in itertools.combinations(range(4), 2)}
+        return set().union(*(scenarios.pairs((*cell.split("-"), *rest)) for cell, *rest in rows))
 
-    every = itertools.product(scenarios.table(), scenarios.RANKS)
-    assert (pairs((*cell.split("-"), ranks) for cell, ranks in scenarios.cover()) ==
-            pairs((*cell.split("-"), ranks) for cell, ranks in every))
+    assert pairs(scenarios.cover()) == set().union(
+        *map(scenarios.pairs, itertools.product(*scenarios.columns())))
+
+
+def test_full_table_has_every_cell_and_every_policy_for_models_optimizers_and_ranks():
+    models, optimizers, _, ranks, policies = scenarios.columns()
+    assert {(cell, ranks) for cell, ranks, _ in scenarios.full()} == set(
+        itertools.product(scenarios.table(), scenarios.RANKS))
+    assert {(*cell.split("-")[:2], *rest) for cell, *rest in scenarios.full()} == set(
+        itertools.product(models, optimizers, ranks, policies))

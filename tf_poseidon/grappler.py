@@ -11,6 +11,7 @@ import threading
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import planning
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library
 
@@ -19,25 +20,45 @@ _log = logging.getLogger("tf_poseidon")
 _Passes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
+_enabled = None
+
+
+def enable(policy, workers, servers, strict):
+    """Starts running the passes on all functions of this process, and returns the `GraphPass`.
+
+    Raises:
+        PoseidonError: If they run already with other options.
+    """
+    global _enabled
+    options = dict(policy=policy, workers=workers, servers=servers, strict=strict)
+    if _enabled is None:
+        _enabled = GraphPass(**options)
+        _enabled.register()
+    elif _enabled.options != options:
+        raise PoseidonError(
+            f"This process rewrites training graphs with {_enabled.options}, and cannot change that "
+            f"to {options}: give every PoseidonStrategy of a process the same options.")
+    return _enabled
+
+
 class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
+        options: policy, workers, servers and strict, by name.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
     def __init__(self, policy, workers, servers, strict):
+        self.options = dict(policy=policy, workers=workers, servers=servers, strict=strict)
         self.plan = None
-        self._policy = policy
-        self._workers = workers
-        self._servers = servers
         self._strict = strict
         self._lock = threading.Lock()
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
-    def enable(self):
-        """Starts running the passes on all functions of this process."""
+    def register(self):
+        """Hands the passes to TensorFlow."""
         _, lib = library.load()
         lib.poseidon_set_passes.argtypes = [_Passes]
         lib.poseidon_set_passes.restype = ctypes.c_bool
@@ -46,10 +67,17 @@ class GraphPass:
             self._refuse("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow "
                          "takes only one for each device; do without it to train faster")
 
+    def expect(self):
+        """Notes that a training function was traced, which TensorFlow should hand to us."""
+        if self.plan is None:
+            self.plan = self._refused("TensorFlow has not run the graph pass; enable Grappler "
+                                      "(tf.config.optimizer)")
+
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
         try:
-            rewritten = pipeline.rewrite(graph_def, self._policy, self._workers, self._servers)
+            rewritten = pipeline.rewrite(graph_def, self.options["policy"],
+                                         self.options["workers"], self.options["servers"])
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             self._refuse(f"{type(error).__name__}: {error}")
             return self._with_refusal(graph_def)
@@ -74,10 +102,14 @@ class GraphPass:
 
     def _refuse(self, reason):
         with self._lock:
-            self.plan = planning.Plan(self._policy, self._workers, self._servers, (), reason)
+            self.plan = self._refused(reason)
         if not self._strict:
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
+
+    def _refused(self, reason):
+        return planning.Plan(self.options["policy"], self.options["workers"],
+                             self.options["servers"], (), reason)
 
     def _with_refusal(self, graph_def):
         """With strict=True, lets the function fail with the reason when it runs."""

@@ -148,9 +148,15 @@ class Step:
         return ops.sync(gradient, site, self.contributes, variable.shape)
 
     def agree(self, strict):
-        """Lets the ranks compare what this step synchronises, when its function first runs."""
-        if self._gradients and not tf.executing_eagerly():
-            ops.agree(self._gradients, self.usual_rows, self.static_rows, strict)
+        """Lets the ranks compare what this step synchronises, when its function first runs.
+
+        Returns:
+            Whether there is a function, and anything to synchronise.
+        """
+        if not self._gradients or tf.executing_eagerly():
+            return False
+        ops.agree(self._gradients, self.usual_rows, self.static_rows, strict)
+        return True
 
     def note_state(self, path, variable):
         """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""

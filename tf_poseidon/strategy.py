@@ -67,14 +67,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
         keras_hook.install(alone=communicator is None)
-        self._graph_pass = None
         if communicator is not None:
             _agree_on_options(communicator, policy, strict)
             _agree_on_seed(communicator)
-            self.extended.strict = strict
-            self._graph_pass = grappler.GraphPass(
+            self.extended.graph_pass = grappler.enable(
                 policy, communicator.size, len(servers) or communicator.size, strict)
-            self._graph_pass.enable()
 
     @property
     def rank(self):
@@ -92,10 +89,12 @@ class PoseidonStrategy(tf.distribute.Strategy):
     def plan(self):
         """How the training function that ran last synchronises: a `planning.Plan`.
 
-        `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason. None
-        before the first training step, and in one process alone.
+        `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason; or why
+        the function was not rewritten. None before the first training function, and in one process
+        alone.
         """
-        return self._graph_pass.plan if self._graph_pass else None
+        graph_pass = self.extended.graph_pass
+        return graph_pass.plan if graph_pass else None
 
     def stats(self):
         """Returns what this rank has exchanged.
@@ -137,8 +136,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.size = communicator.size if communicator else 1
         # While set, datasets are not split: every rank computes all rows.
         self.replicates_input = False
-        # Whether a training function that was not rewritten shall end the job.
-        self.strict = False
+        self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
         self._new_variables = []
@@ -219,7 +217,8 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
-            step.agree(self.strict)
+            if step.agree(self.graph_pass.options["strict"]):
+                self.graph_pass.expect()
             return result if step.is_keras_step else self._without_borrowed_rows(step, result)
 
     @staticmethod

@@ -1,5 +1,6 @@
 #include "agreement.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -73,30 +74,34 @@ std::string FirstDifference(const std::string& mine, int rank, const std::string
   return "";
 }
 
-void Agree(Communicator* communicator, const Form& mine, Done done) {
-  if (!IsNew(communicator, mine.sites)) return done("");
+void Agree(Communicator* communicator, const Form& mine, bool strict,
+           std::function<void(const Agreement&)> done) {
+  if (!IsNew(communicator, mine.sites)) return done({});
   constexpr char kSeparator = '\0';
   BroadcastText(
       communicator, mine.sites + kSeparator + mine.plan,
-      [communicator, mine, done](const std::string& error, const std::string& text) {
-        if (!error.empty()) return done(error);
+      [communicator, mine, strict, done](const std::string& error, const std::string& text) {
+        if (!error.empty()) return done({error, ""});
         const size_t separator = text.find(kSeparator);
         const Form theirs{text.substr(0, separator), text.substr(separator + 1)};
         const int rank = communicator->rank();
-        std::string reason = FirstDifference(mine.sites, rank, theirs.sites, kRoot);
-        if (!reason.empty()) {
-          reason = "Ranks train different variables: " + reason +
-                   ". Build and freeze the same layers on all ranks.";
+        Agreement agreement;
+        std::string difference = FirstDifference(mine.sites, rank, theirs.sites, kRoot);
+        if (!difference.empty()) {
+          agreement.error = "Ranks train different variables: " + difference +
+                            ". Build and freeze the same layers on all ranks.";
         } else if (!mine.plan.empty() && !theirs.plan.empty()) {
-          reason = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
-          if (!reason.empty()) {
-            reason = "Ranks have different plans: " + reason +
-                     ". Give PoseidonStrategy the same policy, and fit the same batch size, on all "
-                     "ranks; policy='ps' needs no agreement.";
+          difference = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
+          if (!difference.empty() && strict) {
+            agreement.error = "strict=True, but ranks have different plans: " + difference +
+                              ". Give all ranks data of the same shapes, or use strict=False.";
+          } else if (!difference.empty()) {
+            agreement.warning = "Ranks have different plans, so some gradients travel dense: " +
+                                difference + ". Give all ranks data of the same shapes.";
           }
         }
-        if (!reason.empty()) communicator->Abort(reason, /*seconds=*/0);
-        done(reason);
+        if (!agreement.error.empty()) communicator->Abort(agreement.error, /*seconds=*/0);
+        done(agreement);
       });
 }
 

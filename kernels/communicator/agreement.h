@@ -3,6 +3,7 @@
 #ifndef POSEIDON_COMMUNICATOR_AGREEMENT_H_
 #define POSEIDON_COMMUNICATOR_AGREEMENT_H_
 
+#include <functional>
 #include <string>
 
 #include "communicator.h"
@@ -15,13 +16,21 @@ struct Form {
   std::string plan;   // how; empty where the graph was not rewritten
 };
 
-// Compares `mine` with rank 0's form and calls `done`, with an empty text if they agree. Otherwise
-// it ends the job with a sentence that names the first difference. Every rank must call it equally
+// How a comparison ended: an error ends the job; a warning is for the user to read.
+struct Agreement {
+  std::string error;
+  std::string warning;
+};
+
+// Compares `mine` with rank 0's form and calls `done`. If the sites differ, it ends the job with a
+// sentence that names the first difference; the same goes for the plans if `strict`. Every rank must call it equally
 // often with new `sites`; sites that were compared before are not compared again, since a
 // function is traced again for every other shape of its data, and not on all ranks alike.
 //
-// A graph that was not rewritten agrees with any plan: it computes the same (see factors.h).
-void Agree(Communicator* communicator, const Form& mine, Done done);
+// Without `strict`, ranks may have different plans: they compute the same, and what they do not all
+// send as factors travels dense (see factors.h).
+void Agree(Communicator* communicator, const Form& mine, bool strict,
+           std::function<void(const Agreement&)> done);
 
 // Says which is the first line that two texts differ in; empty if they do not.
 std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs,

@@ -6,11 +6,13 @@
 namespace poseidon {
 
 std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site,
-                                      SiteStatistics& statistics, Clock::time_point submitted) {
+                                      uint64_t form, SiteStatistics& statistics,
+                                      Clock::time_point submitted) {
   const Key key{site, steps_[site]++};
   auto own = std::make_shared<Own>();
   own->factors = std::move(factors);
   own->done = std::move(done);
+  own->form = form;
   own->statistics = &statistics;
   own->start = submitted;
   State& state = states_[key];
@@ -36,7 +38,7 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.root = -1;
     header.site = key.first;
     header.step = key.second;
-    header.count = own->factors.parts.size();
+    header.count = own->form;
     header.offset = part;
     header.length = factor.bytes;
     header.row_bytes = static_cast<uint32_t>(factor.row_bytes);
@@ -80,21 +82,25 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
   const Factors& mine = state.own->factors;
   for (const auto& [from, arrival] : state.arrivals) {
     const FrameHeader& theirs = arrival->header;
-    const bool same_parts = theirs.count == mine.parts.size();
-    if (same_parts && theirs.row_bytes == mine.parts[theirs.offset].row_bytes) continue;
+    if (theirs.count != state.own->form) continue;  // no part of a sum, see OtherForm
+    const FactorPart& part = mine.parts[theirs.offset];
+    if (theirs.row_bytes == part.row_bytes) continue;
     std::ostringstream text;
-    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first;
-    if (same_parts) {
-      text << " sends rows of " << theirs.row_bytes << " bytes as part " << theirs.offset
-           << ", rank " << transport_->rank() << " of " << mine.parts[theirs.offset].row_bytes;
-    } else {
-      text << " sends " << theirs.count << " parts, rank " << transport_->rank() << " sends "
-           << mine.parts.size();
-    }
-    text << ". Build the same model on all ranks.";
+    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first
+         << " sends rows of " << theirs.row_bytes << " bytes as part " << theirs.offset << ", rank "
+         << transport_->rank() << " of " << part.row_bytes
+         << ". Build the same model on all ranks.";
     return text.str();
   }
   return "";
+}
+
+// Returns a rank whose form is not this rank's, or -1. If forms differ, every rank finds one.
+int FactorBroadcasting::OtherForm(const State& state) const {
+  for (const auto& [from, arrival] : state.arrivals) {
+    if (arrival->header.count != state.own->form) return from.first;
+  }
+  return -1;
 }
 
 void FactorBroadcasting::Refuse(uint64_t site) {
@@ -134,9 +140,11 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
     if (peer == transport_->rank()) continue;
     for (size_t part = 0; part < state.own->factors.parts.size(); ++part) {
       auto found = state.arrivals.find({peer, part});
-      if (found != state.arrivals.end() && found->second->is_ready) continue;
-      missing.push_back(peer);
-      break;
+      if (found == state.arrivals.end() || !found->second->is_ready) {
+        missing.push_back(peer);
+        break;
+      }
+      if (found->second->header.count != state.own->form) break;  // its others are for nobody
     }
   }
   return missing;
@@ -152,6 +160,11 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
     return;
   }
   if (own->sending > 0 || (!refusal && !Missing(found->second).empty())) return;
+  if (!refusal) {
+    // Forms do not change much: from here on, no rank sends factors of this site any more.
+    const int other = OtherForm(found->second);
+    if (other >= 0) refusal = &refusals_.emplace(key.first, Refusal{key.second, other}).first->second;
+  }
   const State state = std::move(found->second);
   states_.erase(found);
   --num_active_;

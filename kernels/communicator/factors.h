@@ -7,7 +7,8 @@
 // A rank can only take part if its graph was rewritten. One whose graph was not sends the dense
 // gradient, and first refuses the factors of that site, once and for good: all ranks then find
 // their exchange incomplete and send the dense gradient too. So whatever each rank's graph looks
-// like, all ranks exchange a site in the same way in the same step.
+// like, all ranks exchange a site in the same way in the same step. The same goes for ranks that would
+// make different things of the factors: all see that their forms differ.
 
 #ifndef POSEIDON_COMMUNICATOR_FACTORS_H_
 #define POSEIDON_COMMUNICATOR_FACTORS_H_
@@ -35,10 +36,11 @@ struct FactorPart {
   size_t row_bytes;  // the same on all ranks
 };
 
-// What a rank gives: U, V and whatever else belongs to one site. All ranks give as many parts.
+// What a rank gives: U, V and whatever else belongs to one site.
 struct Factors {
   std::string site;
   std::vector<FactorPart> parts;
+  std::string form;  // what the rank will make of them
 };
 
 // What it gets.
@@ -48,9 +50,9 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;
   };
-  // False when a rank has refused: then the site has to travel dense, on all ranks.
+  // False when a rank has refused, or has another form: then the site has to travel dense.
   bool is_complete = false;
-  int refused_by = -1;
+  int refused_by = -1;  // the rank that has refused, or whose form is not this rank's
   std::vector<std::vector<Rows>> parts;  // by part, then by rank
 };
 
@@ -61,10 +63,10 @@ class FactorBroadcasting {
  public:
   FactorBroadcasting(Transport* transport, Sender* sender) : transport_(transport), sender_(sender) {}
 
-  // Sends this rank's factors to all others. Returns how another rank's disagree with them, or an
+  // Sends this rank's factors to all others; `site` and `form` are digests. Returns how another rank's disagree with them, or an
   // empty text, as OnFactors does.
-  std::string Start(Factors factors, FactorsDone done, uint64_t site, SiteStatistics& statistics,
-                    Clock::time_point submitted);
+  std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
+                    SiteStatistics& statistics, Clock::time_point submitted);
 
   // Takes one part of `peer`'s factors; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
@@ -104,6 +106,7 @@ class FactorBroadcasting {
   struct Own {
     Factors factors;
     FactorsDone done;
+    uint64_t form;
     SiteStatistics* statistics;
     Clock::time_point start;
     size_t sending = 0;  // bulk sends that still read the caller's memory
@@ -120,6 +123,7 @@ class FactorBroadcasting {
   void SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own);
   const Refusal* RefusalOf(const Key& key) const;
   std::string CheckArrivals(const State& state) const;
+  int OtherForm(const State& state) const;
   std::vector<int> Missing(const State& state) const;
   void FinishIfOver(const Key& key);
 

@@ -37,7 +37,7 @@ struct FrameHeader {
   uint64_t site;        // hash of the site's name
   uint64_t step;        // how often this site was exchanged before
   uint64_t plan;        // digest of everything that decides how bytes are cut and routed
-  uint64_t count;       // elements of the whole tensor; of factors, the number of parts
+  uint64_t count;       // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;      // first byte of this KV pair in the tensor; of factors, which part
   uint64_t length;      // bytes of payload
   uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer

@@ -95,7 +95,7 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
 
 void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_, {});
-  const uint64_t hash = Hash(factors.site);
+  const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
   statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
   sites_[hash].name = factors.site;
@@ -104,7 +104,8 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
     statistics_->Completed(Clock::now());
     done(error, std::move(gathered));
   };
-  FailIf(broadcasting_.Start(std::move(factors), completed, hash, statistics, submitted));
+  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics,
+                             submitted));
   FailIfLeftBehind();
 }
 

@@ -40,7 +40,9 @@ class Sender {
   void ToOthers(FrameHeader header, const void* payload = nullptr) {
     header.plan = plan_;
     for (int peer = 0; peer < transport_->size(); ++peer) {
-      if (peer != transport_->rank()) packets_.Append(peer, header, payload);
+      if (peer == transport_->rank()) continue;
+      packets_.Append(peer, header, payload);
+      statistics_->header_bytes += sizeof(header);
     }
   }
 

@@ -1,7 +1,6 @@
 """What will be done: the scheme of every site, with the reason."""
 
 import dataclasses
-import hashlib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +50,11 @@ class Plan:
         return None if None in parts else sum(parts)
 
     def form(self):
-        """Returns what all ranks must agree on: a line for each site, and the digest of all."""
+        """Returns what ranks compare: a line for each site, in the order of their names."""
         lines = [f"'{d.site}' by {d.scheme}" + (f" with '{d.rides_on}'" if d.rides_on else "")
-                 for d in self.decisions]
-        head = f"policy {self.policy}, {self.workers} workers, {self.servers} servers"
-        text = "\n".join([head, *lines])
-        return f"{text}\ndigest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+                 for d in sorted(self.decisions, key=lambda d: d.site)]
+        return "\n".join([
+            f"policy {self.policy}, {self.workers} workers, {self.servers} servers", *lines])
 
     def __str__(self):
         if self.refusal:

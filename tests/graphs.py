@@ -1,0 +1,312 @@
+"""Tiny training graphs for the tests of the passes: a table of builders.
+
+A builder makes one graph and returns nothing; what it synchronises is named by the sites. Inputs are
+placeholders that the tests feed with small whole numbers, so that every order of summation gives the
+same result.
+"""
+
+import tensorflow as tf
+
+from tf_poseidon.ops import library
+
+K, M, N = 6, 4, 5
+
+
+def data(*shape, dtype=tf.float32):
+    """A tensor that comes from this rank's rows."""
+    return tf.compat.v1.placeholder(dtype, shape)
+
+
+def sync(gradient, site="kernel", shape=None):
+    return library.load()[0].poseidon_sync(
+        gradient=gradient, contributes=tf.constant(True), site=site,
+        shape=tf.TensorShape(shape) if shape else gradient.shape, name=site)
+
+
+def variable(*shape, value=2.0):
+    """A variable that the graph trains, so that it is equal on all ranks."""
+    return tf.compat.v1.get_variable("weights", initializer=tf.fill(shape, value), use_resource=True)
+
+
+def train(weights, total):
+    weights.assign_sub(total)
+
+
+def product(**options):
+    return tf.matmul(data(K, M), data(K, N), transpose_a=True, **options)
+
+
+# ---- recognised ---------------------------------------------------------------------------------
+
+
+def matmul():
+    sync(product())
+
+
+def matmul_of_columns():
+    """U comes as [M, K]."""
+    sync(tf.matmul(data(M, K), data(K, N)))
+
+
+def matmul_of_two_columns():
+    sync(tf.matmul(data(M, K), data(N, K), transpose_b=True))
+
+
+def matmul_transposed_twice():
+    sync(tf.matmul(data(K, M), data(N, K), transpose_a=True, transpose_b=True))
+
+
+def unknown_rows():
+    sync(tf.matmul(data(None, M), data(None, N), transpose_a=True))
+
+
+def through_reshape():
+    """The kernel has three dimensions."""
+    sync(tf.reshape(product(), [2, M // 2, N]))
+
+
+def through_identity():
+    sync(tf.identity(product()))
+
+
+def through_cast():
+    """Mixed precision: factors in half, the variable in single precision."""
+    u, v = data(K, M, dtype=tf.float16), data(K, N, dtype=tf.float16)
+    sync(tf.cast(tf.matmul(u, v, transpose_a=True), tf.float32))
+
+
+def half():
+    u, v = data(K, M, dtype=tf.bfloat16), data(K, N, dtype=tf.bfloat16)
+    sync(tf.matmul(u, v, transpose_a=True))
+
+
+def times_scalar():
+    """The share of the rows, say: it may differ between ranks."""
+    sync(data() * product())
+
+
+def times_constant():
+    sync(product() * 4.0)
+
+
+def over_scalar():
+    sync(product() / data())
+
+
+def negative():
+    sync(-product())
+
+
+def times_variable():
+    weights = variable(M, N)
+    train(weights, sync(weights.read_value() * product()))
+
+
+def added_products():
+    """A layer that is used twice."""
+    sync(tf.add_n([product(), product()]))
+
+
+def regularized():
+    """A product and a scalar times a term of the weights, as an L2 regularizer adds."""
+    weights = variable(M, N)
+    share = tf.tile(tf.reshape(data(), [1, 1]), [M, N])
+    train(weights, sync(tf.add_n([product(), (2.0 * weights.read_value()) * share])))
+
+
+def regularized_twice():
+    weights = variable(M, N)
+    value = weights.read_value()
+    regularizers = [tf.sign(value) * data(), tf.negative(value)]
+    train(weights, sync(tf.add_n([product(), *regularizers])))
+
+
+def einsum():
+    sync(tf.raw_ops.Einsum(inputs=[data(2, 3, M), data(2, 3, N)], equation="abc,abd->cd"))
+
+
+def einsum_of_heads():
+    """The kernel of an attention's projection."""
+    sync(tf.raw_ops.Einsum(inputs=[data(2, 3, M), data(2, 3, 5, 2)], equation="abc,abde->cde"))
+
+
+def einsum_in_other_orders():
+    sync(tf.raw_ops.Einsum(inputs=[data(N, 3, 2), data(2, M, 3)], equation="dba,acb->cd"))
+
+
+def batch_matmul():
+    """Keras' EinsumDense on inputs with three dimensions."""
+    x, error = data(2, 3, M), data(2, 3, N)
+    sync(tf.reduce_sum(tf.matmul(x, error, transpose_a=True), 0))
+
+
+def batch_matmul_by_broadcast():
+    """The axes of the sum as gradients compute them."""
+    x, error = data(2, 3, M), data(2, 3, N)
+    axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.constant([2]), s1=tf.constant([1]))[1]
+    total = tf.raw_ops.Sum(input=tf.matmul(x, error, transpose_a=True), axis=axes)
+    sync(tf.reshape(total, [M, N]))
+
+
+def bias():
+    u, v = data(K, M), data(K, N)
+    sync(tf.matmul(u, v, transpose_a=True))
+    sync(tf.raw_ops.BiasAddGrad(out_backprop=v), "bias")
+
+
+def bias_by_sum():
+    u, v = data(K, M), data(K, N)
+    sync(tf.matmul(u, v, transpose_a=True))
+    sync(tf.reduce_sum(v, 0), "bias")
+
+
+def bias_of_sequences():
+    """The layer's inputs have three dimensions, its bias' gradient sums over two of them."""
+    x, error = data(2, 3, M), data(2, 3, N)
+    u, v = tf.reshape(x, [-1, M]), tf.reshape(error, [-1, N])
+    sync(tf.matmul(u, v, transpose_a=True))
+    sync(tf.raw_ops.BiasAddGrad(out_backprop=error), "bias")
+
+
+def bias_of_shared_layer():
+    (u, v), (w, x) = [(data(K, M), data(K, N)) for _ in range(2)]
+    sync(tf.add_n([tf.matmul(u, v, transpose_a=True), tf.matmul(w, x, transpose_a=True)]))
+    sync(tf.add_n([tf.reduce_sum(v, 0), tf.reduce_sum(x, 0)]), "bias")
+
+
+def scaled_bias():
+    u, v, share = data(K, M), data(K, N), data()
+    sync(share * tf.matmul(u, v, transpose_a=True))
+    sync(share * tf.raw_ops.BiasAddGrad(out_backprop=v), "bias")
+
+
+def mixed_bias():
+    u, v = data(K, M, dtype=tf.bfloat16), data(K, N, dtype=tf.bfloat16)
+    sync(tf.cast(tf.matmul(u, v, transpose_a=True), tf.float32))
+    sync(tf.cast(tf.raw_ops.BiasAddGrad(out_backprop=v), tf.float32), "bias")
+
+
+def gradient_with_other_reader():
+    """Something else reads this rank's gradient, so it has to be computed in any case."""
+    gradient = product()
+    sync(gradient)
+    tf.identity(tf.norm(gradient), name="norm")
+
+
+RECOGNISED = (
+    matmul, matmul_of_columns, matmul_of_two_columns, matmul_transposed_twice, unknown_rows,
+    through_reshape, through_identity, through_cast, half, times_scalar, times_constant, over_scalar,
+    negative, times_variable, added_products, regularized, regularized_twice, einsum,
+    einsum_of_heads, einsum_in_other_orders, batch_matmul, batch_matmul_by_broadcast, bias,
+    bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias, mixed_bias,
+    gradient_with_other_reader)
+
+
+# ---- refused ------------------------------------------------------------------------------------
+
+
+def vector():
+    sync(tf.reduce_sum(data(K, N), 0))
+
+
+def convolution():
+    sync(tf.raw_ops.Conv2DBackpropFilter(
+        input=data(2, 6, 6, 1), filter_sizes=[3, 3, 1, 4], out_backprop=data(2, 4, 4, 4),
+        strides=[1, 1, 1, 1], padding="VALID"))
+
+
+def times_data():
+    sync(product() * data(M, N))
+
+
+def plus_data():
+    sync(tf.add_n([product(), data(M, N)]))
+
+
+def times_variable_of_this_rank():
+    """The graph assigns the variable a value that differs between ranks."""
+    weights = variable(M, N)
+    weights.assign(data(M, N))
+    sync(weights.read_value() * product())
+
+
+def times_variable_of_nobody():
+    """The graph does not assign it: who knows who does."""
+    weights = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[M, N])
+    sync(tf.raw_ops.ReadVariableOp(resource=weights, dtype=tf.float32) * product())
+
+
+def narrowing_cast():
+    sync(tf.cast(product(), tf.float16))
+
+
+def scaled_after_cast():
+    u, v = data(K, M, dtype=tf.float16), data(K, N, dtype=tf.float16)
+    sync(tf.cast(tf.matmul(u, v, transpose_a=True), tf.float32) * data())
+
+
+def reduced_further():
+    sync(tf.reduce_sum(tf.reshape(product(), [M, N, 1]), 0))
+
+
+def different_products():
+    v = data(K, M * N // 2)
+    sync(tf.add_n([product(), tf.reshape(tf.matmul(data(K, 2), v, transpose_a=True), [M, N])]))
+
+
+def unknown_columns():
+    sync(tf.matmul(data(K, None), data(K, N), transpose_a=True), shape=(M, N))
+
+
+def integers():
+    u, v = data(K, M, dtype=tf.int32), data(K, N, dtype=tf.int32)
+    sync(tf.matmul(u, v, transpose_a=True))
+
+
+def einsum_with_batch():
+    sync(tf.raw_ops.Einsum(inputs=[data(2, 3, M), data(2, 3, N)], equation="abc,abd->acd"))
+
+
+def einsum_that_mixes():
+    sync(tf.raw_ops.Einsum(inputs=[data(K, 2, 2), data(K, N)], equation="abc,ad->bdc"))
+
+
+def batch_matmul_of_rows():
+    """The rows are the last dimension of the second factor."""
+    x, error = data(2, 3, M), data(2, N, 3)
+    sync(tf.reduce_sum(tf.matmul(x, error, transpose_a=True, transpose_b=True), 0))
+
+
+def batch_matmul_not_summed():
+    x, error = data(2, 3, M), data(2, 3, N)
+    sync(tf.reduce_sum(tf.matmul(x, error, transpose_a=True), 1))
+
+
+def accumulated_in_a_loop():
+    u, v = data(K, M), data(K, N)
+    with tf.compat.v1.variable_scope("loop"):
+        total = tf.compat.v1.while_loop(
+            lambda i, _: i < 3, lambda i, t: (i + 1, t + tf.matmul(u, v, transpose_a=True)),
+            (tf.constant(0), tf.zeros((M, N))))[1]
+    sync(total)
+
+
+REFUSED = (
+    vector, convolution, times_data, plus_data, times_variable_of_this_rank,
+    times_variable_of_nobody, narrowing_cast, scaled_after_cast, reduced_further,
+    different_products, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
+    batch_matmul_of_rows, batch_matmul_not_summed, accumulated_in_a_loop)
+
+
+def build(builder):
+    """Returns the tf.Graph of a builder, with loops of version 1 as TensorFlow hands them to passes."""
+    graph = tf.Graph()
+    with graph.as_default():
+        control_flow = tf.compat.v1.control_flow_v2_enabled()
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            builder()
+        finally:
+            if control_flow:
+                tf.compat.v1.enable_control_flow_v2()
+    return graph

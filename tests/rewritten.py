@@ -1,0 +1,103 @@
+"""Programs about the rewritten graph, started on several ranks: rewritten.py NAME [ARGUMENT...]."""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import grappler
+from tf_poseidon.graph_passes import pipeline
+
+ROWS, BATCH = 70, 32  # the last batch has 6 rows
+
+
+def small_model(strategy):
+    """Returns (model, x, y): factors, a regularizer and a bias that rides along."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        x = keras.Input((8,))
+        h = keras.layers.Dense(16, "tanh", kernel_regularizer="l2", name="first")(x)
+        model = keras.Model(x, keras.layers.Dense(3, name="second")(h))
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    rng = np.random.default_rng(2)
+    return model, rng.integers(-3, 4, (ROWS, 8)) / 2, rng.integers(-3, 4, (ROWS, 3)) / 2
+
+
+def report(strategy, model):
+    """Prints what this rank has, as a line of JSON."""
+    plan = strategy.plan
+    print("REPORT", json.dumps({
+        "rank": strategy.rank,
+        "weights": [w.tolist() for w in model.get_weights()],
+        "schemes": {d.site: d.scheme for d in plan.decisions} if plan else None,
+        "refusal": plan.refusal if plan else None,
+    }), flush=True)
+
+
+def break_pass(when=lambda call: True):
+    """Makes the passes fail in this process, in those calls."""
+    rewrite, calls = pipeline.rewrite, []
+
+    def broken(*args):
+        calls.append(None)
+        if when(len(calls)):
+            raise RuntimeError("broken on purpose")
+        return rewrite(*args)
+
+    grappler.pipeline.rewrite = broken
+
+
+def train(how, strict="False"):
+    """Trains by policy "sfb", with something wrong on one rank or all."""
+    keras.config.set_floatx("float64")
+    strategy = poseidon.PoseidonStrategy("sfb", strict=strict == "True", timeout_s=30)
+    on_rank_1 = strategy.rank == 1
+    if how == "fails_on_rank_1" and on_rank_1:
+        break_pass()
+    if how == "fails_later_on_rank_1" and on_rank_1:
+        break_pass(lambda call: call > 1)
+    if how == "disabled" or (how == "disabled_on_rank_1" and on_rank_1):
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    model, x, y = small_model(strategy)
+    fit = dict(batch_size=BATCH, shuffle=False, verbose=0)
+    if how == "other_shapes":
+        train_by_hand(strategy, model, x, y)
+    else:
+        model.fit(x, y, epochs=2, **fit)
+    if how == "fails_later_on_rank_1":
+        # Another function of the same variables; on rank 1 it is not rewritten.
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.fit(x, y, epochs=2, **fit)
+    report(strategy, model)
+
+
+def train_by_hand(strategy, model, x, y):
+    """The same as fit, but rank 1 traces a function for each shape, and the others only one."""
+    size, rank = strategy.num_replicas_in_sync, strategy.rank
+
+    def step(x, y):
+        def replica(x, y):
+            with tf.GradientTape() as tape:
+                prediction = model(x, training=True)
+                loss = tf.reduce_sum(tf.reduce_mean(tf.square(prediction - y), 1)) / total
+                loss += tf.add_n(model.losses) / size
+            gradients = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+        strategy.run(replica, args=(x, y))
+
+    total = tf.Variable(1.0, dtype=tf.float64)
+    signature = [tf.TensorSpec((None, n), tf.float64) for n in (8, 3)]
+    function = tf.function(step, input_signature=None if rank == 1 else signature)
+    for _ in range(2):
+        for begin in range(0, ROWS, BATCH):
+            parts = [np.array_split(a[begin:begin + BATCH], size)[rank] for a in (x, y)]
+            total.assign(float(min(BATCH, ROWS - begin)))
+            function(*map(tf.constant, parts))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,229 @@
+"""The graph passes on tiny graphs: what they find, how they rewrite it, and that it computes the same.
+
+Golden texts lie in golden/; `pytest tests/test_passes.py --update-golden` writes them anew.
+"""
+
+import pathlib
+import time
+
+import graphs
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import communicator
+from tf_poseidon.graph_passes import check
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import pipeline
+
+GOLDEN = pathlib.Path(__file__).with_name("golden")
+NAMES = [builder.__name__ for builder in (*graphs.RECOGNISED, *graphs.REFUSED)]
+BUILDERS = {builder.__name__: builder for builder in (*graphs.RECOGNISED, *graphs.REFUSED)}
+
+
+def graph_def_of(name):
+    return graphs.build(BUILDERS[name]).as_graph_def(add_shapes=True)
+
+
+def rewrite(graph_def, policy="sfb"):
+    return pipeline.rewrite(graph_def, policy, workers=2, servers=2)
+
+
+def text_of(graph_def):
+    """The graph without what only names constants and initial values."""
+    return graph_lib.to_text(graph_def)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name, request):
+    before = graph_def_of(name)
+    result = rewrite(before)
+    known = {node.name: node for node in before.node}
+    changed = [node for node in result.graph_def.node if known.get(node.name) != node]
+    text = "\n".join([
+        "sites:", *map(str, result.sites), "", str(result.plan), "", "before:", text_of(before), "",
+        "new or changed:", text_of(graph_lib.with_nodes(before, changed)), ""])
+    golden = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", [builder.__name__ for builder in graphs.RECOGNISED])
+def test_recognised(name):
+    result = rewrite(graph_def_of(name))
+    known = name != "unknown_rows"
+    assert {d.scheme for d in result.plan.decisions} == {"sfb" if known else "ps"}
+    assert all(site.factors or site.bias_of for site in result.sites)
+
+
+REFUSALS = {
+    "vector": "it is not a matrix",
+    "convolution": "a Conv2DBackpropFilter is not a product of two matrices",
+    "times_data": "multiplied with a tensor that may differ between ranks",
+    "plus_data": "a Placeholder that may differ between ranks is added to it",
+    "times_variable_of_this_rank": "multiplied with a tensor that may differ between ranks",
+    "times_variable_of_nobody": "multiplied with a tensor that may differ between ranks",
+    "narrowing_cast": "a narrowing Cast rounds it",
+    "scaled_after_cast": "multiplied after a Cast from a narrower type",
+    "reduced_further": "a sum over a Reshape is not a product",
+    "different_products": "its products have factors of different sizes or types",
+    "unknown_columns": "the shape of its input 'Placeholder' is unknown",
+    "integers": "its factors are not floating-point numbers",
+    "einsum_with_batch": "the equation abc,abd->acd is not a product of two matrices",
+    "einsum_that_mixes": "the equation abc,ad->bdc mixes the dimensions of its factors",
+    "batch_matmul_of_rows": "its rows are not the last dimension but one of both factors",
+    "batch_matmul_not_summed": "it is not summed over the batch, and only that",
+    "accumulated_in_a_loop": "it is accumulated in a loop",
+}
+
+
+@pytest.mark.parametrize("name", [builder.__name__ for builder in graphs.REFUSED])
+def test_refused_with_a_sentence_and_a_node(name):
+    graph_def = graph_def_of(name)
+    site, = rewrite(graph_def).sites
+    assert REFUSALS[name] in site.refusal
+    assert site.refusal.rpartition("node '")[2].rstrip("')") in {n.name for n in graph_def.node}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A job of one rank, whose sums are its own values: rewriting must change nothing."""
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    yield
+    rank.leave()
+
+
+def run(graph_def, fetches, feeds):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.import_graph_def(graph_def, name="")
+        init = [node.name for node in graph_def.node if node.name == "weights/Assign"]
+        session.run(init)
+        return session.run(fetches, feeds)
+
+
+# Not: a product of integers, which TensorFlow has no kernel for, and a variable without a value.
+RUNNABLE = [name for name in NAMES if name not in ("integers", "times_variable_of_nobody")]
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_same_values(name, policy, alone):
+    before = graph_def_of(name)
+    rng = np.random.default_rng(1)
+    feeds = {}
+    for node in before.node:
+        if node.op == "Placeholder":
+            shape = [d.size if d.size > 0 else {0: graphs.K}.get(i, graphs.M)
+                     for i, d in enumerate(node.attr["shape"].shape.dim)]
+            dtype = tf.as_dtype(node.attr["dtype"].type).as_numpy_dtype
+            feeds[f"{node.name}:0"] = rng.choice([-2, -1, 1, 2], shape).astype(dtype)
+    sites = [f"{node.name}:0" for node in before.node if node.op == "PoseidonSync"]
+    after = rewrite(before, policy).graph_def
+    # The graph of each run has sites of its own: one that ran dense refuses factors from then on.
+    expected = run(renamed(before, f"{name}/{policy}/a"), sites, feeds)
+    for case in ("factors", "dense"):
+        got = run(renamed(after, f"{name}/{policy}/{'a' if case == 'dense' else 'b'}"), sites, feeds)
+        for a, b in zip(expected, got, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b, err_msg=case)
+
+
+def renamed(graph_def, prefix):
+    result = graph_lib.with_nodes(graph_def, graph_def.node)
+    for node in result.node:
+        if "site" in node.attr:
+            node.attr["site"].s = f"{prefix}/{node.attr['site'].s.decode()}".encode()
+    return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rewriting_is_idempotent_and_deterministic(name):
+    before = graph_def_of(name)
+    once, again = (rewrite(before).graph_def for _ in range(2))
+    assert once.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    assert rewrite(once).graph_def is None
+
+
+def test_site_inside_of_a_loop():
+    """As with steps_per_execution: every node that is added has to run in the loop's frame."""
+    def build():
+        u, v = graphs.data(graphs.K, graphs.M), graphs.data(graphs.K, 3, graphs.N)
+
+        def body(i, total):
+            rows = tf.reshape(v, [-1, graphs.N])
+            wide = tf.concat([u * tf.cast(i, tf.float32)] * 3, 0)
+            return i + 1, total + graphs.sync(-tf.matmul(wide, rows, transpose_a=True))
+
+        tf.identity(tf.compat.v1.while_loop(
+            lambda i, _: i < 3, body, (tf.constant(0), tf.zeros((graphs.M, graphs.N))))[1], "total")
+
+    before = graphs.build(build).as_graph_def(add_shapes=True)
+    result = rewrite(before)
+    assert [d.scheme for d in result.plan.decisions] == ["sfb"]
+    feeds = {"Placeholder:0": np.ones((graphs.K, graphs.M)),
+             "Placeholder_1:0": np.ones((graphs.K, 3, graphs.N))}
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    try:
+        got, = run(renamed(result.graph_def, "loop"), ["total:0"], feeds)
+    finally:
+        rank.leave()
+    np.testing.assert_array_equal(got, np.full((graphs.M, graphs.N), -(0 + 1 + 2) * 3 * graphs.K))
+
+
+def test_large_graphs_take_linear_time():
+    def chain(length):
+        def build():
+            for i in range(50):
+                value = graphs.product()
+                for _ in range(length // 50):
+                    value = tf.raw_ops.Identity(input=value)
+                graphs.sync(value, f"kernel{i}")
+        return graphs.build(build).as_graph_def(add_shapes=True)
+
+    graph_def = chain(10_000)
+    assert len(graph_def.node) > 10_000
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        result = rewrite(graph_def)
+        seconds.append(time.perf_counter() - begin)
+    assert {d.scheme for d in result.plan.decisions} == {"sfb"}
+    assert min(seconds) < 1
+
+
+def test_two_sites_of_one_name_are_refused():
+    graph_def = graphs.build(lambda: [graphs.sync(graphs.product()) for _ in range(2)]).as_graph_def()
+    with pytest.raises(ValueError, match="synchronise the same site 'kernel'"):
+        rewrite(graph_def)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda nodes: nodes["kernel"].input.append("^nothing"), "reads 'nothing', which does not exist"),
+    (lambda nodes: nodes["MatMul"].input.append("^kernel"), "depends on itself"),
+    (lambda nodes: setattr(nodes["MatMul"], "name", "kernel"), "two nodes have the same name"),
+])
+def test_invalid_graphs_are_noticed(change, message):
+    graph_def = graph_def_of("matmul")
+    change({node.name: node for node in graph_def.node})
+    with pytest.raises(check.InvalidGraph, match=message):
+        rewrite(graph_def)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda nodes: nodes["MatMul"].input.reverse(), "node 'MatMul' is not what it was"),
+    (lambda nodes: nodes["kernel"].CopyFrom(nodes["MatMul"]), "two nodes have the same name"),
+    (lambda nodes: setattr(nodes["Placeholder"], "name", "p"), "reads 'Placeholder'"),
+])
+def test_wrong_rewrites_are_noticed(change, message):
+    before = graph_def_of("matmul")
+    after = rewrite(before).graph_def
+    markers = pipeline.find_sites.find_sites(graph_lib.Graph(before))
+    check.check_rewrite(before, after, markers)
+    change({node.name: node for node in after.node})
+    with pytest.raises(check.InvalidGraph, match=message):
+        check.check_rewrite(before, after, markers)
+
+
