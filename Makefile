@@ -38,6 +38,7 @@ bench: setup
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py \
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
+	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 
 clean:
 	rm -rf build dist *.egg-info $(VENV)

@@ -34,6 +34,7 @@ def main(_):
             keras.layers.Conv2D(32, 3, activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
+            keras.layers.Dense(256, activation="relu"),
             keras.layers.Dense(10),
         ])
         steps = _EPOCHS.value * -(-len(train_x) // _BATCH)
@@ -47,6 +48,8 @@ def main(_):
 
     if strategy.rank != 0:
         return
+    if strategy.plan:
+        print(strategy.plan)
     print(f"Test accuracy with {strategy.num_replicas_in_sync} process(es): {accuracy:.4f}")
     weights = model.get_weights()
     if _SAVE.value:

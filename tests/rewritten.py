@@ -1,11 +1,15 @@
 """Programs about the rewritten graph, started on several ranks: rewritten.py NAME [ARGUMENT...]."""
 
+import importlib.metadata
 import json
+import os
 import sys
+import time
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tf_poseidon as poseidon
 from tf_poseidon import grappler
@@ -97,6 +101,79 @@ def train_by_hand(strategy, model, x, y):
             parts = [np.array_split(a[begin:begin + BATCH], size)[rank] for a in (x, y)]
             total.assign(float(min(BATCH, ROWS - begin)))
             function(*map(tf.constant, parts))
+
+
+def measure(policy):
+    """Prints the plan of a step, the bytes that were counted, and the ops that were executed."""
+    strategy = poseidon.PoseidonStrategy(policy, strict=True, timeout_s=30)
+    keras.utils.set_random_seed(1)
+    batch, steps = 8 * strategy.num_replicas_in_sync, 3
+    with strategy.scope():
+        x = keras.Input((16, 16, 1))
+        h = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, padding="same")(x))
+        h = keras.layers.Dense(512, "relu", kernel_regularizer="l2")(h)
+        model = keras.Model(x, keras.layers.Dense(2)(h))
+        model.compile("adam", "mse")
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(batch * steps, 16, 16, 1)), rng.normal(size=(batch * steps, 2))
+    before = strategy.stats()
+    with context.collect_graphs(optimized=True) as graphs:
+        model.fit(x, y, batch_size=batch, verbose=0)
+    after = strategy.stats()
+    print("REPORT", json.dumps({
+        "rank": strategy.rank,
+        "plan": {d.site: [d.scheme, d.num_bytes] for d in strategy.plan.decisions},
+        "total": strategy.plan.total_bytes,
+        "steps": steps,
+        "sites": after["sites"],
+        "headers": after["header_bytes"] - before["header_bytes"],
+        "waiting": after["waiting_seconds"],
+        "ops": sorted({node.op for graph in graphs for node in graph.node}),
+    }), flush=True)
+
+
+def order(policy, directory):
+    """Trains under TensorFlow's profiler, with a model whose last layer's gradient is early."""
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=30)
+
+    @tf.custom_gradient
+    def slow_backwards(x):
+        def gradient(upstream):
+            late = tf.numpy_function(lambda v: time.sleep(0.1) or v, [upstream], upstream.dtype)
+            return tf.ensure_shape(late, upstream.shape)
+        return tf.identity(x), gradient
+
+    with strategy.scope():
+        x = keras.Input((8,))
+        h = keras.layers.Dense(16, name="first")(x)
+        h = keras.layers.Lambda(slow_backwards)(h)
+        model = keras.Model(x, keras.layers.Dense(3, name="last")(h))
+        model.compile("sgd", "mse")
+    x, y = np.ones((8, 8)), np.ones((8, 3))
+    model.fit(x, y, batch_size=8, verbose=0)
+    with tf.profiler.experimental.Profile(f"{directory}/{strategy.rank}"):
+        model.fit(x, y, batch_size=8, verbose=0)
+
+
+def freeze_on_rank_1():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="first"),
+                                  keras.layers.Dense(3, name="second")])
+        model.layers[0].trainable = strategy.rank != 1
+        model.compile(keras.optimizers.SGD(), "mse")
+    model.fit(np.ones((8, 8)), np.ones((8, 3)), verbose=0)
+
+
+def differ_on_rank_1(what):
+    rank = int(os.environ["PMI_RANK"])
+    options = {}
+    if what == "policy":
+        options["policy"] = "sfb" if rank == 1 else "ps"
+    if what == "keras" and rank == 1:
+        version = importlib.metadata.version
+        importlib.metadata.version = lambda name: "9.9" if name == "keras" else version(name)
+    poseidon.PoseidonStrategy(**options)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 
 import launch
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -57,3 +58,62 @@ def test_graph_optimizations_keep_every_exchange():
     assert sum(node.op == "PoseidonSync" for node in graph.node) == 3
     with pytest.raises(tf.errors.FailedPreconditionError):
         function()  # had they been folded away, this would succeed
+
+
+DTYPES = [("float32", None), ("float64", None), ("float16", None), ("bfloat16", None),
+          ("float16", "float32"), ("bfloat16", "float32")]
+# (K, M, N): no rows, single ones, whole and broken tiles, more rows than a block, one thread's
+# work and many threads', columns or rows to share.
+SIZES = [(0, 3, 5), (1, 1, 1), (5, 1, 8), (7, 13, 33), (3, 7, 1100), (32, 100, 600), (300, 25, 70),
+         (600, 65, 129), (40, 700, 30)]
+
+
+@pytest.mark.parametrize("dtype, out", DTYPES)
+@pytest.mark.parametrize("k, m, n", SIZES)
+def test_outer_product_and_sum_of_rows(k, m, n, dtype, out):
+    """Small whole numbers are exact in double; the result is that, rounded once."""
+    rng = np.random.default_rng(k + m + n)
+    u, v = (rng.integers(-3, 4, shape).astype("float64") for shape in ((k, m), (k, n)))
+    got = ops.outer_product(tf.cast(u, dtype), tf.cast(v, dtype), out)
+    assert got.dtype.name == (out or dtype)
+    np.testing.assert_array_equal(got, tf.cast(u.T @ v, got.dtype))
+    got = ops.sum_of_rows(tf.cast(v, dtype), out)
+    np.testing.assert_array_equal(got, tf.cast(v.sum(0), got.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_outer_product_of_halves_adds_in_float(dtype):
+    """Adding in half itself, 1 would be lost beside 4096."""
+    u = tf.cast([[64.0]] + [[1.0]] * 64, dtype)
+    assert float(ops.outer_product(u, u)[0, 0]) == 4096 + 64
+
+
+def test_outer_product_adds_in_the_order_of_rows_on_any_number_of_threads():
+    """The bits of a large product are those of each of its columns alone, by one thread."""
+    rng = np.random.default_rng(3)
+    u, v = (tf.constant(rng.normal(size=(700, size)), tf.float32) for size in (50, 2000))
+    whole = ops.outer_product(u, v).numpy()
+    for begin in (0, 3, 1024):
+        part = ops.outer_product(u, v[:, begin:begin + 5]).numpy()
+        assert part.tobytes() == whole[:, begin:begin + 5].tobytes()
+    by_rows = ops.outer_product(v, u).numpy()
+    assert by_rows.T.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("u, v", [((2, 3), (4, 5)), ((2, 3, 4), (2, 5)), ((2,), (2, 3))])
+def test_outer_product_refuses_other_shapes(u, v):
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        ops.outer_product(tf.ones(u), tf.ones(v))
+
+
+def test_outer_product_refuses_to_narrow():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot make half of float"):
+        ops.outer_product(tf.ones((2, 3)), tf.ones((2, 4)), tf.float16)
+
+
+def test_shapes_of_factors():
+    @tf.function(input_signature=[tf.TensorSpec((None, 3)), tf.TensorSpec((None, 5))])
+    def function(u, v):
+        return ops.outer_product(u, v), ops.sum_of_rows(v)
+
+    assert [o.shape.as_list() for o in function.get_concrete_function().outputs] == [[3, 5], [5]]

@@ -70,6 +70,37 @@ def agree(sites, rows, static_rows, strict):
             static_rows=-1 if static_rows is None else static_rows, strict=strict)
 
 
+def outer_product(u, v, dtype=None):
+    """Returns U^T V, the gradient of a dense layer from its sufficient factors.
+
+    Products are added in the order of the rows whatever the number of threads, half and bfloat16 in
+    float with one rounding.
+
+    Args:
+        u: [K, M]; half, bfloat16, float or double.
+        v: [K, N], of the same type.
+        dtype: Type of the result: that of the factors, which is the default, or float for half and
+            bfloat16.
+
+    Returns:
+        [M, N].
+    """
+    return library.load()[0].sufficient_factor_outer_product(u=u, v=v, Tout=dtype or u.dtype)
+
+
+def sum_of_rows(v, dtype=None):
+    """Returns the sum of the rows of V, the gradient of a dense layer's bias.
+
+    Args:
+        v: [K, N]; half, bfloat16, float or double.
+        dtype: As for `outer_product`.
+
+    Returns:
+        [N]; rows are added in their order.
+    """
+    return library.load()[0].sufficient_factor_bias(v=v, Tout=dtype or v.dtype)
+
+
 def rounding():
     """Returns how this processor multiplies and adds, since other ways give other bits."""
     fused = library.load()[1].poseidon_has_fused_multiply_add

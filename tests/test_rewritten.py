@@ -1,0 +1,183 @@
+"""Training on rewritten graphs: that they are executed, what they send, and what happens where a
+rank has none."""
+
+import json
+import pathlib
+import re
+
+import launch
+import numpy as np
+import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+RANKS = (2, 3, 4)
+
+
+def reports(outcome):
+    found = [json.loads(line.partition("REPORT ")[2]) for line in outcome.output.splitlines()
+             if "REPORT " in line]
+    return sorted(found, key=lambda report: report["rank"])
+
+
+def run(*arguments, ranks, environment=()):
+    return launch.run(["rewritten.py", *arguments], ranks, timeout_s=90, environment=environment)
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def measured(request):
+    """Reports of training by each policy on some ranks, by policy."""
+    return {policy: reports(launch.run_ok(["rewritten.py", "measure", policy], request.param, 90))
+            for policy in ("ps", "sfb", "paper")}
+
+
+@pytest.mark.parametrize("policy, dense_layer", [("ps", "ps"), ("sfb", "sfb"), ("paper", "sfb")])
+def test_rewritten_graph_is_executed_in_fit(measured, policy, dense_layer):
+    for report in measured[policy]:
+        assert {"PoseidonSend", "PoseidonRecv"} <= set(report["ops"])
+        assert "PoseidonSync" not in report["ops"]
+        assert ("SufficientFactorOuterProduct" in report["ops"]) == (dense_layer == "sfb")
+        schemes = {site: scheme for site, (scheme, _) in report["plan"].items()}
+        assert schemes.pop("conv2d/kernel") == schemes.pop("conv2d/bias") == "ps"
+        assert schemes["dense/kernel"] == schemes["dense/bias"] == dense_layer
+        small_layer = "sfb" if policy == "sfb" else "ps"  # 512 x 2
+        assert schemes["dense_1/kernel"] == schemes["dense_1/bias"] == small_layer
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb", "paper"])
+def test_counted_bytes_are_those_of_the_plan(measured, policy):
+    ranks = measured[policy]
+    steps = ranks[0]["steps"]
+    for site, (scheme, planned) in ranks[0]["plan"].items():
+        counted = [sum(report["sites"].get(site, {}).get(key, 0)
+                       for key in ("sent_bytes", "received_bytes")) for report in ranks]
+        assert np.mean(counted) == planned * steps
+        if scheme == "sfb":
+            assert set(counted) == {planned * steps}
+    assert ranks[0]["total"] == sum(planned for _, planned in ranks[0]["plan"].values())
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_headers_are_few(measured, policy):
+    for report in measured[policy]:
+        payload = sum(s["sent_bytes"] for s in report["sites"].values())
+        assert payload > (2 << 20 if policy == "ps" else 0)
+        assert report["headers"] < (0.02 * payload if policy == "ps" else 20_000)
+
+
+def test_waiting_is_counted(measured):
+    assert all(report["waiting"] > 0 for report in measured["ps"])
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_last_layer_is_sent_before_the_first_layer_has_a_gradient(policy, tmp_path):
+    launch.run_ok(["rewritten.py", "order", policy, tmp_path], 2, 90)
+    for rank in range(2):
+        events = traced(next((tmp_path / str(rank)).rglob("*.xplane.pb")))
+        sends = [(name, begin) for name, op, begin in events if op == "PoseidonSend"
+                 and not name.endswith("dense_send")]
+        assert len(sends) >= 2
+        # What the first layer's gradient, or its factor, is made of comes out of the slow function.
+        slow, = (begin for _, op, begin in events if op in ("PyFunc", "NumpyFunction"))
+        slow_end = slow + 0.1e9
+        begins = sorted(begin for _, begin in sends)
+        assert begins[0] < slow_end < begins[-1]
+        if policy == "ps":
+            first_gradient, = (begin for name, op, begin in events
+                               if op == "MatMul" and "gradient_tape" in name and "/first" in name)
+            assert begins[0] < first_gradient
+
+
+def traced(path):
+    """Returns (node, op, nanoseconds at its beginning) of each kernel that a profile has seen."""
+    space = xplane_pb2.XSpace.FromString(pathlib.Path(path).read_bytes())
+    events = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                node, separator, op = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                if separator:
+                    events.append((node, op, line.timestamp_ns + event.offset_ps / 1000))
+    return events
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Weights of training where nothing is wrong."""
+    return reports(launch.run_ok(["rewritten.py", "train", "nothing"], 3, 90))
+
+
+def assert_same_training(ranks, expected):
+    assert len(ranks) == 3
+    for report in ranks:
+        assert report["weights"] == ranks[0]["weights"]
+    for mine, theirs in zip(ranks[0]["weights"], expected[0]["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+REASONS = {
+    "fails_on_rank_1": "RuntimeError: broken on purpose",
+    "disabled": "TensorFlow has not run the graph pass",
+    "disabled_on_rank_1": "TensorFlow has not run the graph pass",
+}
+
+
+@pytest.mark.parametrize("how", [*REASONS, "other_shapes"])
+def test_training_is_right_where_ranks_have_other_graphs(how, trained):
+    outcome = run("train", how, ranks=3, environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
+    assert outcome.status == 0, outcome.output
+    ranks = reports(outcome)
+    assert_same_training(ranks, trained)
+    if how in REASONS:
+        assert REASONS[how] in ranks[1]["refusal"]
+        assert ("not rewritten" in outcome.output) or ("did not run" in outcome.output)
+    if how != "disabled":
+        assert set(ranks[2 if how != "other_shapes" else 1]["schemes"].values()) == {"sfb"}
+        assert re.search(r"'first/kernel' travels dense on all ranks, since rank \d does not",
+                         outcome.output)
+
+
+def test_training_goes_on_where_a_later_function_is_not_rewritten():
+    """Steps that were exchanged as factors, then one rank cannot any more."""
+    outcome = run("train", "fails_later_on_rank_1", ranks=3)
+    assert outcome.status == 0, outcome.output
+    ranks = reports(outcome)
+    assert all(report["weights"] == ranks[0]["weights"] for report in ranks)
+    assert "broken on purpose" in ranks[1]["refusal"] and not ranks[0]["refusal"]
+    one, = reports(launch.run_ok(["rewritten.py", "train", "fails_later_on_rank_1"], 0, 90))
+    for mine, theirs in zip(ranks[0]["weights"], one["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+STRICT = {
+    "fails_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
+    "fails_later_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
+    "disabled_on_rank_1": "graph of rank 1 was not rewritten: TensorFlow did not run the graph pass",
+    "other_shapes": "ranks have different plans: the first difference is 'first/bias' by sfb",
+}
+
+
+@pytest.mark.parametrize("how", STRICT)
+def test_strict_ends_all_ranks(how):
+    outcome = run("train", how, "True", ranks=3)
+    assert outcome.status != 0
+    assert outcome.seconds < 40
+    assert "strict=True, but" in outcome.own_lines[-1] and STRICT[how] in outcome.own_lines[-1]
+
+
+def test_strict_is_content_where_all_is_well(trained):
+    outcome = run("train", "nothing", "True", ranks=3)
+    assert outcome.status == 0, outcome.output
+    assert_same_training(reports(outcome), trained)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["freeze_on_rank_1"], r"Ranks train different variables: the first difference is "
+     r"'\S*second/kernel' float32\[4, 3\] on rank 1, and '\S*first/kernel' float32\[8, 4\] on rank 0"),
+    (["differ_on_rank_1", "policy"], "Ranks differ in policy: sfb on rank 1, and ps on rank 0"),
+    (["differ_on_rank_1", "keras"], r"Ranks differ in keras: 9.9 on rank 1, and 3\.\S+ on rank 0"),
+])
+def test_disagreement_ends_all_ranks(arguments, message):
+    outcome = run(*arguments, ranks=2)
+    assert outcome.status != 0
+    assert outcome.seconds < 40
+    assert re.search(message, outcome.own_lines[-1]), outcome.output
