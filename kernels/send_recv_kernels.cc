@@ -17,6 +17,7 @@
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/profiler/lib/traceme.h"
 
 namespace poseidon {
 namespace {
@@ -117,6 +118,8 @@ class SendKernel : public OpKernel {
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
+    // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
+    tsl::profiler::TraceMe trace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
     Communicator* communicator = CommunicatorOf(context, *this, site_);
     if (!communicator) return;
     Tensor* output = nullptr;

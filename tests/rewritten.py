@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -30,15 +31,18 @@ def small_model(strategy):
     return model, rng.integers(-3, 4, (ROWS, 8)) / 2, rng.integers(-3, 4, (ROWS, 3)) / 2
 
 
+def write_report(strategy, **values):
+    """Writes what this rank has to tell to $REPORTS/RANK.json."""
+    path = pathlib.Path(os.environ["REPORTS"], f"{strategy.rank}.json")
+    path.write_text(json.dumps(values))
+
+
 def report(strategy, model):
-    """Prints what this rank has, as a line of JSON."""
+    """Reports the weights and the plan of this rank."""
     plan = strategy.plan
-    print("REPORT", json.dumps({
-        "rank": strategy.rank,
-        "weights": [w.tolist() for w in model.get_weights()],
-        "schemes": {d.site: d.scheme for d in plan.decisions} if plan else None,
-        "refusal": plan.refusal if plan else None,
-    }), flush=True)
+    write_report(strategy, weights=[w.tolist() for w in model.get_weights()],
+                 schemes={d.site: d.scheme for d in plan.decisions} if plan else None,
+                 refusal=plan.refusal if plan else None)
 
 
 def break_pass(when=lambda call: True):
@@ -104,7 +108,7 @@ def train_by_hand(strategy, model, x, y):
 
 
 def measure(policy):
-    """Prints the plan of a step, the bytes that were counted, and the ops that were executed."""
+    """Reports the plan of a step, the bytes that were counted, and the ops that were executed."""
     strategy = poseidon.PoseidonStrategy(policy, strict=True, timeout_s=30)
     keras.utils.set_random_seed(1)
     batch, steps = 8 * strategy.num_replicas_in_sync, 3
@@ -120,16 +124,15 @@ def measure(policy):
     with context.collect_graphs(optimized=True) as graphs:
         model.fit(x, y, batch_size=batch, verbose=0)
     after = strategy.stats()
-    print("REPORT", json.dumps({
-        "rank": strategy.rank,
-        "plan": {d.site: [d.scheme, d.num_bytes] for d in strategy.plan.decisions},
-        "total": strategy.plan.total_bytes,
-        "steps": steps,
-        "sites": after["sites"],
-        "headers": after["header_bytes"] - before["header_bytes"],
-        "waiting": after["waiting_seconds"],
-        "ops": sorted({node.op for graph in graphs for node in graph.node}),
-    }), flush=True)
+    write_report(
+        strategy,
+        plan={d.site: [d.scheme, d.num_bytes] for d in strategy.plan.decisions},
+        total=strategy.plan.total_bytes,
+        steps=steps,
+        sites=after["sites"],
+        headers=after["header_bytes"] - before["header_bytes"],
+        waiting=after["waiting_seconds"],
+        ops=sorted({node.op for graph in graphs for node in graph.node}))
 
 
 def order(policy, directory):
