@@ -89,8 +89,8 @@ def fail_in_graph_on_rank_1():
     model.fit(np.ones((64, 4)), np.ones((64, 3)), verbose=0)
 
 
-def exit_on_rank_1(status):
-    strategy = poseidon.PoseidonStrategy()
+def exit_on_rank_1(status, policy):
+    strategy = poseidon.PoseidonStrategy(policy)
     train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])
 
 
@@ -99,8 +99,8 @@ def kill_on_rank_1():
     train(strategy, [AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))])
 
 
-def stall_on_rank_1():
-    strategy = poseidon.PoseidonStrategy(timeout_s=2)
+def stall_on_rank_1(policy):
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=2)
     train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
 
 
@@ -240,10 +240,16 @@ def refuse():
     def no_time():
         poseidon.PoseidonStrategy(timeout_s=0)
 
+    def no_policy():
+        poseidon.PoseidonStrategy("fastest")
+
+    def other_policy():
+        poseidon.PoseidonStrategy("sfb", timeout_s=30)
+
     for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
                  gather, from_function, other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, predict_distributed, server_out_of_range,
-                 no_kv_pair, no_time):
+                 no_kv_pair, no_time, no_policy, other_policy):
         try:
             case()
         except PoseidonError as error:

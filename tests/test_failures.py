@@ -38,9 +38,9 @@ def test_error_of_an_op_on_one_rank_ends_all():
     assert any("boom in the graph" in line for line in outcome.own_lines[-2:]), outcome.output
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_exit_of_one_rank_ends_all(status):
-    outcome = launch.run(["programs.py", "exit_on_rank_1", status], ranks=2, timeout_s=90)
+@pytest.mark.parametrize("status, policy", [(0, "ps"), (0, "sfb"), (3, "ps")])
+def test_exit_of_one_rank_ends_all(status, policy):
+    outcome = launch.run(["programs.py", "exit_on_rank_1", status, policy], ranks=2, timeout_s=90)
     assert outcome.status != 0
     assert "Rank 1 has ended its program, but rank 0 still" in outcome.own_lines[-1]
 
@@ -50,11 +50,12 @@ def test_killed_rank_ends_all():
     assert outcome.status != 0
 
 
-def test_rank_that_stalls_is_named_with_the_variable():
-    outcome = launch.run(["programs.py", "stall_on_rank_1"], ranks=2, timeout_s=60)
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_rank_that_stalls_is_named_with_the_variable(policy):
+    outcome = launch.run(["programs.py", "stall_on_rank_1", policy], ranks=2, timeout_s=60)
     assert outcome.status != 0
-    assert re.search(r"waited 2 s for rank 1 to exchange 'sequential/first/(kernel|bias)' \(ps\)",
-                     outcome.own_lines[-1]), outcome.output
+    assert re.search("waited 2 s for rank 1 to exchange 'sequential/first/(kernel|bias)' "
+                     rf"\({policy}\)", outcome.own_lines[-1]), outcome.output
 
 
 def test_rank_that_never_comes():
@@ -113,6 +114,8 @@ REFUSALS = {
     "server_out_of_range": "servers=[5], expected distinct ranks from 0 to 1",
     "no_kv_pair": "kv_pair_bytes=0, expected 4096 to 2**30",
     "no_time": "timeout_s=0, expected a positive number of seconds",
+    "no_policy": "policy='fastest', expected one of ps, sfb, paper",
+    "other_policy": "This process rewrites training graphs with {'policy': 'paper'",
     "other_options": "give every PoseidonStrategy of a process the same options",
 }
 

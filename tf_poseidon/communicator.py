@@ -44,8 +44,15 @@ def _functions():
         ("rank", number, [handle]),
         ("size", number, [handle]),
         ("submit", handle, [handle, text, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
-                            number]),
+                            number, ctypes.c_bool]),
+        ("submit_factors", handle, [handle, text, text, number, ctypes.POINTER(handle),
+                                    ctypes.POINTER(ctypes.c_int64),
+                                    ctypes.POINTER(ctypes.c_int64)]),
         ("wait", number, [handle, ctypes.c_double, text]),
+        ("has_factors", ctypes.c_bool, [handle]),
+        ("factor_bytes", ctypes.c_int64, [handle, number]),
+        ("copy_factor", None, [handle, number, handle]),
+        ("release", None, [handle]),
         ("abort", None, [handle, text, ctypes.c_double]),
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
@@ -72,7 +79,7 @@ class Communicator:
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
 
-    def submit(self, site, value, contributes=True, root=None):
+    def submit(self, site, value, contributes=True, root=None, refuses_factors=False):
         """Starts exchanging one array with all ranks.
 
         Args:
@@ -81,6 +88,7 @@ class Communicator:
                 the exchange is complete.
             contributes: False leaves this rank's value out of the sum.
             root: None to sum over ranks, or the rank whose value all shall have.
+            refuses_factors: From now on, this rank gives no factors of the site.
 
         Returns:
             A function that waits for the exchange and returns its result, an array like `value`.
@@ -95,21 +103,61 @@ class Communicator:
                         (_BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(
             self._handle, site.encode(), dtype, count, value.ctypes.data, output.ctypes.data,
-            contributes, -1 if root is None else root)
+            contributes, -1 if root is None else root, refuses_factors)
+        return self._waiting(handle, (value, output), lambda: output)
 
+    def submit_factors(self, site, parts, form=""):
+        """Starts giving all ranks the factors of all.
+
+        Args:
+            site: As for `submit`.
+            parts: Matrices, as many as on the other ranks and with as many columns, but perhaps
+                another number of rows. Must not be changed before the exchange is complete.
+            form: What this rank will make of them; ranks of other forms do not exchange factors.
+
+        Returns:
+            A function that waits for the exchange. It returns the matrices, with the rows of all
+            ranks in rank order; or None if a rank has refused, or has another form. It raises
+            JobEndedError when the job was ended.
+        """
+        parts = [np.asarray(part, order="C") for part in parts]
+        columns = [part.shape[1] * part.itemsize for part in parts]
+        handle = self._lib.poseidon_submit_factors(
+            self._handle, site.encode(), form.encode(), len(parts),
+            (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
+            (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
+            (ctypes.c_int64 * len(parts))(*columns))
+
+        def result():
+            if not self._lib.poseidon_has_factors(handle):
+                return None
+            gathered = []
+            for i, part in enumerate(parts):
+                rows = self._lib.poseidon_factor_bytes(handle, i) // max(columns[i], 1)
+                gathered.append(np.empty((rows, part.shape[1]), part.dtype))
+                self._lib.poseidon_copy_factor(handle, i, gathered[-1].ctypes.data)
+            return gathered
+
+        return self._waiting(handle, parts, result)
+
+    def _waiting(self, handle, arrays, result):
+        """Returns a function that waits for the exchange `handle` and then calls `result`."""
         # Whatever ends the wait but success, the network may use this memory to the end.
         memory = object()
-        self._in_flight[memory] = value, output
+        self._in_flight[memory] = arrays
 
         def wait():
             error = ctypes.create_string_buffer(_TEXT_BYTES)
             # Short waits, so that an interrupt from the keyboard gets through.
             while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
                 pass
-            if state < 0:
-                raise JobEndedError(error.value.decode(errors="replace"))
-            del self._in_flight[memory]
-            return output
+            try:
+                if state < 0:
+                    raise JobEndedError(error.value.decode(errors="replace"))
+                del self._in_flight[memory]
+                return result()
+            finally:
+                self._lib.poseidon_release(handle)
 
         return wait
 

@@ -52,7 +52,21 @@ struct Waiter {
   std::condition_variable changed;
   bool is_done = false;
   std::string error;
+  GatheredFactors gathered;
+
+  void Finish(const std::string& reason, GatheredFactors factors) {
+    std::lock_guard<std::mutex> lock(mutex);
+    is_done = true;
+    error = reason;
+    gathered = std::move(factors);
+    changed.notify_all();
+  }
 };
+
+// Shared: a caller that gives up waiting leaves its half to the progress thread.
+using Handle = std::shared_ptr<Waiter>;
+
+Waiter& Of(void* handle) { return **static_cast<Handle*>(handle); }
 
 }  // namespace
 
@@ -101,9 +115,9 @@ int32_t poseidon_rank(const Communicator* communicator) { return communicator->r
 int32_t poseidon_size(const Communicator* communicator) { return communicator->size(); }
 
 void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count,
-                      const void* input, void* output, bool contributes, int32_t root) {
-  // Shared: a caller that gives up waiting leaves its half to the progress thread.
-  auto* handle = new std::shared_ptr<Waiter>(std::make_shared<Waiter>());
+                      const void* input, void* output, bool contributes, int32_t root,
+                      bool refuses_factors) {
+  auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Exchange exchange;
   exchange.site = site;
   exchange.dtype = static_cast<poseidon::DataType>(dtype);
@@ -112,30 +126,60 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtyp
   exchange.output = output;
   exchange.contributes = contributes;
   exchange.root = root;
+  exchange.refuses_factors = refuses_factors;
   communicator->Submit(std::move(exchange), [waiter = *handle](const std::string& error) {
-    std::lock_guard<std::mutex> lock(waiter->mutex);
-    waiter->is_done = true;
-    waiter->error = error;
-    waiter->changed.notify_all();
+    waiter->Finish(error, {});
   });
   return handle;
 }
 
-int32_t poseidon_wait(void* handle, double seconds, char* error) {
-  auto* shared = static_cast<std::shared_ptr<Waiter>*>(handle);
-  Waiter& waiter = **shared;
-  {
-    std::unique_lock<std::mutex> lock(waiter.mutex);
-    if (!waiter.changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                                 [&] { return waiter.is_done; })) {
-      return 0;
-    }
-    poseidon::WriteText(waiter.error, error);
+void* poseidon_submit_factors(Communicator* communicator, const char* site, const char* form,
+                              int32_t num_parts, const void* const* data, const int64_t* rows,
+                              const int64_t* row_bytes) {
+  auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
+  poseidon::Factors factors;
+  factors.site = site;
+  factors.form = form;
+  for (int i = 0; i < num_parts; ++i) {
+    factors.parts.push_back({data[i], static_cast<size_t>(rows[i] * row_bytes[i]),
+                             static_cast<size_t>(row_bytes[i])});
   }
-  const bool ok = waiter.error.empty();
-  delete shared;
-  return ok ? 1 : -1;
+  communicator->SubmitFactors(
+      std::move(factors),
+      [waiter = *handle](const std::string& error, poseidon::GatheredFactors gathered) {
+        waiter->Finish(error, std::move(gathered));
+      });
+  return handle;
 }
+
+int32_t poseidon_wait(void* handle, double seconds, char* error) {
+  Waiter& waiter = poseidon::Of(handle);
+  std::unique_lock<std::mutex> lock(waiter.mutex);
+  if (!waiter.changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                               [&] { return waiter.is_done; })) {
+    return 0;
+  }
+  poseidon::WriteText(waiter.error, error);
+  return waiter.error.empty() ? 1 : -1;
+}
+
+bool poseidon_has_factors(void* handle) { return poseidon::Of(handle).gathered.is_complete; }
+
+int64_t poseidon_factor_bytes(void* handle, int32_t part) {
+  int64_t bytes = 0;
+  for (const auto& rows : poseidon::Of(handle).gathered.parts[part]) bytes += rows.bytes;
+  return bytes;
+}
+
+void poseidon_copy_factor(void* handle, int32_t part, void* out) {
+  char* to = static_cast<char*>(out);
+  for (const auto& rows : poseidon::Of(handle).gathered.parts[part]) {
+    if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
+    to += rows.bytes;
+  }
+}
+
+void poseidon_release(void* handle) { delete static_cast<poseidon::Handle*>(handle); }
 
 void poseidon_abort(Communicator* communicator, const char* reason, double seconds) {
   communicator->Abort(reason, seconds);

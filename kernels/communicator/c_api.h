@@ -50,11 +50,26 @@ int32_t poseidon_size(const poseidon::Communicator* communicator);
 // Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
 void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype,
                       int64_t count, const void* input, void* output, bool contributes,
-                      int32_t root);
+                      int32_t root, bool refuses_factors);
+
+// Starts an exchange of factors, see poseidon::Factors: matrices of `rows[i]` rows of `row_bytes[i]`
+// bytes. Returns a handle for poseidon_wait.
+void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* site,
+                              const char* form, int32_t num_parts, const void* const* data,
+                              const int64_t* rows, const int64_t* row_bytes);
 
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
-// it still runs. Unless it returns 0 the handle is gone.
+// it still runs.
 int32_t poseidon_wait(void* handle, double seconds, char* error);
+
+// Of a handle of factors that poseidon_wait has found complete: whether all ranks have exchanged
+// theirs, and then the bytes of one part, which the second call writes in rank order.
+bool poseidon_has_factors(void* handle);
+int64_t poseidon_factor_bytes(void* handle, int32_t part);
+void poseidon_copy_factor(void* handle, int32_t part, void* out);
+
+// Gives a handle back; its exchange goes on if it still runs.
+void poseidon_release(void* handle);
 
 void poseidon_abort(poseidon::Communicator* communicator, const char* reason, double seconds);
 bool poseidon_goodbye(poseidon::Communicator* communicator, char* error);

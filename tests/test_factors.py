@@ -1,0 +1,157 @@
+"""Sufficient factor broadcasting over the loopback transport: all ranks in this process."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from test_communicator import in_parallel
+from test_communicator import loopback
+
+from tf_poseidon.errors import JobEndedError
+
+
+def parts_of(rank, step=0, rows=None, columns=(3, 5000)):
+    """This rank's matrices: the second is too long to travel inside of a packet."""
+    rows = rank + 1 if rows is None else rows
+    return [np.full((rows, c), 10 * step + rank, np.float32) for c in columns]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [
+    lambda rank: rank + 1, lambda rank: 0, lambda rank: 3 * (rank % 2), lambda rank: 7])
+def test_all_ranks_get_all_rows_in_rank_order(size, rows):
+    with loopback(size) as ranks:
+        for step in range(3):
+            waits = [rank.submit_factors("w", parts_of(rank.rank, step, rows(rank.rank)))
+                     for rank in ranks]
+            expected = [np.concatenate(parts) for parts in zip(
+                *(parts_of(rank, step, rows(rank)) for rank in range(size)))]
+            for wait in waits:
+                for got, part in zip(wait(), expected, strict=True):
+                    np.testing.assert_array_equal(got, part)
+
+
+def test_ranks_may_be_ready_at_different_times():
+    def run(rank):
+        for step in range(20):
+            time.sleep(random.Random(rank.rank * 100 + step).random() / 200)
+            got = rank.submit_factors("w", parts_of(rank.rank, step))()
+            assert len(got[0]) == 1 + 2 + 3 + 4
+            assert set(got[1][:, 0]) == {10 * step + r for r in range(4)}
+
+    with loopback(4) as ranks:
+        assert in_parallel(ranks, run) == [None] * 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_ranks_find_alike_that_one_has_refused(seed):
+    """Ranks stop giving factors at random steps: who has them falls back in that very step.
+
+    This is what a rewritten and a plain graph do: try factors and then dense, or dense at once.
+    """
+    size, steps = 4, 12
+    generator = random.Random(seed)
+    refuses_from = [generator.choice([0, 5, 9, steps]) for _ in range(size)]
+    first = min(refuses_from)
+
+    def run(rank):
+        own = random.Random(seed * size + rank.rank)
+        forms = []
+        for step in range(steps):
+            time.sleep(own.random() / 500)
+            got = None
+            if step < refuses_from[rank.rank]:
+                got = rank.submit_factors("w", parts_of(rank.rank, step))()
+            forms.append("factors" if got else "dense")
+            if got:
+                assert [len(part) for part in got] == [1 + 2 + 3 + 4] * 2
+            else:
+                total = rank.submit("w", np.ones(50_000), refuses_factors=True)()
+                np.testing.assert_array_equal(total, np.full(50_000, size))
+        return forms
+
+    with loopback(size) as ranks:
+        expected = ["factors"] * first + ["dense"] * (steps - first)
+        assert in_parallel(ranks, run) == [expected] * size
+
+
+def test_ranks_of_other_forms_fall_back():
+    with loopback(3) as ranks:
+        for step in range(2):
+            waits = [rank.submit_factors("w", parts_of(rank.rank, step)[:2 - rank.rank % 2],
+                                         form=f"form {rank.rank % 2}") for rank in ranks]
+            assert [wait() for wait in waits] == [None] * 3
+        sites = ranks[0].statistics()["sites"]
+        # Found out in the first step, and not tried again.
+        assert sites["w"]["sent_bytes"] == 2 * sum(part.nbytes for part in parts_of(0))
+
+
+def test_one_site_refused_leaves_the_others():
+    with loopback(2) as ranks:
+        in_parallel(ranks, lambda rank: rank.submit("a", np.ones(3), refuses_factors=True)())
+        for site, expected in (("a", False), ("b", True)):
+            waits = [rank.submit_factors(site, parts_of(rank.rank)) for rank in ranks]
+            assert [wait() is not None for wait in waits] == [expected] * 2
+
+
+def test_other_columns_end_the_job():
+    with loopback(2, goodbye=False) as ranks:
+        outcomes = in_parallel(ranks, lambda rank: rank.submit_factors(
+            "w", parts_of(rank.rank, columns=(3, 4 + rank.rank)))())
+        for outcome in outcomes:
+            assert isinstance(outcome, JobEndedError)
+            assert "Ranks disagree about the factors of 'w'" in str(outcome)
+
+
+def test_rank_that_does_not_come_is_named():
+    with loopback(3, goodbye=False, timeout_s=0.5) as ranks:
+        outcomes = in_parallel(ranks[:2], lambda rank: rank.submit_factors("w", parts_of(0))())
+        for outcome in outcomes:
+            assert "waited 0.5 s for rank 2 to exchange 'w' (sfb)" in str(outcome)
+
+
+def test_rank_that_has_left_is_named():
+    def run(rank):
+        return rank.goodbye() if rank.rank == 1 else rank.submit_factors("w", parts_of(0))()
+
+    with loopback(3, goodbye=False) as ranks:
+        for outcome in in_parallel(ranks, run):
+            assert "Rank 1 has ended its program" in str(outcome) and "'w'" in str(outcome)
+
+
+def test_abort_ends_factors_under_way():
+    with loopback(2, goodbye=False) as ranks:
+        wait = ranks[0].submit_factors("w", parts_of(0, rows=1000))
+        ranks[1].abort("enough")
+        with pytest.raises(JobEndedError, match="enough"):
+            wait()
+
+
+def test_bytes_are_counted():
+    with loopback(3) as ranks:
+        waits = [rank.submit_factors("w", parts_of(rank.rank)) for rank in ranks]
+        for wait in waits:
+            wait()
+        sizes = [sum(part.nbytes for part in parts_of(rank)) for rank in range(3)]
+        for rank in ranks:
+            site = rank.statistics()["sites"]["w"]
+            assert site["count"] == 1
+            assert site["sent_bytes"] == 2 * sizes[rank.rank]
+            assert site["received_bytes"] == sum(sizes) - sizes[rank.rank]
+
+
+def test_waiting_is_what_comes_after_the_last_submission():
+    """One rank is 0.3 s late; the other waits for its last exchange, not for its first."""
+    def run(rank):
+        for _ in range(2):  # the second step closes the first
+            first = rank.submit_factors("first", parts_of(0))
+            if rank.rank == 1:
+                time.sleep(0.3)
+            second = rank.submit("second", np.ones(3))
+            first(), second()
+        return rank.statistics()["waiting_seconds"]
+
+    with loopback(2) as ranks:
+        early, late = in_parallel(ranks, run)
+    assert 0.25 < early < 0.6 and late < 0.1
