@@ -4,9 +4,9 @@ The ops that a strategy puts into a function are by themselves a complete synchr
 make it faster; where they do not run, a warning says so, and the result is the same.
 """
 
+import collections
 import ctypes
 import logging
-import threading
 
 from tensorflow.core.framework import graph_pb2
 
@@ -23,16 +23,19 @@ _Passes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void
 _enabled = None
 
 
-def enable(policy, workers, servers, strict):
+def enable(rank, **options):
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
+    Args:
+        rank: This rank; rank 0 logs what is rewritten.
+        **options: As `GraphPass` has them.
+
     Raises:
-        PoseidonError: If they run already with other options.
+        PoseidonError: If they run already with other options, or cannot run and `strict` is set.
     """
     global _enabled
-    options = dict(policy=policy, workers=workers, servers=servers, strict=strict)
     if _enabled is None:
-        _enabled = GraphPass(**options)
+        _enabled = GraphPass(rank, options)
         _enabled.register()
     elif _enabled.options != options:
         raise PoseidonError(
@@ -45,16 +48,16 @@ class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
-        options: policy, workers, servers and strict, by name.
+        options: policy, workers, servers and strict, by name; as `PoseidonStrategy` has them, but
+            for servers, which is their number.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
-    def __init__(self, policy, workers, servers, strict):
-        self.options = dict(policy=policy, workers=workers, servers=servers, strict=strict)
+    def __init__(self, rank, options):
+        self.options = options
         self.plan = None
-        self._strict = strict
-        self._lock = threading.Lock()
+        self._log_level = logging.INFO if rank == 0 else logging.DEBUG
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
     def register(self):
@@ -64,14 +67,17 @@ class GraphPass:
         lib.poseidon_set_passes.restype = ctypes.c_bool
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         if not lib.poseidon_set_passes(self._callback):
-            self._refuse("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow "
-                         "takes only one for each device; do without it to train faster")
+            reason = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes "
+                      "only one for each device; do without that one")
+            if self.options["strict"]:
+                raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {reason}.")
+            self._refuse(reason)
 
     def expect(self):
         """Notes that a training function was traced, which TensorFlow should hand to us."""
         if self.plan is None:
-            self.plan = self._refused("TensorFlow has not run the graph pass; enable Grappler "
-                                      "(tf.config.optimizer)")
+            self.plan = self._without_rewrite("TensorFlow has not run the graph pass; enable "
+                                              "Grappler (tf.config.optimizer)")
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
@@ -83,9 +89,11 @@ class GraphPass:
             return self._with_refusal(graph_def)
         if rewritten.graph_def is None:
             return None
-        with self._lock:
-            self.plan = rewritten.plan
-        _log.info("The training graph was rewritten.\n%s", rewritten.plan)
+        self.plan = rewritten.plan
+        schemes = collections.Counter(d.scheme for d in rewritten.plan.decisions)
+        _log.log(self._log_level,
+                 "The training graph was rewritten: %s. print(strategy.plan) shows the reasons.",
+                 ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
         _note_plan(rewritten.graph_def, rewritten.plan)
         return rewritten.graph_def
 
@@ -101,19 +109,19 @@ class GraphPass:
             self._refuse(f"{type(error).__name__}: {error}")
 
     def _refuse(self, reason):
-        with self._lock:
-            self.plan = self._refused(reason)
-        if not self._strict:
+        is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
+        self.plan = self._without_rewrite(reason)
+        if is_new and not self.options["strict"]:
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
 
-    def _refused(self, reason):
+    def _without_rewrite(self, reason):
         return planning.Plan(self.options["policy"], self.options["workers"],
                              self.options["servers"], (), reason)
 
     def _with_refusal(self, graph_def):
         """With strict=True, lets the function fail with the reason when it runs."""
-        if not self._strict:
+        if not self.options["strict"]:
             return None
         for node in graph_def.node:
             if node.op == "PoseidonAgree":

@@ -71,7 +71,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             _agree_on_options(communicator, policy, strict)
             _agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
-                policy, communicator.size, len(servers) or communicator.size, strict)
+                communicator.rank, policy=policy, workers=communicator.size,
+                servers=len(servers) or communicator.size, strict=strict)
 
     @property
     def rank(self):
