@@ -8,7 +8,9 @@ from tf_poseidon import planning
 from tf_poseidon.graph_passes import check
 from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import match_biases
 from tf_poseidon.graph_passes import match_factors
+from tf_poseidon.graph_passes import matches as matches_lib
 from tf_poseidon.graph_passes import rank_independence
 from tf_poseidon.graph_passes import rewrite as rewrite_lib
 
@@ -52,7 +54,7 @@ def rewrite(graph_def, policy, workers, servers):
     independent = rank_independence.RankIndependence(graph)
     matches = {m.site: match_factors.match_factors(graph, m, independent) for m in markers}
     # After it: biases follow the layers whose factors are known.
-    matches |= match_factors.match_biases(graph, markers, matches)
+    matches |= match_biases.match_biases(graph, markers, matches)
     sites = tuple(_site(marker, matches[marker.site], _rows(graph_def)) for marker in markers)
     plan = planning.make_plan(sites, policy, workers, servers)
     if not markers:
@@ -87,9 +89,9 @@ def _site(marker, match, rows):
     shape = marker.shape
     site = planning.Site(marker.site, dtype.name, dtype.size,
                          None if shape is None or None in shape else shape)
-    if isinstance(match, match_factors.Refusal):
+    if isinstance(match, matches_lib.Refusal):
         return dataclasses.replace(site, refusal=str(match))
-    if isinstance(match, match_factors.BiasMatch):
+    if isinstance(match, matches_lib.BiasMatch):
         return dataclasses.replace(
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")

@@ -13,6 +13,9 @@ from tensorflow.python.framework import op_def_registry
 from tf_poseidon.graph_passes import graph as graph_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonAllReduce", "PoseidonBroadcast", "PoseidonRecv"}
+# Ops that take a variable without changing it, or whose changes `_is_assignment` knows.
+_HARMLESS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
+             "VarIsInitializedOp"}
 _PASSES_RESOURCE_ON = {"Identity", "Enter", "RefEnter", "Switch", "Merge", "NextIteration", "Exit"}
 _READS = "ReadVariableOp"
 _RESOURCE = 20  # types_pb2.DT_RESOURCE
@@ -32,7 +35,8 @@ class RankIndependence:
                 readers.setdefault(self._resource(node.input[0]), []).append(node.name)
             elif _is_source(node):
                 differing.append(node.name)
-        only_read = [name for resource, names in readers.items() if resource not in assigned
+        known = assigned - self._handed_to_others()
+        only_read = [name for resource, names in readers.items() if resource not in known
                      for name in names]
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
 
@@ -63,6 +67,18 @@ class RankIndependence:
                     reach(consumer.name)
         return reached
 
+    def _handed_to_others(self):
+        """Returns the resources that an op takes of which we do not know what it does with them."""
+        found = set()
+        for node in self._graph.graph_def.node:
+            if node.op in _HARMLESS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
+                continue
+            for tensor in graph_lib.data_inputs(node):
+                source = self._resource(tensor)
+                if _is_resource(self._graph.nodes[source]):
+                    found.add(source)
+        return found
+
     def _resource(self, tensor):
         """Returns the node that a resource comes from, before it is handed into loops."""
         seen = []
@@ -87,12 +103,16 @@ def _is_assignment(node):
     return node.op.startswith(("Assign", "ResourceApply", "ResourceScatter"))
 
 
+def _is_resource(node):
+    key = {"_Arg": "T", "Placeholder": "dtype"}.get(node.op)
+    return node.op == "VarHandleOp" or (key is not None and node.attr[key].type == _RESOURCE)
+
+
 def _is_source(node):
     """Whether a node's outputs differ between ranks, whatever its inputs."""
-    if node.op in _EQUAL_EVERYWHERE or node.op == "VarHandleOp":
+    if node.op in _EQUAL_EVERYWHERE or _is_resource(node):
         return False
     if node.op in ("_Arg", "Placeholder"):
-        key = "T" if node.op == "_Arg" else "dtype"
-        return node.attr[key].type != _RESOURCE
+        return True
     op_def = op_def_registry.get(node.op)
     return op_def is None or op_def.is_stateful

@@ -23,7 +23,7 @@ from tensorflow.python.framework import dtypes
 
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.match_factors import BETWEEN
-from tf_poseidon.graph_passes.match_factors import Match
+from tf_poseidon.graph_passes.matches import Match
 
 _FLOAT = types_pb2.DT_FLOAT
 _HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)

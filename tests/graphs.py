@@ -180,6 +180,13 @@ def scaled_bias():
     sync(share * tf.raw_ops.BiasAddGrad(out_backprop=v), "bias")
 
 
+def bias_of_transposed_layer():
+    """The errors are U: the layer multiplies with its transposed kernel."""
+    u, v = data(K, M), data(K, N)
+    sync(tf.matmul(u, v, transpose_a=True))
+    sync(tf.raw_ops.BiasAddGrad(out_backprop=u), "bias")
+
+
 def mixed_bias():
     u, v = data(K, M, dtype=tf.bfloat16), data(K, N, dtype=tf.bfloat16)
     sync(tf.cast(tf.matmul(u, v, transpose_a=True), tf.float32))
@@ -198,7 +205,8 @@ RECOGNISED = (
     through_reshape, through_identity, through_cast, half, times_scalar, times_constant, over_scalar,
     negative, times_variable, added_products, regularized, regularized_twice, einsum,
     einsum_of_heads, einsum_in_other_orders, batch_matmul, batch_matmul_by_broadcast, bias,
-    bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias, mixed_bias,
+    bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias,
+    bias_of_transposed_layer, mixed_bias,
     gradient_with_other_reader)
 
 
@@ -254,6 +262,30 @@ def different_products():
     sync(tf.add_n([product(), tf.reshape(tf.matmul(data(K, 2), v, transpose_a=True), [M, N])]))
 
 
+def scaled_bias_of_transposed_layer():
+    """V is scaled before it is sent, but it is U whose rows the bias would need."""
+    u, v, share = data(K, M), data(K, N), data()
+    sync(share * tf.matmul(u, v, transpose_a=True))
+    sync(share * tf.raw_ops.BiasAddGrad(out_backprop=u), "bias")
+
+
+def times_variable_given_away():
+    """Nobody knows what the function does with the variable."""
+    weights = variable(M, N)
+    train(weights, sync(weights.read_value() * product()))
+    tf.raw_ops.StatefulPartitionedCall(args=[weights.handle], Tout=[tf.float32], f=_function(weights))
+
+
+def _function(weights):
+    @tf.function
+    def function(handle):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+    concrete = function.get_concrete_function(weights.handle)
+    concrete.add_to_graph(tf.compat.v1.get_default_graph())
+    return concrete
+
+
 def unknown_columns():
     sync(tf.matmul(data(K, None), data(K, N), transpose_a=True), shape=(M, N))
 
@@ -294,7 +326,7 @@ def accumulated_in_a_loop():
 REFUSED = (
     vector, convolution, times_data, plus_data, times_variable_of_this_rank,
     times_variable_of_nobody, narrowing_cast, scaled_after_cast, reduced_further,
-    different_products, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
+    different_products, scaled_bias_of_transposed_layer, times_variable_given_away, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
     batch_matmul_of_rows, batch_matmul_not_summed, accumulated_in_a_loop)
 
 

@@ -1,0 +1,93 @@
+"""Recognises the gradients of biases: sums of the rows of a factor that is sent anyway.
+
+Requires: a flat graph with `_output_shapes`, and the matches of its other gradients. Ensures: a
+`BiasMatch` for each gradient that is the sum of the rows of all U, or of all V, of another one.
+"""
+
+import dataclasses
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.match_factors import PASS_ON
+from tf_poseidon.graph_passes.match_factors import scalar_of
+from tf_poseidon.graph_passes.matches import BiasMatch
+from tf_poseidon.graph_passes.matches import Match
+from tf_poseidon.graph_passes.matches import Refused
+
+
+def match_biases(graph, markers, matches):
+    """Finds the gradients of biases of dense layers.
+
+    Args:
+        graph: The `Graph`.
+        markers: All `Marker`s.
+        matches: Result of `match_factors` for each site.
+
+    Returns:
+        `BiasMatch`es by site.
+    """
+    leaders = {}
+    for marker in markers:
+        match = matches[marker.site]
+        if not isinstance(match, Match):
+            continue
+        for which in ("v", "u"):
+            parts = [(_root(graph, getattr(p, which)), p.scale) for p in match.products]
+            # V is scaled before it is sent, U is not.
+            if all(root and (which == "v" or not scale) for root, scale in parts):
+                leaders.setdefault(_unordered(parts), BiasMatch(marker.site, which))
+    found = {}
+    for marker in markers:
+        if marker.shape is None or len(marker.shape) != 1:
+            continue
+        try:
+            sums = _row_sums(graph, marker.gradient, ())
+        except Refused:
+            continue
+        leader = leaders.get(_unordered([(root, scale) for _, root, scale in sums]))
+        if leader:
+            nodes = tuple(node for node, _, _ in sums)
+            found[marker.site] = dataclasses.replace(leader, nodes=nodes)
+    return found
+
+
+def _unordered(parts):
+    return frozenset((part, parts.count(part)) for part in parts)
+
+
+def _root(graph, factor):
+    """Returns the tensor whose rows a factor's are, before it was reshaped to a matrix."""
+    return None if factor.transpose else _before_reshapes(graph, factor.tensor)
+
+
+def _before_reshapes(graph, tensor):
+    columns = graph.shape(tensor)
+    while (node := graph.node(tensor)).op in (*PASS_ON, "Reshape"):
+        before = graph.shape(node.input[0])
+        if node.op == "Reshape" and not (before and columns and before[-1] == columns[-1] is not None):
+            break
+        tensor = node.input[0]
+    return tensor.removesuffix(":0")
+
+
+def _row_sums(graph, tensor, scale):
+    """Returns [(node, root, scale)] of a gradient that adds up the rows of tensors."""
+    node = graph.node(tensor)
+    inputs = graph_lib.data_inputs(node)
+    if node.op in (*PASS_ON, "Reshape"):
+        return _row_sums(graph, inputs[0], scale)
+    if node.op == "Cast" and not scale:
+        return _row_sums(graph, inputs[0], scale)
+    if node.op in ("AddN", "AddV2"):
+        return [part for i in inputs for part in _row_sums(graph, i, scale)]
+    if node.op == "Mul":
+        for factor, other in (inputs, inputs[::-1]):
+            if scalar := scalar_of(graph, factor):
+                return _row_sums(graph, other, (*scale, scalar))
+    if node.op == "BiasAddGrad" and node.attr["data_format"].s in (b"", b"NHWC"):
+        return [(node.name, _before_reshapes(graph, inputs[0]), scale)]
+    if node.op == "Sum":
+        axes, shape = graph.constant(inputs[1]), graph.shape(inputs[0])
+        if axes is not None and shape and sorted(
+                a % len(shape) for a in axes.flatten().tolist()) == list(range(len(shape) - 1)):
+            return [(node.name, _before_reshapes(graph, inputs[0]), scale)]
+    raise Refused(tensor, "it is not a sum of rows")

@@ -1,0 +1,118 @@
+"""What the passes find out about a gradient: a Match, a BiasMatch, or a Refusal."""
+
+import dataclasses
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """Why a gradient is not a product of factors.
+
+    Attributes:
+        node: The node that it fails at.
+        reason: A sentence without its end.
+    """
+
+    node: str
+    reason: str
+
+    def __str__(self):
+        return f"{self.reason} (node '{self.node}')"
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """One factor: a tensor, and how it becomes a matrix with its rows first.
+
+    Attributes:
+        tensor: The tensor.
+        transpose: The order of its dimensions with which the rows come first, None if they do.
+        columns: Size of the matrix' second dimension.
+        is_matrix: Whether it is a matrix, once transposed; else it has to be reshaped.
+    """
+
+    tensor: str
+    transpose: tuple[int, ...] | None
+    columns: int
+    is_matrix: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """One scalar of a scale or coefficient.
+
+    Attributes:
+        tensor: A tensor with one element, or None for a constant.
+        value: The constant.
+        divides: Whether it is divided by.
+    """
+
+    tensor: str | None = None
+    value: float | None = None
+    divides: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """scale * U^T V.
+
+    Attributes:
+        node: The node that computes U^T V.
+        u: U, [K, M].
+        v: V, [K, N].
+        scale: Scalars to multiply with, or divide by.
+        k: K, None where it is unknown.
+        dtype: Type of the factors, a `types_pb2.DataType`.
+    """
+
+    node: str
+    u: Factor
+    v: Factor
+    scale: tuple[Scalar, ...]
+    k: int | None
+    dtype: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """coefficient * a product, element by element, of tensors that are equal on all ranks."""
+
+    coefficient: tuple[Scalar, ...]
+    tensors: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A gradient that is exactly
+
+        reshape(sum of scale * U^T V over the products) * masks + sum of coefficient * term.
+
+    Masks and terms are equal on all ranks; scales and coefficients are scalars, and may differ.
+    """
+
+    products: tuple[Product, ...]
+    masks: tuple[str, ...] = ()
+    terms: tuple[Term, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasMatch:
+    """A gradient that is the sum of the rows of a factor of another site.
+
+    Attributes:
+        leader: Name of the other site.
+        factor: Which factor of its: "u" or "v".
+        nodes: The nodes that add up the rows.
+    """
+
+    leader: str
+    factor: str
+    nodes: tuple[str, ...] = ()
+
+
+class Refused(Exception):
+    """Carries a Refusal out of a search."""
+
+    def __init__(self, tensor, reason):
+        super().__init__(Refusal(graph_lib.node_of(tensor), reason))

@@ -1,0 +1,71 @@
+"""The ops that multiply two matrices, and what is U and what is V of each."""
+
+import math
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.matches import Factor
+from tf_poseidon.graph_passes.matches import Refused
+
+
+def _matmul(graph, node):
+    """MatMul and its transpositions: [K, M] is what `transpose_a` transposes."""
+    a, b = graph_lib.data_inputs(node)
+    u = _matrix(graph, node, a, rows=0 if node.attr["transpose_a"].b else 1)
+    v = _matrix(graph, node, b, rows=1 if node.attr["transpose_b"].b else 0)
+    return u[0], v[0], u[1] if u[1] is not None else v[1]
+
+
+def _matrix(graph, node, tensor, rows):
+    """Returns (Factor, rows) of a matrix whose rows are dimension `rows`."""
+    shape = graph.shape(tensor)
+    if shape is None or shape[1 - rows] is None:
+        raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
+    return Factor(tensor, (1, 0) if rows == 1 else None, shape[1 - rows], True), shape[rows]
+
+
+def _batch_matmul(graph, node):
+    a, b = graph_lib.data_inputs(node)
+    shape_a, shape_b = graph.shape(a), graph.shape(b)
+    if node.attr["adj_y"].b or not node.attr["adj_x"].b:
+        raise Refused(node.name, "its rows are not the last dimension but one of both factors")
+    if shape_a is None or shape_b is None or None in (shape_a[-1], shape_b[-1]):
+        raise Refused(node.name, "the shapes of its inputs are unknown")
+    if shape_a[:-1] != shape_b[:-1] or None in shape_a[1:-1]:
+        raise Refused(node.name, "one of its factors is broadcast, or its shape is unknown")
+    return (Factor(a, None, shape_a[-1], False), Factor(b, None, shape_b[-1], False),
+            graph_lib.num_elements(shape_a[:-1]))
+
+
+def _einsum(graph, node):
+    """An Einsum of two tensors whose common indices are all summed over: those are the rows."""
+    equation = node.attr["equation"].s.decode().replace(" ", "")
+    terms, _, out = equation.partition("->")
+    terms = terms.split(",")
+    inputs = graph_lib.data_inputs(node)
+    if len(terms) != 2 or "." in equation or any(len(set(t)) < len(t) for t in (*terms, out)):
+        raise Refused(node.name, f"the equation {equation} is not a product of two matrices")
+    rows = [i for i in terms[0] if i in terms[1]]
+    if not rows or not out or set(rows) & set(out) or set(out) != set("".join(terms)) - set(rows):
+        raise Refused(node.name, f"the equation {equation} is not a product of two matrices")
+    pairs = sorted(zip(terms, inputs), key=lambda pair: out[0] not in pair[0])
+    columns = [[i for i in out if i in term] for term, _ in pairs]
+    if columns[0] + columns[1] != list(out):
+        raise Refused(node.name, f"the equation {equation} mixes the dimensions of its factors")
+    factors, k = [], None
+    for (term, tensor), own in zip(pairs, columns):
+        shape = graph.shape(tensor)
+        if shape is None or any(shape[term.index(i)] is None for i in own):
+            raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
+        order = tuple(term.index(i) for i in [*rows, *own])
+        factors.append(Factor(
+            tensor, None if order == tuple(range(len(order))) else order,
+            math.prod(shape[term.index(i)] for i in own), len(rows) == len(own) == 1))
+        k = k or graph_lib.num_elements(tuple(shape[term.index(i)] for i in rows))
+    return (*factors, k)
+
+
+# Functions of (graph, node) that return (U, V, K); K is None where it is unknown.
+PRODUCTS = {"MatMul": _matmul, "Einsum": _einsum}
+
+# The same for products that are a gradient once they are summed over their batch.
+BATCH_PRODUCTS = dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul)
