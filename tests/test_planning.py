@@ -97,7 +97,7 @@ def test_plan_prints_as_a_table():
     odd = planning.Site("odd", "float32", 4, None, refusal="its shape is unknown")
     plan = planning.make_plan([dense_site(100, 50, 8), bias, odd], "sfb", 3, 3)
     assert str(plan) == """\
-plan by policy 'sfb'
+plan by policy 'sfb' for 3 workers, 3 servers
 site    scheme    bytes  reason
 kernel  sfb      19,200  the policy is 'sfb', and the gradient is a product of factors
 bias    sfb           0  the sum of the rows of a factor of 'kernel'

@@ -65,7 +65,8 @@ class Plan:
                      f"sent and received by each of {self.workers} ranks in a step"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
-        return "\n".join([f"plan by policy '{self.policy}'", *lines])
+        return "\n".join([f"plan by policy '{self.policy}' for {self.workers} workers, "
+                          f"{self.servers} servers", *lines])
 
 
 def _bytes(number):
