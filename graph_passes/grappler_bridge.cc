@@ -54,7 +54,8 @@ void SetRows(GraphDef* graph, int64_t rows) {
 // Returns the graph with the shapes of all outputs.
 absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph) {
   GrapplerItem planned(item);
-  if (rows > 0) SetRows(&planned.graph, rows);
+  // Not a single row: that would make vectors of the batch look like scalars.
+  if (rows > 1) SetRows(&planned.graph, rows);
   GraphProperties properties(planned);
   TF_RETURN_IF_ERROR(properties.InferStatically(
       /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/false,

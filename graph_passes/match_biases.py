@@ -13,6 +13,8 @@ from tf_poseidon.graph_passes.matches import BiasMatch
 from tf_poseidon.graph_passes.matches import Match
 from tf_poseidon.graph_passes.matches import Refused
 
+_MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
+
 
 def match_biases(graph, markers, matches):
     """Finds the gradients of biases of dense layers.
@@ -44,7 +46,9 @@ def match_biases(graph, markers, matches):
         except Refused:
             continue
         leader = leaders.get(_unordered([(root, scale) for _, root, scale in sums]))
-        if leader:
+        product = leader and matches[leader.leader].products[0]
+        # A factor may have several of the tensor's dimensions as its columns.
+        if leader and marker.shape == (getattr(product, leader.factor).columns,):
             nodes = tuple(node for node, _, _ in sums)
             found[marker.site] = dataclasses.replace(leader, nodes=nodes)
     return found
@@ -63,26 +67,29 @@ def _before_reshapes(graph, tensor):
     columns = graph.shape(tensor)
     while (node := graph.node(tensor)).op in (*PASS_ON, "Reshape"):
         before = graph.shape(node.input[0])
-        if node.op == "Reshape" and not (before and columns and before[-1] == columns[-1] is not None):
+        keeps_columns = before and columns and before[-1] == columns[-1] is not None
+        if node.op == "Reshape" and not keeps_columns:
             break
         tensor = node.input[0]
     return tensor.removesuffix(":0")
 
 
-def _row_sums(graph, tensor, scale):
+def _row_sums(graph, tensor, scale, depth=0):
     """Returns [(node, root, scale)] of a gradient that adds up the rows of tensors."""
+    if depth > _MAX_DEPTH:
+        raise Refused(tensor, f"its sums lie behind more than {_MAX_DEPTH} operations")
     node = graph.node(tensor)
     inputs = graph_lib.data_inputs(node)
     if node.op in (*PASS_ON, "Reshape"):
-        return _row_sums(graph, inputs[0], scale)
+        return _row_sums(graph, inputs[0], scale, depth + 1)
     if node.op == "Cast" and not scale:
-        return _row_sums(graph, inputs[0], scale)
+        return _row_sums(graph, inputs[0], scale, depth + 1)
     if node.op in ("AddN", "AddV2"):
-        return [part for i in inputs for part in _row_sums(graph, i, scale)]
+        return [part for i in inputs for part in _row_sums(graph, i, scale, depth + 1)]
     if node.op == "Mul":
         for factor, other in (inputs, inputs[::-1]):
             if scalar := scalar_of(graph, factor):
-                return _row_sums(graph, other, (*scale, scalar))
+                return _row_sums(graph, other, (*scale, scalar), depth + 1)
     if node.op == "BiasAddGrad" and node.attr["data_format"].s in (b"", b"NHWC"):
         return [(node.name, _before_reshapes(graph, inputs[0]), scale)]
     if node.op == "Sum":

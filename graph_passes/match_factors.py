@@ -24,6 +24,8 @@ PASS_ON = ("Identity", "Snapshot", "PreventGradient")
 # Ops that may lie between a product, or a sum of rows, and the marker.
 BETWEEN = (*PASS_ON, "Reshape", "Cast", "Neg", "RealDiv", "Mul", "AddN", "Add", "AddV2", "Sum")
 
+# A gradient that is added to itself again and again has as many products as paths lead to them.
+_MAX_STEPS = 300
 _LOOPS = ("Exit", "RefExit", "Merge", "Switch")
 _FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4,
            types_pb2.DT_DOUBLE: 8}
@@ -57,7 +59,8 @@ def _check(match, marker):
         raise Refused(marker.gradient, "its products have factors of different sizes or types")
     if marker.dtype not in _FLOATS or _FLOATS[marker.dtype] < _FLOATS[first.dtype]:
         raise Refused(marker.gradient, "its type is narrower than that of its factors")
-    if graph_lib.num_elements(marker.shape) != first.u.columns * first.v.columns:
+    size = first.u.columns * first.v.columns
+    if size == 0 or graph_lib.num_elements(marker.shape) != size:
         raise Refused(marker.gradient, "its product is reduced further, or its shape is unknown")
 
 
@@ -84,9 +87,16 @@ class _Matcher:
     def __init__(self, graph, is_rank_independent):
         self._graph = graph
         self._is_rank_independent = is_rank_independent
+        self._steps = 0
+
+    def _count(self, tensor):
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise Refused(tensor, f"its products lie behind more than {_MAX_STEPS} operations")
 
     def match(self, tensor, scale, masks):
         """Returns the Match of scale * masks * tensor."""
+        self._count(tensor)
         node = self._graph.node(tensor)
         inputs = graph_lib.data_inputs(node)
         if node.op in (*PASS_ON, "Reshape"):  # elements keep their order
@@ -116,18 +126,24 @@ class _Matcher:
             raise Refused(node.name, "a narrowing Cast rounds it")
         if source != target and (scale or masks):
             raise Refused(node.name, "it is multiplied after a Cast from a narrower type")
-        return self.match(node.input[0], scale, masks)
+        match = self.match(node.input[0], scale, masks)
+        if source != target and (match.masks or match.terms):
+            raise Refused(node.name, "a mask or a term is added before a Cast from a narrower type")
+        return match
 
     def _mul(self, tensor, inputs, scale, masks):
+        shape = self._graph.shape(tensor)
         for factor, other in (inputs, inputs[::-1]):
-            if scalar := scalar_of(self._graph, factor):
+            scalar = scalar_of(self._graph, factor)
+            # A scalar that was made a matrix must not make one of what it multiplies.
+            if scalar and (self._graph.shape(factor) == () or self._graph.shape(other) == shape):
                 return self.match(other, (*scale, scalar), masks)
-        for factor, other in (inputs, inputs[::-1]):
-            shape = self._graph.shape(tensor)
-            if (shape is not None and self._graph.shape(factor) == shape
-                    and self._is_rank_independent(factor)):
-                return self.match(other, scale, (*masks, factor))
-        raise Refused(tensor, "it is multiplied with a tensor that may differ between ranks")
+        if graph_lib.num_elements(shape) and all(self._graph.shape(i) == shape for i in inputs):
+            for factor, other in (inputs, inputs[::-1]):
+                if self._is_rank_independent(factor):
+                    return self.match(other, scale, (*masks, factor))
+        raise Refused(tensor, "it is multiplied with a tensor that may differ between ranks, or one of "
+                      "the two is broadcast")
 
     def _sum(self, tensor, inputs, scale, masks):
         products, terms, product_masks = [], [], set()
@@ -150,6 +166,7 @@ class _Matcher:
         """Whether a product is behind a tensor, through ops that `match` knows."""
         queue, seen = [tensor], set()
         while queue:
+            self._count(tensor)
             node = self._graph.node(queue.pop())
             if node.name in seen:
                 continue
@@ -164,6 +181,7 @@ class _Matcher:
         """Returns a Term for a part of a sum that holds no product, such as a regularizer's."""
         coefficient, tensors, queue = list(scale), list(masks), [tensor]
         while queue:
+            self._count(tensor)
             part = queue.pop()
             node = self._graph.node(part)
             inputs = graph_lib.data_inputs(node)
@@ -203,13 +221,20 @@ class _Matcher:
             inner = self._graph.node(inner.input[0])
         if inner.op not in BATCH_PRODUCTS:
             raise Refused(node.name, f"a sum over a {inner.op} is not a product of two matrices")
-        shape = self._graph.shape(inner.name)
-        axes = self._graph.constant(inputs[1])
+        u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)
+        axes, rank = self._graph.constant(inputs[1]), len(self._graph.shape(u.tensor))
         if axes is not None:
-            rank = None if shape is None else len(shape)
-            if rank is None or sorted(a % rank for a in axes.flatten().tolist()) != list(range(rank - 2)):
+            if sorted(a % rank for a in axes.flatten().tolist()) != list(range(rank - 2)):
                 raise Refused(node.name, "it is not summed over the batch, and only that")
         elif self._graph.node(inputs[1]).op != "BroadcastGradientArgs":
             raise Refused(node.name, "the dimensions that it is summed over are not constant")
-        u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)
+        elif {graph_lib.num_elements(s) for s in self._shapes_of_sum(node)} != {u.columns * v.columns}:
+            raise Refused(node.name, "it is summed over more than the batch, or its shape is unknown")
         return Match((Product(inner.name, u, v, scale, k, inner.attr["T"].type),), masks)
+
+    def _shapes_of_sum(self, node):
+        """Returns the shape of a sum; where that is unknown, those that it is reshaped to."""
+        if self._graph.shape(node.name) is not None:
+            return [self._graph.shape(node.name)]
+        return [self._graph.shape(consumer.name) if consumer.op == "Reshape" else None
+                for consumer in self._graph.consumers(node.name)]

@@ -49,28 +49,53 @@ def rewrite(graph_def, policy, workers, servers):
     """
     check.check_graph(graph_def)
     graph = graph_lib.Graph(graph_def)
-    markers = find_sites.find_sites(graph)
+    step = _step(graph_def)
+    markers = _in_order_of_trace(find_sites.find_sites(graph), step)
     # Before matching: which tensors ranks have in common is a question to the whole graph.
     independent = rank_independence.RankIndependence(graph)
     matches = {m.site: match_factors.match_factors(graph, m, independent) for m in markers}
     # After it: biases follow the layers whose factors are known.
     matches |= match_biases.match_biases(graph, markers, matches)
-    sites = tuple(_site(marker, matches[marker.site], _rows(graph_def)) for marker in markers)
+    sites = tuple(_site(marker, matches[marker.site], step) for marker in markers)
     plan = planning.make_plan(sites, policy, workers, servers)
     if not markers:
         return Rewritten(None, sites, plan)
-    result = rewrite_lib.rewrite(graph, markers, matches, plan)
+    result = rewrite_lib.rewrite(graph, markers, matches, plan, independent.digest, step.strict)
     check.check_rewrite(graph_def, result, markers)
     return Rewritten(result, sites, plan)
 
 
-def _rows(graph_def):
-    """Returns (rows of a step as planned, as this rank's shapes have them), None if unknown."""
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """What the graph says about its step, in PoseidonAgree.
+
+    Attributes:
+        sites: Names of the sites in the order of the trace, as lines of text.
+        rows: Rows of a full batch that one rank computes, None if unknown.
+        static_rows: Rows that this rank's shapes are made for, None if that changes.
+        strict: Whether to fail where ranks have other graphs.
+    """
+
+    sites: tuple[str, ...] = ()
+    rows: int | None = None
+    static_rows: int | None = None
+    strict: bool = False
+
+
+def _step(graph_def):
     for node in graph_def.node:
         if node.op == "PoseidonAgree":
-            values = node.attr["rows"].i, node.attr["static_rows"].i
-            return tuple(value if value > 0 else None for value in values)
-    return None, None
+            rows, static_rows = (node.attr[key].i if node.attr[key].i > 0 else None
+                                 for key in ("rows", "static_rows"))
+            return _Step(tuple(node.attr["sites"].s.decode().split("\n")), rows, static_rows,
+                         node.attr["strict"].b)
+    return _Step()
+
+
+def _in_order_of_trace(markers, step):
+    """Returns the markers as the user's program made them; TensorFlow orders graphs anew."""
+    order = {line.rpartition("' ")[0].removeprefix("'"): i for i, line in enumerate(step.sites)}
+    return sorted(markers, key=lambda marker: (order.get(marker.site, len(order)), marker.node))
 
 
 def _planned(k, rows, static_rows):
@@ -83,7 +108,7 @@ def _planned(k, rows, static_rows):
     return k // static_rows * rows
 
 
-def _site(marker, match, rows):
+def _site(marker, match, step):
     """Returns what planning needs to know of a gradient."""
     dtype = dtypes.as_dtype(marker.dtype)
     shape = marker.shape
@@ -96,7 +121,7 @@ def _site(marker, match, rows):
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
     first = match.products[0]
-    k = [_planned(product.k, *rows) for product in match.products]
+    k = [_planned(product.k, step.rows, step.static_rows) for product in match.products]
     factors = planning.Factors(
         m=first.u.columns, n=first.v.columns, k=None if None in k else sum(k),
         itemsize=dtypes.as_dtype(first.dtype).size, extra_bytes=len(match.terms) * dtype.size)

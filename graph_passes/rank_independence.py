@@ -8,6 +8,8 @@ do not know. Variables that the graph only reads could be anybody's; an optimize
 learning rate), but they are not taken to be equal.
 """
 
+import hashlib
+
 from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.graph_passes import graph as graph_lib
@@ -16,7 +18,8 @@ _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonAllReduce", "PoseidonBroadcast", "
 # Ops that take a variable without changing it, or whose changes `_is_assignment` knows.
 _HARMLESS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
              "VarIsInitializedOp"}
-_PASSES_RESOURCE_ON = {"Identity", "Enter", "RefEnter", "Switch", "Merge", "NextIteration", "Exit"}
+_LOOPS = {"Enter", "RefEnter", "Switch", "Merge", "NextIteration", "Exit"}
+_PASSES_RESOURCE_ON = {"Identity", *_LOOPS}
 _READS = "ReadVariableOp"
 _RESOURCE = 20  # types_pb2.DT_RESOURCE
 
@@ -42,6 +45,36 @@ class RankIndependence:
 
     def __call__(self, tensor):
         return graph_lib.node_of(tensor) not in self._differing
+
+    def digest(self, tensors):
+        """Returns a text that is the same for the same expressions of constants and variables.
+
+        A constant can hold what only one rank knows, so ranks compare what they take to be equal.
+        """
+        known = {}
+
+        def of(name):
+            # Depth first without recursion: expressions can be deep.
+            stack = [name]
+            while stack:
+                node = self._graph.nodes[stack[-1]]
+                inputs = graph_lib.data_inputs(node)
+                is_leaf = node.op == _READS or node.op in _LOOPS
+                missing = [i for i in map(graph_lib.node_of, inputs) if i not in known]
+                if missing and not is_leaf:
+                    stack += missing
+                    continue
+                stack.pop()
+                source = self._resource(inputs[0]) if node.op == _READS else node.name
+                known[node.name] = _hash(
+                    node.op, source if is_leaf else "",
+                    *(known.get(graph_lib.node_of(i), "") + str(graph_lib.output_of(i))
+                      for i in inputs),
+                    *(node.attr[key].SerializeToString(deterministic=True)
+                      for key in sorted(node.attr) if not key.startswith("_")))
+            return known[name]
+
+        return _hash(*(of(graph_lib.node_of(tensor)) for tensor in tensors))
 
     def _spread(self, names, readers):
         """Returns the nodes that depend on any of these, also through variables with `readers`."""
@@ -99,6 +132,12 @@ class RankIndependence:
         return source
 
 
+def _hash(*parts):
+    data = [part if isinstance(part, bytes) else part.encode() for part in parts]
+    lengths = ",".join(str(len(part)) for part in data).encode()
+    return hashlib.sha256(b"\0".join([lengths, *data])).hexdigest()
+
+
 def _is_assignment(node):
     return node.op.startswith(("Assign", "ResourceApply", "ResourceScatter"))
 
@@ -113,6 +152,8 @@ def _is_source(node):
     if node.op in _EQUAL_EVERYWHERE or _is_resource(node):
         return False
     if node.op in ("_Arg", "Placeholder"):
+        return True
+    if "Random" in node.op:  # stateless ones too: each rank has a seed of its own
         return True
     op_def = op_def_registry.get(node.op)
     return op_def is None or op_def.is_stateful

@@ -29,7 +29,7 @@ _FLOAT = types_pb2.DT_FLOAT
 _HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-def rewrite(graph, markers, matches, plan):
+def rewrite(graph, markers, matches, plan, digest, strict=False):
     """Returns the rewritten GraphDef.
 
     Args:
@@ -37,6 +37,8 @@ def rewrite(graph, markers, matches, plan):
         markers: Its `Marker`s.
         matches: `Match`, `BiasMatch` or `Refusal` by site.
         plan: The `Plan`.
+        digest: A function that returns a text for tensors that are equal on all ranks.
+        strict: Whether the graph shall fail where ranks do not have the same factors.
     """
     decisions = {decision.site: decision for decision in plan.decisions}
     by_site = {marker.site: marker for marker in markers}
@@ -49,7 +51,7 @@ def rewrite(graph, markers, matches, plan):
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
         decision = decisions[marker.site]
-        site = _SiteRewriter(graph, marker)
+        site = _SiteRewriter(graph, marker, strict)
         if decision.scheme == "ps":
             site.dense()
         else:
@@ -57,7 +59,7 @@ def rewrite(graph, markers, matches, plan):
             if decision.rides_on:
                 site.bias(leader, matches[marker.site], matches[decision.rides_on])
             else:
-                site.factors(matches[marker.site], riders.get(marker.site, ()))
+                site.factors(matches[marker.site], riders.get(marker.site, ()), digest)
             for name in site.only_for_dense(matches[marker.site]):
                 waits[name] = f"{leader}/is_dense"
         nodes += site.writer.nodes
@@ -79,9 +81,10 @@ def _waiting(node, control):
 class _SiteRewriter:
     """Writes the nodes of one site."""
 
-    def __init__(self, graph, marker):
+    def __init__(self, graph, marker, strict):
         self._graph = graph
         self._marker = marker
+        self._strict = strict
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
         self.writer = graph_lib.Writer(self._node)
@@ -93,12 +96,13 @@ class _SiteRewriter:
         self._send_and_receive("", "send", "", [self._marker.gradient], "ps",
                                [self._marker.dtype], [self._marker.shape])
 
-    def factors(self, match, riders):
+    def factors(self, match, riders, digest):
         """Sends the factors of all products under each other, and the coefficients of all terms.
 
         Args:
             match: The `Match`.
             riders: What else is made of these factors, as text.
+            digest: As for `rewrite`.
         """
         first = match.products[0]
         columns = [first.u.columns, first.v.columns]
@@ -113,7 +117,10 @@ class _SiteRewriter:
                                       self._marker.dtype))
             types.append(self._marker.dtype)
             shapes.append((None, 1))
-        form = f"{len(match.masks)} masks, {len(match.terms)} terms, {', '.join(sorted(riders))}"
+        # What all ranks must make of the factors, or they are not exchanged.
+        form = "; ".join([f"masks {digest(match.masks)}",
+                          *(f"term {digest(term.tensors)}" for term in match.terms),
+                          *sorted(riders)])
         recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes, form)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
@@ -168,7 +175,8 @@ class _SiteRewriter:
                           form=""):
         ticket = self.writer.add(
             f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
-            T=types, site=self._marker.site, scheme=scheme, form=form)
+            T=types, site=self._marker.site, scheme=scheme, form=form,
+            strict=self._strict)
         return self.writer.add(f"{prefix}{recv}", "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _switch_on(self, is_complete):

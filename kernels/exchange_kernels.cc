@@ -65,7 +65,7 @@ class SumKernel : public ExchangeKernel {
     exchange.dtype = ToDataType(context->input(0).dtype());
     exchange.count = context->input(0).NumElements();
     exchange.contributes = context->input(1).scalar<bool>()();
-    exchange.refuses_factors = true;
+    exchange.is_gradient = type_string() == "PoseidonSync";
     Run(context, std::move(exchange), std::move(done));
   }
 };

@@ -23,20 +23,27 @@ constexpr int64_t kPackedBytesU = int64_t{384} << 10;
 
 constexpr std::align_val_t kAlignment{64};
 
-// Memory of this thread's that stays for its next call: fresh memory costs a page fault per 4 KiB.
-template <int kUse>
-void* Scratch(size_t bytes) {
+// Memory for packed factors. A little of it stays with the thread for its next call, since fresh
+// memory costs a page fault per 4 KiB.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes) {
+    thread_local Buffer kept(new (kAlignment) char[kKeptBytes]);
+    if (bytes > kKeptBytes) own_.reset(new (kAlignment) char[bytes]);
+    data_ = own_ ? own_.get() : kept.get();
+  }
+  void* data() const { return data_; }
+
+ private:
   struct Free {
     void operator()(char* data) const { ::operator delete[](data, kAlignment); }
   };
-  thread_local std::unique_ptr<char[], Free> memory;
-  thread_local size_t capacity = 0;
-  if (bytes > capacity) {
-    memory.reset(new (kAlignment) char[bytes]);
-    capacity = bytes;
-  }
-  return memory.get();
-}
+  using Buffer = std::unique_ptr<char[], Free>;
+  static constexpr size_t kKeptBytes = size_t{1} << 20;
+
+  Buffer own_;
+  char* data_;
+};
 
 // One instruction set: vectors of kVectorBytes, tiles of kRows rows and kVectors vectors.
 template <typename T, typename Out, int kVectorBytes, int kRows, int kVectors>
@@ -142,9 +149,9 @@ struct Tiles {
                                            RoundUp(column_end - column_begin, kColumns));
     const int64_t block_rows =
         std::min(Fitting(kPackedBytesU, block_k, kRows), RoundUp(row_end - row_begin, kRows));
-    auto* strips = static_cast<Accumulator*>(Scratch<0>(block_k * block_rows * sizeof(Accumulator)));
-    auto* panels =
-        static_cast<Accumulator*>(Scratch<1>(block_k * block_columns * sizeof(Accumulator)));
+    const Scratch scratch(block_k * (block_rows + block_columns) * sizeof(Accumulator));
+    auto* panels = static_cast<Accumulator*>(scratch.data());  // whole vectors, so they come first
+    auto* strips = panels + block_k * block_columns;
     int64_t k = 0;
     do {  // once if there are no rows: the result is zero
       const int64_t size = std::min(block_k, product.k - k);

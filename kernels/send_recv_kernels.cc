@@ -30,15 +30,16 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+constexpr char kNotTaken[] =
+    "TensorFlow has not run the graph pass, or has not taken what it made; enable Grappler "
+    "(tf.config.optimizer), and look into TensorFlow's log.";
+
 // What PoseidonSend has started: holds the tensors until the communicator is done with them.
 class Ticket {
  public:
-  Ticket(std::string site, std::vector<Tensor> factors)
-      : site_(std::move(site)), inputs_(std::move(factors)) {}
-  Ticket(std::string site, Tensor gradient, Tensor sum)
-      : site_(std::move(site)), inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
+  explicit Ticket(std::vector<Tensor> factors) : inputs_(std::move(factors)) {}
+  Ticket(Tensor gradient, Tensor sum) : inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
 
-  const std::string& site() const { return site_; }
   bool has_factors() const { return !sum_; }
   const std::vector<Tensor>& inputs() const { return inputs_; }
   const Tensor& sum() const { return *sum_; }  // of scheme "ps"
@@ -70,7 +71,6 @@ class Ticket {
   }
 
  private:
-  const std::string site_;
   const std::vector<Tensor> inputs_;
   const std::optional<Tensor> sum_;
   std::mutex mutex_;  // guards what follows until is_done_
@@ -106,13 +106,21 @@ Communicator* CommunicatorOf(OpKernelContext* context, const OpKernel& op,
 }
 
 class SendKernel : public OpKernel {
+  struct Site {
+    std::string name;
+    std::string form;
+    bool is_strict = false;
+    std::atomic<bool> has_warned{false};
+  };
+
  public:
   explicit SendKernel(OpKernelConstruction* context) : OpKernel(context) {
     std::string scheme;
-    OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES_OK(context, context->GetAttr("site", &site_->name));
     OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
     sends_factors_ = scheme == "sfb";
-    OP_REQUIRES_OK(context, context->GetAttr("form", &form_));
+    OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
+    OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
   }
 
   bool IsExpensive() override { return false; }
@@ -120,7 +128,7 @@ class SendKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
     tsl::profiler::TraceMe trace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
-    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    Communicator* communicator = CommunicatorOf(context, *this, site_->name);
     if (!communicator) return;
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
@@ -143,15 +151,15 @@ class SendKernel : public OpKernel {
     context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(),
                                                                gradient.shape(), &sum));
     if (!context->status().ok()) return nullptr;
-    auto ticket = std::make_shared<Ticket>(site_, gradient, std::move(sum));
+    auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
     Exchange exchange;
-    exchange.site = site_;
+    exchange.site = site_->name;
     exchange.dtype = ToDataType(gradient.dtype());
     exchange.count = gradient.NumElements();
     exchange.input = gradient.data();
     exchange.output = ticket->sum().data();
     exchange.contributes = contributes;
-    exchange.refuses_factors = true;
+    exchange.is_gradient = true;
     communicator->Submit(std::move(exchange), [ticket](const std::string& error) {
       Finish(ticket, error, {});
     });
@@ -162,14 +170,14 @@ class SendKernel : public OpKernel {
                                       bool contributes) {
     std::vector<Tensor> tensors;
     for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
-    auto ticket = std::make_shared<Ticket>(site_, std::move(tensors));
+    auto ticket = std::make_shared<Ticket>(std::move(tensors));
     Factors factors;
-    factors.site = site_;
-    factors.form = form_;
+    factors.site = site_->name;
+    factors.form = site_->form;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
         context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
-            "A factor of '", site_, "' has shape ", tensor.shape().DebugString(),
+            "A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
             ", but factors are matrices; reshape it to [rows, columns].")));
         return nullptr;
       }
@@ -177,11 +185,30 @@ class SendKernel : public OpKernel {
       factors.parts.push_back(
           {tensor.data(), contributes ? tensor.dim_size(0) * row_bytes : 0, row_bytes});
     }
-    communicator->SubmitFactors(std::move(factors),
-                                [ticket](const std::string& error, GatheredFactors gathered) {
-                                  Finish(ticket, error, std::move(gathered));
-                                });
+    communicator->SubmitFactors(
+        std::move(factors), [site = site_, communicator, ticket](const std::string& error,
+                                                                 GatheredFactors gathered) {
+          if (error.empty() && gathered.refused_by >= 0) {
+            const std::string refusal = NoteRefusal(site.get(), communicator, gathered.refused_by);
+            return Finish(ticket, refusal, std::move(gathered));
+          }
+          Finish(ticket, error, std::move(gathered));
+        });
     return ticket;
+  }
+
+  // Another rank has other factors than this one, or none. Returns why that ends the job, if it does.
+  static std::string NoteRefusal(Site* site, Communicator* communicator, int rank) {
+    const std::string reason =
+        absl::StrCat("'", site->name, "' cannot travel as factors, since the training graphs of "
+                     "ranks ", communicator->rank(), " and ", rank, " were not rewritten alike");
+    if (site->is_strict) {
+      const std::string error = absl::StrCat("strict=True, but ", reason, ".");
+      communicator->Abort(error, /*seconds=*/0);
+      return error;
+    }
+    if (!site->has_warned.exchange(true)) LOG(WARNING) << reason << ": it travels dense.";
+    return "";
   }
 
   static void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error,
@@ -191,7 +218,8 @@ class SendKernel : public OpKernel {
     ticket->Finish(error, std::move(gathered));
   }
 
-  std::string site_, form_;
+  // Exchanges may outlive the kernel.
+  const std::shared_ptr<Site> site_ = std::make_shared<Site>();
   bool sends_factors_ = false;
 };
 
@@ -205,17 +233,12 @@ class RecvKernel : public AsyncOpKernel {
                       absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
                       done);
     std::shared_ptr<Ticket> ticket = ref->ticket;
-    ticket->WhenDone([this, context, ticket, done = std::move(done)] {
+    ticket->WhenDone([context, ticket, done = std::move(done)] {
       if (!ticket->error().empty()) {
         context->SetStatus(absl::AbortedError(ticket->error()));
         return done();
       }
-      const bool is_complete = !ticket->has_factors() || ticket->gathered().is_complete;
-      if (!is_complete && !has_warned_.exchange(true)) {
-        LOG(WARNING) << "'" << ticket->site() << "' travels dense on all ranks, since rank "
-                     << ticket->gathered().refused_by << " does not exchange the same factors.";
-      }
-      SetComplete(context, is_complete);
+      SetComplete(context, !ticket->has_factors() || ticket->gathered().is_complete);
       if (!ticket->has_factors()) {
         context->set_output(0, ticket->sum());
         return done();
@@ -230,8 +253,6 @@ class RecvKernel : public AsyncOpKernel {
   }
 
  private:
-  std::atomic<bool> has_warned_{false};
-
   static void SetComplete(OpKernelContext* context, bool is_complete) {
     Tensor complete(tensorflow::DT_BOOL, TensorShape({}));
     complete.scalar<bool>()() = is_complete;
@@ -278,16 +299,14 @@ class AgreeKernel : public AsyncOpKernel {
       const std::string error = absl::StrCat(
           "strict=True, but the training graph of rank ", communicator->rank(),
           " was not rewritten: ",
-          refusal_.empty() ? "TensorFlow did not run the graph pass; enable Grappler "
-                             "(tf.config.optimizer), or use strict=False." : refusal_);
+          refusal_.empty() ? std::string(kNotTaken) : refusal_);
       communicator->Abort(error, /*seconds=*/0);
       context->SetStatus(absl::FailedPreconditionError(error));
       return done();
     }
     if (form_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
-      LOG(WARNING) << "TensorFlow did not run tf_poseidon's graph pass on rank "
-                   << communicator->rank() << ": training computes the same, but slower. Enable "
-                      "Grappler (tf.config.optimizer).";
+      LOG(WARNING) << "The training graph of rank " << communicator->rank()
+                   << " was not rewritten: training computes the same, but slower. " << kNotTaken;
     }
     Agree(communicator, form_, strict_,
           [context, done = std::move(done)](const Agreement& agreement) {

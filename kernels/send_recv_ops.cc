@@ -41,6 +41,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("site: string")
     .Attr("scheme: {'ps', 'sfb'}")
     .Attr("form: string = ''")
+    .Attr("strict: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -53,6 +54,7 @@ contributes: A scalar. False leaves this rank out of the sum.
 ticket: What PoseidonRecv takes.
 site: The path of the variable, and which synchronisation of it within the step this is.
 form: What this rank will make of the factors; those of ranks that differ are not exchanged.
+strict: Whether to fail where ranks do not have the same factors.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
 )doc");
 

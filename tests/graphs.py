@@ -286,6 +286,64 @@ def _function(weights):
     return concrete
 
 
+def times_random():
+    """Stateless, but each rank has a seed of its own."""
+    sync(tf.random.stateless_normal([M, N], seed=[1, 2]) * product())
+
+
+def mask_before_cast():
+    weights = variable(M, N)
+    half = tf.cast(weights.read_value(), tf.float16)
+    u, v = data(K, M, dtype=tf.float16), data(K, N, dtype=tf.float16)
+    train(weights, sync(tf.cast(half * tf.matmul(u, v, transpose_a=True), tf.float32)))
+
+
+def term_before_cast():
+    weights = variable(M, N)
+    half = tf.cast(weights.read_value(), tf.float16)
+    u, v = data(K, M, dtype=tf.float16), data(K, N, dtype=tf.float16)
+    total = tf.add_n([half, tf.matmul(u, v, transpose_a=True)])
+    train(weights, sync(tf.cast(total, tf.float32)))
+
+
+def _by_broadcast(axes):
+    x, error = data(2, 3, M), data(2, 3, N)
+    total = tf.raw_ops.BroadcastGradientArgs(s0=tf.constant(axes[0]), s1=tf.constant(axes[1]))[1]
+    return tf.raw_ops.Sum(input=tf.matmul(x, error, transpose_a=True), axis=total, keep_dims=True)
+
+
+def summed_to_a_column():
+    """Summed over the columns too, and then made a matrix again by a mask."""
+    weights = variable(M, N)
+    column = tf.reshape(_by_broadcast(([2, M, N], [1, M, 1])), [M, 1])
+    train(weights, sync(weights.read_value() * column))
+
+
+def broadcast_by_scalar():
+    """A scalar that was made a matrix makes one of a column."""
+    column = tf.reshape(_by_broadcast(([2, M, N], [1, M, 1])), [M, 1])
+    sync(tf.tile(tf.reshape(data(), [1, 1]), [M, N]) * column)
+
+
+def doubled_again_and_again():
+    value = product()
+    for _ in range(40):
+        value += value
+    sync(value)
+
+
+def bias_of_part_of_the_columns():
+    """The factor's columns are two dimensions of the errors; the bias has only one of them."""
+    x, error = data(2, 3, M), data(2, 3, 5, 2)
+    sync(tf.raw_ops.Einsum(inputs=[x, error], equation="abc,abde->cde"))
+    sync(tf.raw_ops.BiasAddGrad(out_backprop=error), "bias")
+
+
+def scalar_einsum():
+    value = tf.raw_ops.Einsum(inputs=[data(K, N), data(K, N)], equation="ab,ab->")
+    sync(tf.reshape(value, [1, 1]))
+
+
 def unknown_columns():
     sync(tf.matmul(data(K, None), data(K, N), transpose_a=True), shape=(M, N))
 
@@ -326,7 +384,9 @@ def accumulated_in_a_loop():
 REFUSED = (
     vector, convolution, times_data, plus_data, times_variable_of_this_rank,
     times_variable_of_nobody, narrowing_cast, scaled_after_cast, reduced_further,
-    different_products, scaled_bias_of_transposed_layer, times_variable_given_away, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
+    different_products, scaled_bias_of_transposed_layer, times_variable_given_away, times_random,
+    mask_before_cast, term_before_cast, summed_to_a_column, broadcast_by_scalar,
+    doubled_again_and_again, bias_of_part_of_the_columns, scalar_einsum, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
     batch_matmul_of_rows, batch_matmul_not_summed, accumulated_in_a_loop)
 
 

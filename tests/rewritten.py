@@ -23,8 +23,8 @@ def small_model(strategy):
     """Returns (model, x, y): factors, a regularizer and a bias that rides along."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        x = keras.Input((8,))
-        h = keras.layers.Dense(16, "tanh", kernel_regularizer="l2", name="first")(x)
+        x, regularizer = keras.Input((8,)), keras.regularizers.L1L2(0.01, 0.01)
+        h = keras.layers.Dense(16, "tanh", kernel_regularizer=regularizer, name="first")(x)
         model = keras.Model(x, keras.layers.Dense(3, name="second")(h))
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rng = np.random.default_rng(2)
@@ -65,6 +65,8 @@ def train(how, strict="False"):
     on_rank_1 = strategy.rank == 1
     if how == "fails_on_rank_1" and on_rank_1:
         break_pass()
+    if how == "other_optimizations" and on_rank_1:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     if how == "fails_later_on_rank_1" and on_rank_1:
         break_pass(lambda call: call > 1)
     if how == "disabled" or (how == "disabled_on_rank_1" and on_rank_1):
@@ -133,6 +135,28 @@ def measure(policy):
         headers=after["header_bytes"] - before["header_bytes"],
         waiting=after["waiting_seconds"],
         ops=sorted({node.op for graph in graphs for node in graph.node}))
+
+
+def come_back():
+    """Trains the same variables eagerly and in large batches, which send no factors, and then again.
+
+    Reports what each epoch has sent for the kernel, as multiples of its factors.
+    """
+    strategy = poseidon.PoseidonStrategy("paper", strict=True, timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, name="dense")])
+        model.compile("sgd", "mse")
+    x, y = np.ones((512, 64), "float32"), np.ones((512, 64), "float32")
+    sent = []
+    for rows, batch, eager in ((64, 8, False), (64, 8, True), (64, 8, False), (512, 256, False),
+                               (64, 8, False)):
+        model.run_eagerly = eager
+        model.make_train_function(force=True)
+        before = strategy.stats()["sites"].get("sequential/dense/kernel", {}).get("sent_bytes", 0)
+        model.fit(x[:rows], y[:rows], batch_size=batch, verbose=0)
+        after = strategy.stats()["sites"]["sequential/dense/kernel"]["sent_bytes"]
+        sent.append((after - before) / (4 * (64 + 64) * 4))  # 4 rows of each of 2 ranks, float32
+    write_report(strategy, sent=sent)
 
 
 def order(policy, directory):

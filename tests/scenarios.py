@@ -163,6 +163,37 @@ def regularized(strategy):
     return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 
+class ScaledStep(keras.Model):
+    """Halves its gradients, those of a transposed kernel and its bias too."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply([g / 2 for g in gradients], self.trainable_variables)
+        return {"loss": loss}
+
+
+class TransposedDense(keras.layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(16, shape[-1]), name="kernel")
+        self.bias = self.add_weight(shape=(16,), name="bias")
+
+    def call(self, x):
+        return tf.nn.bias_add(tf.matmul(x, self.kernel, transpose_b=True), self.bias)
+
+
+def scaled_gradients_of_transposed_kernel(strategy):
+    with strategy.scope():
+        x = keras.Input((8,))
+        model = ScaledStep(x, keras.layers.Dense(3)(TransposedDense()(x)))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return result(model)
+
+
 class OwnStep(keras.Model):
     def train_step(self, batch):
         x, y = batch
@@ -368,7 +399,7 @@ def on_batch(strategy):
 
 WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
-    regularized, train_step_without_keras_loss, canonical_train_step, unusual_metrics,
+    regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss, canonical_train_step, unusual_metrics,
     two_runs_in_one_function, rows_reduced_along_their_axis, custom_loop, other_seeds,
     custom_loop_that_builds_the_model, built_by_first_batch, generator, predictions, on_batch)}
 
@@ -411,7 +442,30 @@ def float32(strategy):
         keras.config.set_floatx("float64")
 
 
+class NoisyDense(keras.layers.Layer):
+    """Weights with noise that each rank draws for itself: it must not be taken to be the same."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1], 16), name="mean")
+        self.deviation = self.add_weight(shape=(shape[-1], 16), name="deviation")
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        noise = keras.random.normal(self.mean.shape, dtype="float64", seed=self.seed)
+        return keras.ops.matmul(x, self.mean + self.deviation * noise)
+
+
+def noisy_weights(strategy):
+    with strategy.scope():
+        x = keras.Input((8,))
+        model = keras.Model(x, keras.layers.Dense(3)(NoisyDense()(x)))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    return result(model)
+
+
 BITS = {way.__name__: way for way in (
-    default_batch_norm, dropout, float32, class_weights_and_mixed_precision)}
+    default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision)}
 
 SCENARIOS = {**table(), **WAYS, **BITS}

@@ -67,7 +67,7 @@ def test_all_ranks_find_alike_that_one_has_refused(seed):
             if got:
                 assert [len(part) for part in got] == [1 + 2 + 3 + 4] * 2
             else:
-                total = rank.submit("w", np.ones(50_000), refuses_factors=True)()
+                total = rank.submit("w", np.ones(50_000), is_gradient=True)()
                 np.testing.assert_array_equal(total, np.full(50_000, size))
         return forms
 
@@ -76,20 +76,55 @@ def test_all_ranks_find_alike_that_one_has_refused(seed):
         assert in_parallel(ranks, run) == [expected] * size
 
 
-def test_ranks_of_other_forms_fall_back():
-    with loopback(3) as ranks:
-        for step in range(2):
-            waits = [rank.submit_factors("w", parts_of(rank.rank, step)[:2 - rank.rank % 2],
-                                         form=f"form {rank.rank % 2}") for rank in ranks]
-            assert [wait() for wait in waits] == [None] * 3
-        sites = ranks[0].statistics()["sites"]
-        # Found out in the first step, and not tried again.
-        assert sites["w"]["sent_bytes"] == 2 * sum(part.nbytes for part in parts_of(0))
+def synchronize(rank, step, has_factors=True, form="", parts=2):
+    """Does what a rewritten graph does, or with no factors a plain one; returns how it went."""
+    if has_factors and rank.submit_factors("w", parts_of(rank.rank, step)[:parts], form)():
+        return "factors"
+    np.testing.assert_array_equal(rank.submit("w", np.ones(9), is_gradient=True)(), np.full(9, 4))
+    return "dense"
+
+
+def test_factors_are_tried_again_when_all_ranks_have_them():
+    """One dense step in which all could have sent factors is enough."""
+    def run(rank):
+        return "".join(synchronize(rank, step, not (rank.rank in (1, 2) and 2 <= step < 5))[0]
+                       for step in range(9))
+
+    with loopback(4) as ranks:
+        assert in_parallel(ranks, run) == ["ffdddd" + "fff"] * 4
+
+
+def test_plain_steps_of_all_ranks_cost_no_message_but_one():
+    def run(rank):
+        for step in range(50):
+            synchronize(rank, step, has_factors=False)
+        return rank.statistics()["header_bytes"]
+
+    with loopback(4) as ranks:
+        headers = in_parallel(ranks, run)
+    # A refusal to each of 3 others; of the one KV pair, one server sends to 3 and 3 send to it.
+    assert sum(headers) == 64 * (4 * 3 + 50 * 6)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_of_other_forms_fall_back(parts):
+    def run(rank):
+        other = rank.rank == 3
+        steps = [synchronize(rank, step, form=f"form {other}", parts=parts if other else 2)
+                 for step in range(4)]
+        return steps, rank.statistics()["sites"]["w"]["sent_bytes"]
+
+    with loopback(4) as ranks:
+        for (steps, sent), rank in zip(in_parallel(ranks, run), range(4)):
+            assert steps == ["dense"] * 4
+            # Found out in the first step, and not tried again.
+            mine = parts_of(rank)[:parts if rank == 3 else 2]
+            assert sent - 3 * sum(part.nbytes for part in mine) <= 4 * 3 * 72
 
 
 def test_one_site_refused_leaves_the_others():
     with loopback(2) as ranks:
-        in_parallel(ranks, lambda rank: rank.submit("a", np.ones(3), refuses_factors=True)())
+        in_parallel(ranks, lambda rank: rank.submit("a", np.ones(3), is_gradient=True)())
         for site, expected in (("a", False), ("b", True)):
             waits = [rank.submit_factors(site, parts_of(rank.rank)) for rank in ranks]
             assert [wait() is not None for wait in waits] == [expected] * 2

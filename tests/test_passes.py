@@ -70,6 +70,14 @@ REFUSALS = {
     "different_products": "its products have factors of different sizes or types",
     "scaled_bias_of_transposed_layer": "it is not a matrix",
     "times_variable_given_away": "multiplied with a tensor that may differ between ranks",
+    "times_random": "multiplied with a tensor that may differ between ranks",
+    "mask_before_cast": "a mask or a term is added before a Cast from a narrower type",
+    "term_before_cast": "a mask or a term is added before a Cast from a narrower type",
+    "summed_to_a_column": "or one of the two is broadcast",
+    "broadcast_by_scalar": "or one of the two is broadcast",
+    "doubled_again_and_again": "its products lie behind more than 300 operations",
+    "bias_of_part_of_the_columns": "it is not a matrix",
+    "scalar_einsum": "is not a product of two matrices",
     "unknown_columns": "the shape of its input 'Placeholder' is unknown",
     "integers": "its factors are not floating-point numbers",
     "einsum_with_batch": "the equation abc,abd->acd is not a product of two matrices",
@@ -83,7 +91,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", [builder.__name__ for builder in graphs.REFUSED])
 def test_refused_with_a_sentence_and_a_node(name):
     graph_def = graph_def_of(name)
-    site = rewrite(graph_def).sites[-1]
+    site = next(site for site in rewrite(graph_def).sites if site.refusal)
     assert REFUSALS[name] in site.refusal
     assert site.refusal.rpartition("node '")[2].rstrip("')") in {n.name for n in graph_def.node}
 
@@ -105,8 +113,10 @@ def run(graph_def, fetches, feeds):
         return session.run(fetches, feeds)
 
 
-# Not: a product of integers, which TensorFlow has no kernel for, and a variable without a value.
-RUNNABLE = [name for name in NAMES if name not in ("integers", "times_variable_of_nobody")]
+# Not: a product of integers, which TensorFlow has no kernel for, a variable without a value, random
+# numbers, and what takes TensorFlow's own optimizer for ever.
+RUNNABLE = [name for name in NAMES if name not in (
+    "integers", "times_variable_of_nobody", "times_random", "doubled_again_and_again")]
 
 
 @pytest.mark.parametrize("policy", ["ps", "sfb"])

@@ -124,7 +124,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("how", [*REASONS, "other_shapes"])
+@pytest.mark.parametrize("how", [*REASONS, "other_shapes", "other_optimizations"])
 def test_training_is_right_where_ranks_have_other_graphs(how, trained, tmp_path):
     outcome = run("train", how, ranks=3, reports=tmp_path)
     assert outcome.status == 0, outcome.output
@@ -132,11 +132,10 @@ def test_training_is_right_where_ranks_have_other_graphs(how, trained, tmp_path)
     assert_same_training(ranks, trained)
     if how in REASONS:
         assert REASONS[how] in ranks[1]["refusal"]
-        assert ("not rewritten" in outcome.output) or ("did not run" in outcome.output)
+        assert "was not rewritten" in outcome.output
     if how != "disabled":
         assert set(ranks[2 if how != "other_shapes" else 1]["schemes"].values()) == {"sfb"}
-        assert re.search(r"'first/kernel' travels dense on all ranks, since rank \d does not",
-                         outcome.output)
+        assert "'first/kernel' cannot travel as factors, since the training graphs" in outcome.output
 
 
 def test_training_goes_on_where_a_later_function_is_not_rewritten(tmp_path):
@@ -152,8 +151,10 @@ def test_training_goes_on_where_a_later_function_is_not_rewritten(tmp_path):
 STRICT = {
     "fails_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
     "fails_later_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
-    "disabled_on_rank_1": "graph of rank 1 was not rewritten: TensorFlow did not run the graph pass",
-    "other_shapes": "ranks have different plans: the first difference is 'first/bias' by sfb",
+    "disabled_on_rank_1": "graph of rank 1 was not rewritten: TensorFlow has not run the graph pass",
+    "other_optimizations": "were not rewritten alike",
+    # Whichever is noticed first.
+    "other_shapes": "have different plans: the first difference is 'first/bias' by |not rewritten alike",
 }
 
 
@@ -162,7 +163,18 @@ def test_strict_ends_all_ranks(how, tmp_path):
     outcome = run("train", how, "True", ranks=3, reports=tmp_path)
     assert outcome.status != 0
     assert outcome.seconds < 40
-    assert "strict=True, but" in outcome.own_lines[-1] and STRICT[how] in outcome.own_lines[-1]
+    assert re.search(f"strict=True, but .*({STRICT[how]})", outcome.own_lines[-1]), outcome.output
+
+
+def test_factors_come_back_after_functions_without_them(tmp_path):
+    """Steps of all ranks without factors cost one dense step more; strict is content with that."""
+    for report in reports_of("come_back", ranks=2, reports=tmp_path):
+        compiled, eager, again, large, small = report["sent"]
+        dense = 64 * 64 / (4 * (64 + 64))  # a dense gradient, over two servers of it
+        assert compiled == 8
+        assert eager == 8 * dense
+        assert again == small == 7 + dense
+        assert large == 2 * dense
 
 
 def test_strict_is_content_where_all_is_well(trained, tmp_path):

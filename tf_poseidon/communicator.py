@@ -79,7 +79,7 @@ class Communicator:
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
 
-    def submit(self, site, value, contributes=True, root=None, refuses_factors=False):
+    def submit(self, site, value, contributes=True, root=None, is_gradient=False):
         """Starts exchanging one array with all ranks.
 
         Args:
@@ -88,7 +88,7 @@ class Communicator:
                 the exchange is complete.
             contributes: False leaves this rank's value out of the sum.
             root: None to sum over ranks, or the rank whose value all shall have.
-            refuses_factors: From now on, this rank gives no factors of the site.
+            is_gradient: Whether other ranks may try to exchange factors under this name.
 
         Returns:
             A function that waits for the exchange and returns its result, an array like `value`.
@@ -103,7 +103,7 @@ class Communicator:
                         (_BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(
             self._handle, site.encode(), dtype, count, value.ctypes.data, output.ctypes.data,
-            contributes, -1 if root is None else root, refuses_factors)
+            contributes, -1 if root is None else root, is_gradient)
         return self._waiting(handle, (value, output), lambda: output)
 
     def submit_factors(self, site, parts, form=""):

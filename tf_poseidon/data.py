@@ -118,13 +118,15 @@ def _batch_size(dataset):
     """
     if dataset in batch_sizes:
         return batch_sizes[dataset]
-    while dataset is not None:
-        size = getattr(dataset, "_batch_size", None)  # of what `batch` and `padded_batch` return
-        if size is not None:
-            return int(size)
-        inputs = dataset._inputs()
-        dataset = inputs[0] if len(inputs) == 1 else None
-    return -1
+    while (kind := type(dataset).__name__.strip("_")) in _KEEP_ROWS:
+        dataset, = dataset._inputs()
+    is_batch = kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
+    return int(dataset._batch_size) if is_batch else -1
+
+
+# Datasets whose elements have as many rows as those that they are made from; of `map` one hopes so.
+_KEEP_ROWS = {"CacheDataset", "FilterDataset", "MapDataset", "OptionsDataset", "ParallelMapDataset",
+              "PrefetchDataset", "RepeatDataset", "ShuffleDataset", "SkipDataset", "TakeDataset"}
 
 
 def _split_batch(batch, rank, size, usual_total):

@@ -88,7 +88,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     @property
     def plan(self):
-        """How the training function that ran last synchronises: a `planning.Plan`.
+        """How the training function that was rewritten last synchronises: a `planning.Plan`.
 
         `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason; or why
         the function was not rewritten. None before the first training function, and in one process

@@ -116,7 +116,7 @@ int32_t poseidon_size(const Communicator* communicator) { return communicator->s
 
 void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count,
                       const void* input, void* output, bool contributes, int32_t root,
-                      bool refuses_factors) {
+                      bool is_gradient) {
   auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Exchange exchange;
   exchange.site = site;
@@ -126,7 +126,7 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtyp
   exchange.output = output;
   exchange.contributes = contributes;
   exchange.root = root;
-  exchange.refuses_factors = refuses_factors;
+  exchange.is_gradient = is_gradient;
   communicator->Submit(std::move(exchange), [waiter = *handle](const std::string& error) {
     waiter->Finish(error, {});
   });

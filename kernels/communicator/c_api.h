@@ -50,7 +50,7 @@ int32_t poseidon_size(const poseidon::Communicator* communicator);
 // Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
 void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype,
                       int64_t count, const void* input, void* output, bool contributes,
-                      int32_t root, bool refuses_factors);
+                      int32_t root, bool is_gradient);
 
 // Starts an exchange of factors, see poseidon::Factors: matrices of `rows[i]` rows of `row_bytes[i]`
 // bytes. Returns a handle for poseidon_wait.

@@ -30,7 +30,7 @@ struct Exchange {
   const void* input = nullptr;
   void* output = nullptr;   // may equal `input`
   bool contributes = true;  // false: this rank adds nothing to the sum
-  bool refuses_factors = false;  // this rank's graph cannot give factors of the site
+  bool is_gradient = false;  // of a site that could travel as factors, see factors.h
   int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
@@ -71,6 +71,9 @@ struct ActiveExchange {
   const KvPairs pairs;
   SiteStatistics& statistics;
   const Clock::time_point start;
+
+  uint32_t form = 0;         // of the factors that this rank has instead, see factors.h
+  uint32_t common_form = 0;  // what all ranks have said of theirs, 0 if not the same
 
   // What must still happen: results to come, bulk sends from input or output to leave, and the
   // start itself to end.

@@ -2,13 +2,20 @@
 
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 namespace poseidon {
 
 std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site,
                                       uint64_t form, SiteStatistics& statistics,
                                       Clock::time_point submitted) {
-  const Key key{site, steps_[site]++};
+  Site& state_of_site = sites_[site];
+  state_of_site.form = static_cast<DenseForm>(form ^ (form >> 32)) | 1;
+  if (!state_of_site.is_tried) {
+    done("", {});
+    return "";
+  }
+  const Key key{site, state_of_site.step};
   auto own = std::make_shared<Own>();
   own->factors = std::move(factors);
   own->done = std::move(done);
@@ -20,7 +27,7 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
   if (!disagreement.empty()) return disagreement;
-  if (!RefusalOf(key)) {
+  if (state.refused_by < 0) {
     for (int step = 1; step < transport_->size(); ++step) {
       SendTo((transport_->rank() + step) % transport_->size(), key, own);
     }
@@ -41,13 +48,14 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.count = own->form;
     header.offset = part;
     header.length = factor.bytes;
-    header.row_bytes = static_cast<uint32_t>(factor.row_bytes);
+    header.detail = static_cast<uint32_t>(factor.row_bytes);
     own->statistics->sent_bytes += factor.bytes;
+    ++own->sending;
     const bool is_bulk = sender_->Send(peer, header, factor.data, [this, key, own] {
       --own->sending;
       FinishIfOver(key);
     });
-    if (is_bulk) ++own->sending;
+    if (!is_bulk) --own->sending;
   }
 }
 
@@ -57,13 +65,13 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
   arrival->data.reset(new char[header.length]);
-  if (!RefusalOf(key)) {
+  if (!IsOver(key)) {
     State& state = states_[key];
     state.arrivals[{peer, header.offset}] = arrival;
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
-  if (header.is_bulk) {  // received even if refused: the sender waits until it has left
+  if (header.is_bulk) {  // received even if for nobody: the sender waits until it has left
     transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length,
                             [this, key, arrival] {
                               arrival->is_ready = true;
@@ -83,12 +91,13 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
   for (const auto& [from, arrival] : state.arrivals) {
     const FrameHeader& theirs = arrival->header;
     if (theirs.count != state.own->form) continue;  // no part of a sum, see OtherForm
-    const FactorPart& part = mine.parts[theirs.offset];
-    if (theirs.row_bytes == part.row_bytes) continue;
+    const bool is_known = theirs.offset < mine.parts.size();
+    const size_t row_bytes = is_known ? mine.parts[theirs.offset].row_bytes : 0;
+    if (is_known && theirs.detail == row_bytes) continue;
     std::ostringstream text;
     text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first
-         << " sends rows of " << theirs.row_bytes << " bytes as part " << theirs.offset << ", rank "
-         << transport_->rank() << " of " << part.row_bytes
+         << " sends rows of " << theirs.detail << " bytes as part " << theirs.offset << ", rank "
+         << transport_->rank() << " of " << row_bytes
          << ". Build the same model on all ranks.";
     return text.str();
   }
@@ -103,36 +112,34 @@ int FactorBroadcasting::OtherForm(const State& state) const {
   return -1;
 }
 
-void FactorBroadcasting::Refuse(uint64_t site) {
-  const auto [refusal, is_first] =
-      refusals_.emplace(site, Refusal{steps_[site], transport_->rank()});
-  if (!is_first) return;
-  FrameHeader header = {};
-  header.kind = FrameKind::kRefusal;
-  header.scheme = Scheme::kFactorBroadcasting;
-  header.site = site;
-  header.step = refusal->second.step;
-  sender_->ToOthers(header);
-  // What the others have sent is for nobody; bulk transfers under way keep their memory.
-  auto state = states_.lower_bound({site, header.step});
-  while (state != states_.end() && state->first.first == site) state = states_.erase(state);
+DenseForm FactorBroadcasting::StartDense(uint64_t site) {
+  Site& state = sites_[site];
+  if (state.is_tried && state.form == 0) {  // the others wait for factors
+    FrameHeader header = {};
+    header.kind = FrameKind::kRefusal;
+    header.scheme = Scheme::kFactorBroadcasting;
+    header.site = site;
+    header.step = state.step;
+    sender_->ToOthers(header);
+  }
+  states_.erase({site, state.step});  // what has arrived is for nobody
+  ++state.step;
+  return std::exchange(state.form, 0);
+}
+
+void FactorBroadcasting::FinishDense(uint64_t site, DenseForm common) {
+  sites_[site].is_tried = common != 0;
 }
 
 void FactorBroadcasting::OnRefusal(int peer, const FrameHeader& header) {
-  const auto [refusal, is_first] = refusals_.emplace(header.site, Refusal{header.step, peer});
-  if (!is_first && header.step < refusal->second.step) refusal->second = {header.step, peer};
-  std::vector<Key> refused;
-  for (auto state = states_.lower_bound({header.site, header.step});
-       state != states_.end() && state->first.first == header.site; ++state) {
-    refused.push_back(state->first);
-  }
-  for (const Key& key : refused) FinishIfOver(key);
+  const Key key{header.site, header.step};
+  if (IsOver(key)) return;
+  states_[key].refused_by = peer;
+  FinishIfOver(key);
 }
 
-const FactorBroadcasting::Refusal* FactorBroadcasting::RefusalOf(const Key& key) const {
-  auto found = refusals_.find(key.first);
-  return found != refusals_.end() && key.second >= found->second.step ? &found->second : nullptr;
-}
+// Whether this rank has synchronised the site in that step already.
+bool FactorBroadcasting::IsOver(const Key& key) { return key.second < sites_[key.first].step; }
 
 std::vector<int> FactorBroadcasting::Missing(const State& state) const {
   std::vector<int> missing;
@@ -153,26 +160,21 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
 void FactorBroadcasting::FinishIfOver(const Key& key) {
   auto found = states_.find(key);
   if (found == states_.end() || has_failed_) return;
-  const Refusal* refusal = RefusalOf(key);
   const std::shared_ptr<Own> own = found->second.own;
-  if (!own) {
-    if (refusal) states_.erase(found);
-    return;
-  }
-  if (own->sending > 0 || (!refusal && !Missing(found->second).empty())) return;
-  if (!refusal) {
-    // Forms do not change much: from here on, no rank sends factors of this site any more.
-    const int other = OtherForm(found->second);
-    if (other >= 0) refusal = &refusals_.emplace(key.first, Refusal{key.second, other}).first->second;
+  if (!own || own->sending > 0) return;
+  int refused_by = found->second.refused_by;
+  if (refused_by < 0) {
+    if (!Missing(found->second).empty()) return;
+    refused_by = OtherForm(found->second);
   }
   const State state = std::move(found->second);
   states_.erase(found);
   --num_active_;
 
   GatheredFactors gathered;
-  gathered.is_complete = !refusal;
-  gathered.refused_by = refusal ? refusal->rank : -1;
-  for (size_t part = 0; !refusal && part < own->factors.parts.size(); ++part) {
+  gathered.is_complete = refused_by < 0;
+  gathered.refused_by = refused_by;
+  for (size_t part = 0; gathered.is_complete && part < own->factors.parts.size(); ++part) {
     std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
@@ -185,9 +187,14 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
       }
     }
   }
-  own->statistics->count += refusal ? 0 : 1;
-  own->statistics->nanoseconds +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - own->start).count();
+  if (gathered.is_complete) {
+    Site& site = sites_[key.first];
+    ++site.step;
+    site.form = 0;
+    own->statistics->count += 1;
+    own->statistics->nanoseconds +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - own->start).count();
+  }
   own->done("", std::move(gathered));
 }
 
@@ -209,7 +216,7 @@ std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(
 std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind(
     const std::vector<char>& has_left) const {
   for (const auto& [key, state] : states_) {
-    if (!state.own || RefusalOf(key)) continue;
+    if (!state.own || state.refused_by >= 0) continue;
     for (int peer = 0; peer < transport_->size(); ++peer) {
       // Packets keep their order: factors that were not announced before the goodbye never will be.
       if (has_left[peer] && peer != transport_->rank() && !state.arrivals.count({peer, 0})) {

@@ -4,11 +4,15 @@
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
 // ranks are kept in rank order, and K may differ from rank to rank.
 //
-// A rank can only take part if its graph was rewritten. One whose graph was not sends the dense
-// gradient, and first refuses the factors of that site, once and for good: all ranks then find
-// their exchange incomplete and send the dense gradient too. So whatever each rank's graph looks
-// like, all ranks exchange a site in the same way in the same step. The same goes for ranks that would
-// make different things of the factors: all see that their forms differ.
+// Ranks can have different graphs: one was not rewritten, or makes other things of the factors. So
+// that all exchange a site alike in every step, all follow the same rule. A site is *tried* as
+// factors or not, which all ranks know alike; at first it is.
+//   * While it is tried, a rank that has factors sends them, with their form. A rank that has none
+//     says so with a refusal, to all. If one refuses or forms differ, the exchange is complete on
+//     no rank, and all send the dense gradient in the same step.
+//   * Each part of a dense gradient says of which form the factors are that its rank has instead.
+//     The server compares these, so with the sum all ranks learn whether to try in the next step.
+// No step costs a message more for that, and refusals are sent once.
 
 #ifndef POSEIDON_COMMUNICATOR_FACTORS_H_
 #define POSEIDON_COMMUNICATOR_FACTORS_H_
@@ -50,30 +54,39 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;
   };
-  // False when a rank has refused, or has another form: then the site has to travel dense.
+  // False when not all ranks have factors of the same form: then the site has to travel dense.
   bool is_complete = false;
-  int refused_by = -1;  // the rank that has refused, or whose form is not this rank's
+  int refused_by = -1;  // a rank that has none, or of another form; -1 if factors were not tried
   std::vector<std::vector<Rows>> parts;  // by part, then by rank
 };
 
 // Called on the progress thread, like Done.
 using FactorsDone = std::function<void(const std::string& error, GatheredFactors gathered)>;
 
+// What a rank says of its factors when it sends the dense gradient: a digest of their form, 0 if it
+// has none.
+using DenseForm = uint32_t;
+
 class FactorBroadcasting {
  public:
-  FactorBroadcasting(Transport* transport, Sender* sender) : transport_(transport), sender_(sender) {}
+  FactorBroadcasting(Transport* transport, Sender* sender)
+      : transport_(transport), sender_(sender) {}
 
-  // Sends this rank's factors to all others; `site` and `form` are digests. Returns how another rank's disagree with them, or an
-  // empty text, as OnFactors does.
+  // Sends this rank's factors to all others; `site` and `form` are digests. Returns how another
+  // rank's disagree with them, or an empty text, as OnFactors does.
   std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
                     SiteStatistics& statistics, Clock::time_point submitted);
 
   // Takes one part of `peer`'s factors; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
-
-  // From now on this rank synchronises the site dense.
-  void Refuse(uint64_t site);
   void OnRefusal(int peer, const FrameHeader& header);
+
+  // This rank sends the dense gradient of the site: after it has found its factors incomplete, or
+  // because it has none. Returns what it says of them.
+  DenseForm StartDense(uint64_t site);
+
+  // The dense gradient was summed; `common` is what all ranks have said, 0 if not the same.
+  void FinishDense(uint64_t site, DenseForm common);
 
   // The exchange that has waited longer than `seconds`, and the ranks that it waits for.
   struct Overdue {
@@ -114,14 +127,16 @@ class FactorBroadcasting {
   struct State {
     std::shared_ptr<Own> own;  // null until this rank starts
     std::map<std::pair<int, uint64_t>, std::shared_ptr<Arrival>> arrivals;  // by peer and part
+    int refused_by = -1;
   };
-  struct Refusal {
-    uint64_t step;
-    int rank;
+  struct Site {
+    uint64_t step = 0;  // how often it was synchronised, as factors or dense
+    bool is_tried = true;
+    DenseForm form = 0;  // of this rank's factors in this step, when they could not be exchanged
   };
 
   void SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own);
-  const Refusal* RefusalOf(const Key& key) const;
+  bool IsOver(const Key& key);
   std::string CheckArrivals(const State& state) const;
   int OtherForm(const State& state) const;
   std::vector<int> Missing(const State& state) const;
@@ -130,8 +145,7 @@ class FactorBroadcasting {
   Transport* const transport_;
   Sender* const sender_;
   std::map<Key, State> states_;
-  std::unordered_map<uint64_t, uint64_t> steps_;    // by site: how often this rank has started it
-  std::unordered_map<uint64_t, Refusal> refusals_;  // by site
+  std::unordered_map<uint64_t, Site> sites_;
   size_t num_active_ = 0;
   bool has_failed_ = false;
 };

@@ -17,7 +17,7 @@ enum class FrameKind : uint8_t {
   kContribution,  // a worker's part of a sum, to the server of that KV pair
   kResult,        // the finished KV pair, from its server to a worker
   kFactors,       // one part of a worker's factors, to every other worker
-  kRefusal,       // from `step` on the sender synchronises this site dense
+  kRefusal,       // the sender has no factors of this site in `step`
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program
 };
@@ -41,7 +41,7 @@ struct FrameHeader {
   uint64_t offset;      // first byte of this KV pair in the tensor; of factors, which part
   uint64_t length;      // bytes of payload
   uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer
-  uint32_t row_bytes;   // of factors: bytes of one row
+  uint32_t detail;      // of factors: bytes of one row; of a gradient: see DenseForm in factors.h
 };
 
 static_assert(sizeof(FrameHeader) == 64, "FrameHeader is sent as it lies in memory");

@@ -53,9 +53,9 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statis
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
       sender_(transport_.get(), plan_, statistics_),
-      server_(transport_.get(), [this](const auto& active, size_t pair,
-                                       const auto& contributions) {
-        Reply(active, pair, contributions);
+      server_(transport_.get(), [this](const auto& active, size_t pair, const auto& contributions,
+                                       uint32_t common_form) {
+        Reply(active, pair, contributions, common_form);
       }),
       broadcasting_(transport_.get(), &sender_),
       has_left_(size_) {}
@@ -65,7 +65,6 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statis
 void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_);
   const uint64_t hash = Hash(exchange.site);
-  if (exchange.refuses_factors) broadcasting_.Refuse(hash);
   if (active_.count(hash)) {
     return done("'" + exchange.site +
                 "' is already being exchanged: one site cannot be in flight twice.");
@@ -80,6 +79,7 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
                                                  site.steps++, std::move(pairs), statistics,
                                                  submitted);
   active_[hash] = active;
+  if (active->exchange.is_gradient) active->form = broadcasting_.StartDense(hash);
   const size_t first = FirstPair(active->pairs);
   for (size_t i = 0; i < active->pairs.size() && !has_failed(); ++i) {
     StartPair(active, (first + i) % active->pairs.size());
@@ -150,6 +150,7 @@ void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload
   if (has_failed()) return;
   const size_t pair = active->pairs.IndexOf(header.offset);
   active->statistics.received_bytes += header.length;
+  active->common_form = header.detail;
   if (!header.is_bulk) {
     std::memcpy(active->output(pair), payload, header.length);
     AddResult(active, pair);
@@ -175,6 +176,9 @@ void Protocol::AddResult(const std::shared_ptr<ActiveExchange>& active, size_t p
 void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
   if (--active->pending > 0 || has_failed()) return;
   active_.erase(active->site);
+  if (active->exchange.is_gradient && active->pairs.size() > 0) {
+    broadcasting_.FinishDense(active->site, active->common_form);
+  }
   active->statistics.count += 1;
   const auto now = Clock::now();
   statistics_->Completed(now);
@@ -186,7 +190,8 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
 // ---- the server's side ----------------------------------------------------------------------
 
 void Protocol::Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-                     const std::vector<const void*>& contributions) {
+                     const std::vector<const void*>& contributions, uint32_t common_form) {
+  active->common_form = common_form;
   SumInOrder(active->exchange.dtype, contributions, active->pairs[pair].bytes,
              active->output(pair));
   for (int step = 1; step < size_; ++step) {
@@ -213,6 +218,7 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
   header.count = static_cast<uint64_t>(active->exchange.count);
   header.offset = active->pairs[pair].offset;
   header.length = data ? active->pairs[pair].bytes : 0;
+  header.detail = kind == FrameKind::kResult ? active->common_form : active->form;
   active->statistics.sent_bytes += header.length;
   const bool is_bulk = sender_.Send(peer, header, data, [this, active, pair] {
     active->is_sending[pair] = 0;

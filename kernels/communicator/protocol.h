@@ -77,7 +77,7 @@ class Protocol {
 
   // The server's side.
   void Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-             const std::vector<const void*>& contributions);
+             const std::vector<const void*>& contributions, uint32_t common_form);
 
   // Both sides.
   void Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind, int peer,

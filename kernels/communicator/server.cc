@@ -75,15 +75,18 @@ void Server::FinishIfComplete(const Key& key) {
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
   std::vector<const void*> contributions;
+  uint32_t common_form = state.own->form;
   for (int rank = 0; rank < transport_->size(); ++rank) {
     const Contribution& contribution = state.contributions[rank];
+    if (rank != transport_->rank() && contribution.header.detail != common_form) common_form = 0;
     if (!contribution.data) continue;
     contributions.push_back(contribution.data);
     if (rank != transport_->rank()) {
       state.own->statistics.received_bytes += contribution.header.length;
     }
   }
-  on_complete_(state.own, state.own->pairs.IndexOf(std::get<2>(key)), contributions);
+  on_complete_(state.own, state.own->pairs.IndexOf(std::get<2>(key)), contributions,
+               common_form);
   for (Contribution& contribution : state.contributions) {
     pool_.Give(std::move(contribution.buffer));
   }

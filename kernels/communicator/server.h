@@ -22,9 +22,11 @@ namespace poseidon {
 class Server {
  public:
   // Called when the last contribution to KV pair `pair` is in, with those of the ranks that
-  // contribute, in rank order. They are valid during the call only.
+  // contribute, in rank order, which are valid during the call only; and with the form of factors
+  // that all ranks have, 0 if not the same.
   using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-                                      const std::vector<const void*>& contributions)>;
+                                      const std::vector<const void*>& contributions,
+                                      uint32_t common_form)>;
 
   Server(Transport* transport, Complete on_complete)
       : transport_(transport), on_complete_(std::move(on_complete)) {}
