@@ -16,6 +16,7 @@ import rich.console
 import rich.progress
 import rich.table
 import tensorflow as tf
+import timing
 
 from tf_poseidon import ops
 
@@ -59,12 +60,6 @@ def measure(systems, seconds):
     return times
 
 
-def summarize(times):
-    """Returns median and quartiles in milliseconds."""
-    low, median, high = statistics.quantiles([1e3 * t for t in times], n=4)
-    return {"median_ms": median, "quartiles_ms": [low, high], "samples": len(times)}
-
-
 def main(_):
     results = []
     with rich.progress.Progress(transient=True) as progress:
@@ -79,7 +74,7 @@ def main(_):
             low, ratio, high = statistics.quantiles(ratios, n=4)
             results.append({"dtype": dtype, "k": k, "m": m, "n": n, "ratio": ratio,
                             "ratio_quartiles": [low, high],
-                            **{name: summarize(t) for name, t in times.items()}})
+                            **{name: timing.summarize(t) for name, t in times.items()}})
     report(results)
 
 
@@ -89,8 +84,7 @@ def report(results):
     for column in ("factors", "K", "M x N", "ours", "tf.matmul", "ratio"):
         table.add_column(column, justify="right")
     for r in results:
-        cells = ["{median_ms:.2f} ({quartiles_ms[0]:.2f}-{quartiles_ms[1]:.2f})".format(**r[name])
-                 for name in ("ours", "matmul")]
+        cells = [timing.cell(r[name]) for name in ("ours", "matmul")]
         table.add_row(r["dtype"], str(r["k"]), f"{r['m']} x {r['n']}", *cells,
                       "{ratio:.2f} ({ratio_quartiles[0]:.2f}-{ratio_quartiles[1]:.2f})".format(**r))
     rich.console.Console(width=120).print(table)

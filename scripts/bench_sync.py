@@ -21,6 +21,7 @@ import rich.console
 import rich.progress
 import rich.table
 import tensorflow as tf
+import timing
 
 import tf_poseidon as poseidon
 from tf_poseidon import ops
@@ -94,12 +95,6 @@ def measure(systems, barrier, seconds):
     return times
 
 
-def summarize(times):
-    """Returns median and quartiles in milliseconds."""
-    low, median, high = statistics.quantiles([1e3 * t for t in times], n=4)
-    return {"median_ms": median, "quartiles_ms": [low, high], "samples": len(times)}
-
-
 def ratio(times, baseline):
     """Returns the median of the ratios of neighbours in time: the machine's speed drifts."""
     return statistics.median(a / b for a, b in zip(times, baseline)) if baseline else None
@@ -121,7 +116,7 @@ def main(_):
                 systems["one"] = poseidon_sum(x[:1])
             times = measure(systems, MPI.COMM_WORLD.Barrier, _REPEAT_S.value)
             results.append({"bytes": num_bytes, "tensors": count,
-                            **{name: summarize(t) for name, t in times.items()},
+                            **{name: timing.summarize(t) for name, t in times.items()},
                             "to_mpi": ratio(times["poseidon"], times["mpi"]),
                             "to_one": ratio(times["poseidon"], times.get("one"))})
     if rank == 0:
@@ -135,8 +130,7 @@ def report(results, size):
                    "empty tf.function"):
         table.add_column(column, justify="right")
     for r in results:
-        cells = ["{median_ms:.3f} ({quartiles_ms[0]:.3f}-{quartiles_ms[1]:.3f})".format(**r[name])
-                 for name in ("poseidon", "mpi")]
+        cells = [timing.cell(r[name]) for name in ("poseidon", "mpi")]
         table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['to_mpi']:.2f}",
                       f"{r['to_one']:.2f}" if r["to_one"] else "",
                       f"{r['empty']['median_ms']:.3f}")

@@ -202,12 +202,11 @@ def gradient_with_other_reader():
 
 RECOGNISED = (
     matmul, matmul_of_columns, matmul_of_two_columns, matmul_transposed_twice, unknown_rows,
-    through_reshape, through_identity, through_cast, half, times_scalar, times_constant, over_scalar,
-    negative, times_variable, added_products, regularized, regularized_twice, einsum,
+    through_reshape, through_identity, through_cast, half, times_scalar, times_constant,
+    over_scalar, negative, times_variable, added_products, regularized, regularized_twice, einsum,
     einsum_of_heads, einsum_in_other_orders, batch_matmul, batch_matmul_by_broadcast, bias,
-    bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias,
-    bias_of_transposed_layer, mixed_bias,
-    gradient_with_other_reader)
+    bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias, bias_of_transposed_layer,
+    mixed_bias, gradient_with_other_reader)
 
 
 # ---- refused ------------------------------------------------------------------------------------
@@ -386,8 +385,9 @@ REFUSED = (
     times_variable_of_nobody, narrowing_cast, scaled_after_cast, reduced_further,
     different_products, scaled_bias_of_transposed_layer, times_variable_given_away, times_random,
     mask_before_cast, term_before_cast, summed_to_a_column, broadcast_by_scalar,
-    doubled_again_and_again, bias_of_part_of_the_columns, scalar_einsum, unknown_columns, integers, einsum_with_batch, einsum_that_mixes,
-    batch_matmul_of_rows, batch_matmul_not_summed, accumulated_in_a_loop)
+    doubled_again_and_again, bias_of_part_of_the_columns, scalar_einsum, unknown_columns, integers,
+    einsum_with_batch, einsum_that_mixes, batch_matmul_of_rows, batch_matmul_not_summed,
+    accumulated_in_a_loop)
 
 
 def build(builder):

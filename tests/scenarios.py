@@ -11,6 +11,12 @@ import dataclasses
 import itertools
 import time
 
+from custom import CanonicalStep
+from custom import NoisyDense
+from custom import OwnStep
+from custom import Positives
+from custom import ScaledStep
+from custom import TransposedDense
 import keras
 from models import BATCH
 from models import LOSSES
@@ -163,27 +169,6 @@ def regularized(strategy):
     return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 
-class ScaledStep(keras.Model):
-    """Halves its gradients, those of a transposed kernel and its bias too."""
-
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply([g / 2 for g in gradients], self.trainable_variables)
-        return {"loss": loss}
-
-
-class TransposedDense(keras.layers.Layer):
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(16, shape[-1]), name="kernel")
-        self.bias = self.add_weight(shape=(16,), name="bias")
-
-    def call(self, x):
-        return tf.nn.bias_add(tf.matmul(x, self.kernel, transpose_b=True), self.bias)
-
-
 def scaled_gradients_of_transposed_kernel(strategy):
     with strategy.scope():
         x = keras.Input((8,))
@@ -192,16 +177,6 @@ def scaled_gradients_of_transposed_kernel(strategy):
     x, y = make_data(model)
     model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     return result(model)
-
-
-class OwnStep(keras.Model):
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
-        return {"own_loss": loss}
 
 
 def train_step_without_keras_loss(strategy):
@@ -214,24 +189,6 @@ def train_step_without_keras_loss(strategy):
     return result(model, **flat(history))
 
 
-class CanonicalStep(keras.Model):
-    """The train_step of Keras' own guide."""
-
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=y_pred)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables),
-                             self.trainable_variables)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, y_pred)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-
 def canonical_train_step(strategy):
     with strategy.scope():
         model = CanonicalStep(*dense())
@@ -240,20 +197,6 @@ def canonical_train_step(strategy):
     logs = {name: np.array([list(v.values()) if isinstance(v, dict) else v for v in values])
             for name, values in flat(history).items()}
     return result(model, **logs)
-
-
-class Positives(keras.metrics.Metric):
-    """A metric whose result is the variable that holds its state."""
-
-    def __init__(self):
-        super().__init__(name="positives")
-        self.count = self.add_variable((), "zeros")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
-
-    def result(self):
-        return self.count
 
 
 def unusual_metrics(strategy):
@@ -398,10 +341,13 @@ def on_batch(strategy):
 
 
 WAYS = {way.__name__: way for way in (
-    eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
-    regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss, canonical_train_step, unusual_metrics,
-    two_runs_in_one_function, rows_reduced_along_their_axis, custom_loop, other_seeds,
-    custom_loop_that_builds_the_model, built_by_first_batch, generator, predictions, on_batch)}
+    eager, several_steps_per_execution, tf_data_with_validation,
+    repeated_data_by_steps, clipped, regularized,
+    scaled_gradients_of_transposed_kernel, train_step_without_keras_loss, canonical_train_step,
+    unusual_metrics, two_runs_in_one_function, rows_reduced_along_their_axis,
+    custom_loop, other_seeds, custom_loop_that_builds_the_model,
+    built_by_first_batch, generator, predictions,
+    on_batch)}
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------
@@ -440,19 +386,6 @@ def float32(strategy):
         return result(model, **flat(history))
     finally:
         keras.config.set_floatx("float64")
-
-
-class NoisyDense(keras.layers.Layer):
-    """Weights with noise that each rank draws for itself: it must not be taken to be the same."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=(shape[-1], 16), name="mean")
-        self.deviation = self.add_weight(shape=(shape[-1], 16), name="deviation")
-        self.seed = keras.random.SeedGenerator(3)
-
-    def call(self, x):
-        noise = keras.random.normal(self.mean.shape, dtype="float64", seed=self.seed)
-        return keras.ops.matmul(x, self.mean + self.deviation * noise)
 
 
 def noisy_weights(strategy):

@@ -177,7 +177,6 @@ class Step:
             variable.assign(tf.cast(mean, variable.dtype))
         self._state.clear()
 
-
     def _check_graph(self):
         """Refuses to build what depends on this step's rows into a function that outlives it."""
         if self._has_rows and self._graph is None and not tf.executing_eagerly():

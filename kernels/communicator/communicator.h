@@ -6,10 +6,9 @@
 // sum to all workers when the last one is in. Here the servers are ranks themselves, and the sum
 // is taken in rank order, so that all ranks and all runs get the same bits.
 //
-// Files, in the order in which data passes through them: communicator (the thread), protocol
-// (what a rank does), kv_pairs (cutting), server (collecting), sum, factors (sufficient
-// factor broadcasting), sender, packets and frame (what is
-// sent), transport (what sends it).
+// Files, in the order in which data passes through them: communicator (the thread), protocol (what a
+// rank does), kv_pairs (cutting), server (collecting), sum, factors (sufficient factor broadcasting),
+// agreement, sender, packets and frame (what is sent), transport (what sends it).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_

@@ -1,0 +1,80 @@
+"""Training steps, layers and metrics as users write them themselves."""
+
+import keras
+import tensorflow as tf
+
+
+class OwnStep(keras.Model):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"own_loss": loss}
+
+
+class CanonicalStep(keras.Model):
+    """The train_step of Keras' own guide."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables),
+                             self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class ScaledStep(keras.Model):
+    """Halves its gradients, those of a transposed kernel and its bias too."""
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply([g / 2 for g in gradients], self.trainable_variables)
+        return {"loss": loss}
+
+
+class TransposedDense(keras.layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(16, shape[-1]), name="kernel")
+        self.bias = self.add_weight(shape=(16,), name="bias")
+
+    def call(self, x):
+        return tf.nn.bias_add(tf.matmul(x, self.kernel, transpose_b=True), self.bias)
+
+
+class NoisyDense(keras.layers.Layer):
+    """Weights with noise that each rank draws for itself: it must not be taken to be the same."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1], 16), name="mean")
+        self.deviation = self.add_weight(shape=(shape[-1], 16), name="deviation")
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        noise = keras.random.normal(self.mean.shape, dtype="float64", seed=self.seed)
+        return keras.ops.matmul(x, self.mean + self.deviation * noise)
+
+
+class Positives(keras.metrics.Metric):
+    """A metric whose result is the variable that holds its state."""
+
+    def __init__(self):
+        super().__init__(name="positives")
+        self.count = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
+
+    def result(self):
+        return self.count
