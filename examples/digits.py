@@ -34,7 +34,7 @@ def main(_):
             keras.layers.Conv2D(32, 3, activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            keras.layers.Dense(256, activation="relu"),
+            keras.layers.Dense(256, activation="tanh"),
             keras.layers.Dense(10),
         ])
         steps = _EPOCHS.value * -(-len(train_x) // _BATCH)
