@@ -29,11 +29,6 @@ def rewrite(graph_def, policy="sfb"):
     return pipeline.rewrite(graph_def, policy, workers=2, servers=2)
 
 
-def text_of(graph_def):
-    """The graph without what only names constants and initial values."""
-    return graph_lib.to_text(graph_def)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_golden(name, request):
     before = graph_def_of(name)
@@ -41,8 +36,8 @@ def test_golden(name, request):
     known = {node.name: node for node in before.node}
     changed = [node for node in result.graph_def.node if known.get(node.name) != node]
     text = "\n".join([
-        "sites:", *map(str, result.sites), "", str(result.plan), "", "before:", text_of(before), "",
-        "new or changed:", text_of(graph_lib.with_nodes(before, changed)), ""])
+        "sites:", *map(str, result.sites), "", str(result.plan), "", "before:", graph_lib.to_text(before), "",
+        "new or changed:", graph_lib.to_text(graph_lib.with_nodes(before, changed)), ""])
     golden = GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden"):
         golden.write_text(text)

@@ -12,7 +12,7 @@
 //     no rank, and all send the dense gradient in the same step.
 //   * Each part of a dense gradient says of which form the factors are that its rank has instead.
 //     The server compares these, so with the sum all ranks learn whether to try in the next step.
-// No step costs a message more for that, and refusals are sent once.
+// Only a step in which factors are tried and refused costs messages more.
 
 #ifndef POSEIDON_COMMUNICATOR_FACTORS_H_
 #define POSEIDON_COMMUNICATOR_FACTORS_H_
