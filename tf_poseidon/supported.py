@@ -3,6 +3,6 @@
 # The op library is compiled against one TensorFlow; its C++ interface changes between series.
 TENSORFLOW_SERIES = "2.21"
 
-# The hook points in keras_hook.py are those of these Keras versions: from, and below.
+# The hook points in keras_hook/ are those of these Keras versions: from, and below.
 KERAS_FROM = "3.15"
 KERAS_BELOW = "3.16"

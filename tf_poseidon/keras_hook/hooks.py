@@ -1,0 +1,131 @@
+"""Every function of Keras that is wrapped, and why."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from typing import Callable
+
+import keras
+
+from tf_poseidon import supported
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import logs
+from tf_poseidon.keras_hook import losses
+from tf_poseidon.keras_hook import optimizers
+from tf_poseidon.keras_hook import state
+from tf_poseidon.keras_hook import trainer
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """One wrapped function of Keras.
+
+    Attributes:
+        module: Where it is defined.
+        name: Its name there, with its class.
+        parameters: The parameters that it must have, or this Keras is another than we know.
+        why: What the wrapper changes.
+        wrapper: Called as wrapper(original, *args, **kwargs) in its place.
+        alone: Whether it is also of use to one process.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    why: str
+    wrapper: Callable
+    alone: bool = False
+
+
+HOOKS = (
+    Hook(_TRAINER, "TensorFlowTrainer.fit", ("verbose",),
+         "refuse models that cannot be synchronised; progress on rank 0 only",
+         trainer.train_or_evaluate),
+    Hook(_TRAINER, "TensorFlowTrainer.evaluate", ("verbose",),
+         "as fit", trainer.train_or_evaluate),
+    Hook(_TRAINER, "TensorFlowTrainer.predict", ("verbose",),
+         "whole results on every rank", trainer.predict),
+    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("x",), "refuse as fit", trainer.on_batch)
+      for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
+    Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
+         "build models without reading a batch of data", trainer.maybe_symbolic_build, alone=True),
+    Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
+         ("self",), "know the batch size that gradients are planned for", trainer.get_tf_dataset),
+    Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
+         "tell Keras' steps from those of users' own loops", trainer.make_function),
+    Hook("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", ("self", "logs"),
+         "logs of epochs and of evaluate are global", logs.get_metrics_result_or_logs),
+    Hook(losses.LOSS_MODULE, "reduce_weighted_values",
+         ("values", "sample_weight", "mask", "reduction", "dtype"),
+         "know what a loss's mean is taken over; scale scalar losses",
+         losses.reduce_weighted_values),
+    Hook(losses.LOSS_MODULE, "scale_loss_for_distribution", ("value",),
+         "scale by the share of the rows, not by 1 / ranks", losses.scale_loss),
+    Hook(losses.LOSS_MODULE, "unscale_loss_for_distribution", ("value",),
+         "the inverse", losses.unscale_loss),
+    Hook("keras.src.metrics.reduction_metrics", "Mean.update_state",
+         ("self", "values", "sample_weight"),
+         "weight scalars by the rows that they stand for", logs.update_mean),
+    Hook("keras.src.trainers.trainer", "Trainer.compute_loss", ("self", "x", "y", "y_pred"),
+         "know a scaled loss when a metric is given one", losses.compute_loss),
+    Hook("keras.src.backend.tensorflow.core", "Variable._direct_assign", ("self", "value"),
+         "average moving statistics; leave borrowed rows out of metrics", state.assign),
+    Hook("keras.src.random.seed_generator", "SeedGenerator.next", ("self",),
+         "other random numbers on every rank", state.next_seed),
+    Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply",
+         ("self", "grads", "trainable_variables"),
+         "synchronise before clipping and accumulation", optimizers.apply),
+    Hook("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.apply",
+         ("self", "grads", "trainable_variables"),
+         "synchronise before deciding whether gradients are finite", optimizers.apply),
+    Hook("keras.src.optimizers.multi_optimizer", "MultiOptimizer.apply",
+         ("self", "grads", "trainable_variables"),
+         "synchronise once for all inner optimizers", optimizers.apply),
+)
+
+
+def install(alone=False):
+    """Wraps the functions of HOOKS, once per process.
+
+    Args:
+        alone: Wrap only those that are of use to one process.
+
+    Raises:
+        PoseidonError: If this Keras is not one that the hooks were made for.
+    """
+    for hook in HOOKS:
+        if alone and not hook.alone:
+            continue
+        owner, attribute, original = resolve(hook)
+        if getattr(original, "_is_poseidon_hook", False):
+            continue
+
+        @functools.wraps(original)
+        def wrapped(*args, _original=original, _wrapper=hook.wrapper, **kwargs):
+            return _wrapper(_original, *args, **kwargs)
+
+        wrapped._is_poseidon_hook = True
+        setattr(owner, attribute, wrapped)
+
+
+def resolve(hook):
+    """Returns (owner, attribute, function) of a hook.
+
+    Raises:
+        PoseidonError: If this Keras has no such function, or one with other parameters.
+    """
+    *path, attribute = hook.name.split(".")
+    owner = importlib.import_module(hook.module)
+    for name in path:
+        owner = getattr(owner, name, None)
+    function = vars(owner).get(attribute) if owner is not None else None
+    known = set(inspect.signature(function).parameters) if function else set()
+    if not known.issuperset(hook.parameters):
+        raise PoseidonError(
+            f"Keras {keras.__version__} has no {hook.module}.{hook.name}"
+            f"({', '.join(hook.parameters)}), which PoseidonStrategy needs to {hook.why}; install "
+            f"'keras>={supported.KERAS_FROM},<{supported.KERAS_BELOW}'.")
+    return owner, attribute, function

@@ -1,0 +1,29 @@
+"""Variables that a step assigns: moving statistics, metrics, and the seeds of random layers."""
+
+import tensorflow as tf
+
+from tf_poseidon import step as step_lib
+
+
+def assign(original, variable, value):
+    """Keeps what a borrowed row computes out of state, and moving statistics equal on all ranks."""
+    step = step_lib.current()
+    if step is None or step.is_applying:
+        return original(variable, value)
+    # Not variable.value: where layers compute in half precision, that is a copy in half precision.
+    native = variable._value
+    if variable.aggregation != "sum":
+        if not native.dtype.is_floating:  # seeds and counters of steps, the same on all ranks
+            return original(variable, value)
+        step.note_state(variable.path, native)
+    return original(variable, step.select(tf.cast(value, native.dtype), native))
+
+
+def next_seed(original, generator, *args, **kwargs):
+    """Draws other random numbers on every rank, from state that is equal on all of them."""
+    seed = original(generator, *args, **kwargs)
+    if step_lib.current() is None:
+        return seed
+    rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+    # Any odd constant would do: it spreads the ranks over the range of seeds.
+    return seed + tf.cast([(rank * 0x9E3779B1) % 2**31, 0], seed.dtype)
