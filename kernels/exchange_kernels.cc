@@ -1,12 +1,15 @@
 // CPU kernels of the exchange ops: they hand the tensor to this process's communicator and return
 // their thread; the communicator's progress thread completes the op.
 
+#include <memory>
 #include <string>
 #include <utility>
 
-#include "c_api.h"
 #include "dtypes.h"
+#include "gathered_rows.h"
+#include "process_communicator.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace poseidon {
 namespace {
@@ -15,6 +18,7 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 class ExchangeKernel : public AsyncOpKernel {
  public:
@@ -25,12 +29,8 @@ class ExchangeKernel : public AsyncOpKernel {
  protected:
   // Exchanges input 0 as `exchange` says (its form; this fills in the memory) into output 0.
   void Run(OpKernelContext* context, Exchange exchange, DoneCallback done) {
-    Communicator* communicator = ProcessCommunicator();
-    OP_REQUIRES_ASYNC(context, communicator != nullptr,
-                      absl::FailedPreconditionError(absl::StrCat(
-                          type_string(), " '", site_, "' runs outside a job; create a "
-                          "tf_poseidon.PoseidonStrategy in this process first.")),
-                      done);
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator) return done();
     // In place when the graph has no other use for the input: no second copy of the gradients.
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context,
@@ -88,9 +88,65 @@ class BroadcastKernel : public ExchangeKernel {
   int root_ = 0;
 };
 
+class GatherKernel : public ExchangeKernel {
+ public:
+  using ExchangeKernel::ExchangeKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator) return done();
+    auto value = std::make_shared<Tensor>(context->input(0));
+    const int64_t rows = value->dims() > 0 ? value->dim_size(0) : 0;
+    const size_t row_bytes = RowBytes(*value);
+    OP_REQUIRES_ASYNC(context, value->dims() > 0 && row_bytes > 0,
+                      absl::InvalidArgumentError(absl::StrCat(
+                          "'", site_, "' has shape ", value->shape().DebugString(),
+                          ", but only rows that are not empty can be gathered from all ranks.")),
+                      done);
+    Factors factors;
+    factors.site = site_;
+    factors.form = absl::StrCat("gather ", DataTypeString(value->dtype()));
+    const bool contributes = context->input(1).scalar<bool>()();
+    factors.parts.push_back({value->data(), contributes ? rows * row_bytes : 0, row_bytes});
+    communicator->SubmitFactors(
+        std::move(factors), [context, value, row_bytes, site = site_, done = std::move(done)](
+                                const std::string& error, GatheredFactors gathered) {
+          if (!error.empty()) {
+            new std::shared_ptr<Tensor>(value);  // the network may still use it
+            context->SetStatus(absl::AbortedError(error));
+            return done();
+          }
+          if (!gathered.is_complete) {
+            context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
+                "'", site, "' has another type on rank ", gathered.refused_by,
+                "; gather the same kind of tensor on all ranks.")));
+            return done();
+          }
+          // Copying takes a while: not on the progress thread.
+          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+              [context, value, row_bytes, gathered, done] {
+                TensorShape shape = value->shape();
+                shape.set_dim(0, NumRows(gathered.parts[0], row_bytes));
+                Tensor* output = nullptr;
+                context->SetStatus(context->allocate_output(0, shape, &output));
+                if (context->status().ok()) CopyRows(gathered.parts[0], output->data());
+                done();
+              });
+        });
+  }
+
+ private:
+  static size_t RowBytes(const Tensor& value) {
+    size_t bytes = DataTypeSize(value.dtype());
+    for (int i = 1; i < value.dims(); ++i) bytes *= value.dim_size(i);
+    return bytes;
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU), GatherKernel);
 
 }  // namespace
 }  // namespace poseidon

@@ -28,9 +28,19 @@ absl::Status SyncShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status GatherShape(InferenceContext* c) {
+  ShapeHandle value, rest, out, scalar;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &value));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &scalar));
+  TF_RETURN_IF_ERROR(c->Subshape(value, 1, &rest));
+  TF_RETURN_IF_ERROR(c->Concatenate(c->Vector(c->UnknownDim()), rest, &out));
+  c->set_output(0, out);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-// All three ops are stateful: no optimization may merge, fold or prune a message that the other
+// These ops are stateful: no optimization may merge, fold or prune a message that the other
 // ranks wait for. They are also marked as distributed communication, which tells the runtime that
 // a function that holds them must not block the thread it is called from.
 
@@ -95,6 +105,25 @@ value: On `root` what is sent; on the other ranks only its shape matters, which 
 value_of_root: The bits of root's value.
 site: A name that is the same on all ranks and not in flight twice.
 root: The rank whose value is sent.
+)doc");
+
+REGISTER_OP("PoseidonAllGather")
+    .Input("value: T")
+    .Input("contributes: bool")
+    .Output("rows: T")
+    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+          " uint64, bool, complex64, complex128}")
+    .Attr("site: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(GatherShape)
+    .Doc(R"doc(
+Gives every rank the rows of all ranks.
+
+value: This rank's rows; ranks may have different numbers of them.
+contributes: A scalar. False takes none of this rank's rows.
+rows: The rows of all ranks, in rank order.
+site: A name that is the same on all ranks and not in flight twice.
 )doc");
 
 }  // namespace poseidon

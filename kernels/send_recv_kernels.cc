@@ -1,7 +1,6 @@
 // CPU kernels of PoseidonSend, PoseidonRecv and PoseidonAgree.
 
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,8 +10,9 @@
 #include <vector>
 
 #include "agreement.h"
-#include "c_api.h"
 #include "dtypes.h"
+#include "gathered_rows.h"
+#include "process_communicator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -92,18 +92,6 @@ struct TicketRef {
 };
 
 const char TicketRef::kTypeName[] = "poseidon::Ticket";
-
-// Fails the op unless this process is part of a job.
-Communicator* CommunicatorOf(OpKernelContext* context, const OpKernel& op,
-                             const std::string& site) {
-  Communicator* communicator = ProcessCommunicator();
-  if (!communicator) {
-    context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
-        op.type_string(), " '", site, "' runs outside a job; create a "
-        "tf_poseidon.PoseidonStrategy in this process first.")));
-  }
-  return communicator;
-}
 
 class SendKernel : public OpKernel {
   struct Site {
@@ -265,20 +253,11 @@ class RecvKernel : public AsyncOpKernel {
     for (size_t i = 0; i < ticket.inputs().size(); ++i) {
       const Tensor& mine = ticket.inputs()[i];
       const int64_t columns = mine.dim_size(1);
-      const size_t row_bytes = columns * DataTypeSize(mine.dtype());
-      size_t bytes = 0;
-      if (gathered.is_complete) {
-        for (const auto& rows : gathered.parts[i]) bytes += rows.bytes;
-      }
-      const int64_t rows = row_bytes > 0 ? bytes / row_bytes : 0;
+      const GatheredPart part = gathered.is_complete ? gathered.parts[i] : GatheredPart();
+      const int64_t rows = NumRows(part, columns * DataTypeSize(mine.dtype()));
       Tensor* output = nullptr;
       OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({rows, columns}), &output));
-      if (bytes == 0) continue;
-      char* to = static_cast<char*>(output->data());
-      for (const auto& rows : gathered.parts[i]) {
-        if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
-        to += rows.bytes;
-      }
+      CopyRows(part, output->data());
     }
   }
 };

@@ -28,6 +28,7 @@ from models import batch_norm
 from models import dense
 from models import embedding
 from models import make_data
+from models import two_in_two_out
 import numpy as np
 import tensorflow as tf
 
@@ -329,15 +330,71 @@ def built_by_first_batch(strategy):
 
 
 def predictions(strategy):
-    model, x, y = _small(strategy)
+    model, x, y = _small(strategy, steps_per_execution=3)
     model.fit(x, y, batch_size=BATCH, verbose=0)
-    return {"predict": model.predict(x, verbose=0), "on_batch": model.predict_on_batch(x[:5])}
+    batches = []
+    watch = keras.callbacks.LambdaCallback(
+        on_predict_batch_end=lambda _, logs: batches.append(logs["outputs"]))
+    whole = model.predict(x, batch_size=BATCH, verbose=0, callbacks=[watch])
+    by_generator = model.predict(((x[i:i + 5],) for i in range(0, 25, 5)), verbose=0)
+    return {"predict": whole, "of_callback": np.concatenate(batches), "generator": by_generator,
+            "on_batch": model.predict_on_batch(x[:5]), "one_row": model.predict_on_batch(x[:1])}
+
+
+def predictions_of_two_outputs(strategy):
+    with strategy.scope():
+        model = keras.Model(*two_in_two_out())
+        model.compile()
+    return dict(zip("ab", model.predict(make_data(model)[0], batch_size=BATCH, verbose=0)))
 
 
 def on_batch(strategy):
     model, x, y = _small(strategy, metrics=["mae"])
-    logs = [model.train_on_batch(x[:10], y[:10]), model.test_on_batch(x[10:], y[10:])]
+    weights = np.arange(10) % 3
+    logs = [model.train_on_batch(x[:10], y[:10], weights), model.test_on_batch(x[10:], y[10:]),
+            list(model.train_on_batch(x[:1], y[:1], return_dict=True).values())]
     return result(model, logs=logs)
+
+
+def py_dataset(strategy):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return -(-ROWS // BATCH)
+
+        def __getitem__(self, i):
+            return x[i * BATCH:(i + 1) * BATCH], y[i * BATCH:(i + 1) * BATCH]
+
+    model, x, y = _small(strategy)
+    history = model.fit(Batches(workers=2), epochs=2, validation_data=Batches(), verbose=0)
+    return result(model, **flat(history))
+
+
+def own_batches_of_each_rank(strategy):
+    """Ranks read rows of their own; rank 0 has one batch more than the others."""
+    model, x, y = _small(strategy)
+
+    def rows(context):
+        each = 12 // context.num_replicas_in_sync
+        mine = np.arange(ROWS) % 12 // each == context.input_pipeline_id
+        return tf.data.Dataset.from_tensor_slices((x[mine], y[mine])).batch(each)
+
+    data = strategy.distribute_datasets_from_function(rows)
+    return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
+
+
+def gathered(strategy):
+    """What strategy.run makes of a rank's rows, put together again."""
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(np.arange(10.0).reshape(5, 2)).batch(5))
+    rows, = data
+    doubled, columns = strategy.run(lambda x: (x * 2, tf.transpose(x)), args=(rows,))
+
+    def norm(x):
+        return tf.norm(tf.distribute.get_replica_context().all_gather(x, axis=0))
+
+    return {"rows": strategy.gather(doubled, axis=0), "columns": strategy.gather(columns, axis=1),
+            "last": strategy.gather(columns, axis=-1),
+            "in_run": tf.function(lambda: strategy.run(norm, args=(rows,)))()}
 
 
 WAYS = {way.__name__: way for way in (
@@ -346,8 +403,9 @@ WAYS = {way.__name__: way for way in (
     scaled_gradients_of_transposed_kernel, train_step_without_keras_loss, canonical_train_step,
     unusual_metrics, two_runs_in_one_function, rows_reduced_along_their_axis,
     custom_loop, other_seeds, custom_loop_that_builds_the_model,
-    built_by_first_batch, generator, predictions,
-    on_batch)}
+    built_by_first_batch, generator, py_dataset, gathered,
+    own_batches_of_each_rank, predictions,
+    predictions_of_two_outputs, on_batch)}
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------

@@ -19,6 +19,7 @@ class Rows(tf.experimental.ExtensionType):
             cannot do with none.
         count: Scalar int32: rows that count, 0 for the borrowed one. K_r.
         total: Scalar int32: rows of the global batch. K.
+        contributors: Scalar int32: ranks that have rows.
         never_empty: Whether the batch is known to give every rank a row.
         usual_total: Rows that global batches have, but perhaps the last one; -1 if unknown.
     """
@@ -26,6 +27,7 @@ class Rows(tf.experimental.ExtensionType):
     value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]
     count: tf.Tensor
     total: tf.Tensor
+    contributors: tf.Tensor
     never_empty: bool
     usual_total: int
 
@@ -105,9 +107,60 @@ def split_dataset(dataset, rank, size, name):
     @tf.autograph.experimental.do_not_convert
     def split(index, batch):
         batch = _check_first(index, batch, rank, name)
-        return _split_batch(batch, rank, size, usual_total)
+        return split_batch(batch, rank, size, usual_total)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
+
+
+def join_datasets(dataset, size, name):
+    """Returns a dataset of the global batches that the ranks' own batches make together.
+
+    Every rank makes as many steps as the one that has most batches; the others have no rows in the
+    last of them.
+
+    Args:
+        dataset: `tf.data.Dataset` of this rank's batches, which differ between the ranks.
+        size: Number of ranks.
+        name: A name for messages and exchanges, the same on all ranks.
+
+    Raises:
+        PoseidonError: If the elements have no rows, or are not tensors.
+    """
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+            raise PoseidonError(
+                f"A dataset of distribute_datasets_from_function has elements with the part {spec}, "
+                "but every part must be a tensor with rows; add .batch(BATCH_SIZE // number of "
+                "ranks), or give experimental_distribute_dataset a dataset of global batches.")
+    batch_size = _batch_size(dataset)
+
+    # What a rank computes when it has no batch any more.
+    borrowed = tf.nest.map_structure(
+        lambda spec: tf.zeros([1, *(d or 1 for d in spec.shape[1:])], spec.dtype),
+        dataset.element_spec)
+    ended = tf.data.Dataset.from_tensors((0, borrowed)).repeat()
+
+    @tf.autograph.experimental.do_not_convert
+    def count(_, batch):
+        return _num_rows(tf.nest.flatten(batch)[0]), batch
+
+    @tf.autograph.experimental.do_not_convert
+    def join(count, batch):
+        sums = ops.all_reduce(tf.stack([count, tf.cast(count > 0, tf.int32)]), f"{name}/rows")
+        total, contributors = sums[0], sums[1]
+        return total > 0, tf.nest.map_structure(
+            lambda leaf: Rows(leaf, count, total, contributors, False,
+                              batch_size * size if batch_size > 0 else -1), batch)
+
+    def only_batch(_, batch):
+        return batch
+
+    batches = dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE).concatenate(ended)
+    joined = batches.map(join).take_while(lambda has_rows, _: has_rows).map(only_batch)
+    # Read ahead, one rank could start an exchange that another leaves to the next iteration.
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return joined.with_options(options)
 
 
 def _batch_size(dataset):
@@ -129,9 +182,17 @@ _KEEP_ROWS = {"CacheDataset", "FilterDataset", "MapDataset", "OptionsDataset", "
               "PrefetchDataset", "RepeatDataset", "ShuffleDataset", "SkipDataset", "TakeDataset"}
 
 
-def _split_batch(batch, rank, size, usual_total):
-    leaves = [leaf for leaf in tf.nest.flatten(batch)
-              if not isinstance(leaf, tf.experimental.Optional)]
+def split_batch(batch, rank, size, usual_total=-1):
+    """Returns this rank's `Rows` of one global batch.
+
+    Args:
+        batch: Nested structure of tensors with the same number of rows; None and
+            `tf.experimental.Optional` stay what they are.
+        rank: This rank.
+        size: Number of ranks.
+        usual_total: Rows that global batches have, -1 if unknown.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     static_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(static_totals) > 1:
         raise PoseidonError(
@@ -152,12 +213,17 @@ def _split_batch(batch, rank, size, usual_total):
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
 
     def split(leaf):
-        if isinstance(leaf, tf.experimental.Optional):
+        if _is_missing(leaf):
             return leaf
         return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
-                    tf.cast(total, tf.int32), never_empty, usual_total)
+                    tf.cast(total, tf.int32), tf.cast(tf.minimum(total, size), tf.int32),
+                    never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)
+
+
+def _is_missing(leaf):
+    return leaf is None or isinstance(leaf, tf.experimental.Optional)
 
 
 def _num_rows(leaf):
@@ -198,8 +264,7 @@ def _check_first(index, batch, rank, name):
 
 def _checksum(batch):
     """Returns an int64 that depends on every bit of the batch."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch)
-              if not isinstance(leaf, tf.experimental.Optional)]
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)
               for part in tf.nest.flatten(leaves, expand_composites=True)]
     return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(tf.stack(hashes)), 2**62)

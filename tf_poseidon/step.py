@@ -46,6 +46,7 @@ class Step:
         self._has_rows = rows is not None
         self._count = rows.count if self._has_rows else tf.constant(1)
         self._total = rows.total if self._has_rows else tf.constant(size)
+        self._contributors = rows.contributors if self._has_rows else tf.constant(size)
         self.contributes = True if rows is None or rows.never_empty else rows.count > 0
         self.is_keras_step = False
         self.has_scaled_loss = False
@@ -113,8 +114,11 @@ class Step:
 
     def mean(self, value, name):
         """Returns the mean of `value` over the ranks that contribute."""
-        contributors = self.size if self.contributes is True else tf.minimum(self._total, self.size)
-        return self.all_reduce(value, name) / tf.cast(contributors, value.dtype)
+        return self.all_reduce(value, name) / tf.cast(self._contributors, value.dtype)
+
+    def all_gather(self, value, name):
+        """Returns the rows of the ranks that contribute, in rank order."""
+        return ops.all_gather(value, self.site(name), self.contributes)
 
     def synchronize(self, gradients, variables, is_mean_of_rank=False):
         """Returns the gradients summed over all ranks.

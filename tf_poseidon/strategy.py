@@ -135,8 +135,6 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
-        # While set, datasets are not split: every rank computes all rows.
-        self.replicates_input = False
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
@@ -260,32 +258,56 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return tf.nest.map_structure(reduce, value)
 
     def _gather_to_implementation(self, value, destinations, axis, options):
-        if self.size > 1:
-            raise PoseidonError("strategy.gather is not supported by PoseidonStrategy on several "
-                                "processes; use strategy.reduce, or gather with your own code.")
-        return super()._gather_to_implementation(value, destinations, axis, options)
+        del destinations, options
+        return self.gather(value, axis)
+
+    def gather(self, value, axis=0):
+        """Returns the tensors of all ranks, concatenated along an axis in rank order."""
+        if self.size == 1:
+            return value
+        step = step_lib.current()
+        contributes = True if step is None else step.contributes
+
+        def gather_one(part):
+            if isinstance(part, tf.RaggedTensor) and axis == 0:
+                return ops.all_gather(part, step_lib.unique_site("gather"), contributes)
+            if isinstance(part, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+                raise PoseidonError(f"A {type(part).__name__} cannot be gathered from all ranks along "
+                                    f"axis {axis}; convert it to a dense tensor.")
+            part = tf.convert_to_tensor(part)
+            if part.dtype == tf.string or part.shape.rank == 0:
+                raise PoseidonError(
+                    f"A {part.dtype.name} tensor of shape {part.shape} cannot be gathered from all "
+                    "ranks; give numbers, with at least one dimension.")
+            # The axis becomes the rows, and goes back to its place.
+            front = list(range(part.shape.rank))
+            front.insert(0, front.pop(axis))
+            rows = tf.transpose(part, front) if axis else part
+            rows = ops.all_gather(rows, step_lib.unique_site("gather"), contributes)
+            return tf.transpose(rows, tf.math.invert_permutation(front)) if axis else rows
+
+        return tf.nest.map_structure(gather_one, value)
 
     # ---- data ----
 
     def _experimental_distribute_dataset(self, dataset, options):
-        if self.replicates_input and dataset in self._split_datasets:
-            raise PoseidonError("predict was given a dataset that is split between the ranks; give "
-                                "it the dataset of global batches, not a distributed one.")
-        if self.size == 1 or self.replicates_input or dataset in self._split_datasets:
+        if self.size == 1 or dataset in self._split_datasets:
             return dataset
-        name = f"dataset {self._num_datasets}"
-        self._num_datasets += 1
-        split = data.split_dataset(dataset, self.rank, self.size, name)
-        self._split_datasets.add(split)
-        return split
+        return self._split(data.split_dataset(dataset, self.rank, self.size, self._dataset_name()))
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        if self.size > 1:
-            raise PoseidonError(
-                "strategy.distribute_datasets_from_function is not supported by PoseidonStrategy "
-                "on several processes; give strategy.experimental_distribute_dataset a dataset of "
-                "global batches.")
-        return super()._distribute_datasets_from_function(dataset_fn, options)
+        own = dataset_fn(tf.distribute.InputContext(self.size, self.rank, self.size))
+        if self.size == 1:
+            return own
+        return self._split(data.join_datasets(own, self.size, self._dataset_name()))
+
+    def _dataset_name(self):
+        self._num_datasets += 1
+        return f"dataset {self._num_datasets - 1}"
+
+    def _split(self, dataset):
+        self._split_datasets.add(dataset)
+        return dataset
 
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

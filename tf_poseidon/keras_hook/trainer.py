@@ -4,6 +4,7 @@ import functools
 import inspect
 
 import keras
+from keras.src.utils import python_utils
 import tensorflow as tf
 
 from tf_poseidon import data
@@ -21,20 +22,21 @@ def train_or_evaluate(original, model, *args, **kwargs):
     return original(*bound.args, **bound.kwargs)
 
 
-def on_batch(original, model, *args, **kwargs):
-    """Checks the model; every rank computes the whole batch."""
+def on_batch(original, model, *args, return_dict=False, **kwargs):
+    """Trains or tests on one global batch; its logs are those of all ranks."""
     check_model(model)
-    return original(model, *args, **kwargs)
+    names = list(inspect.signature(original).parameters)
+    if "return_dict" in names[:len(args) + 1]:  # given by position
+        *args, return_dict = args
+    own = original(model, *args, return_dict=True, **kwargs)
+    logs = python_utils.pythonify_logs(model._get_metrics_result_or_logs(own))
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
-def predict(original, model, *args, **kwargs):
-    """Computes all rows on every rank: the result is whole, and the same everywhere."""
-    extended = check_model(model).extended
-    extended.replicates_input = True
-    try:
-        return train_or_evaluate(original, model, *args, **kwargs)
-    finally:
-        extended.replicates_input = False
+def predict_on_batch(original, model, x):
+    """Checks the model."""
+    check_model(model)
+    return original(model, x)
 
 
 def check_model(model):
@@ -88,16 +90,53 @@ def get_tf_dataset(original, adapter):
 
 def make_function(original, model, step_function):
     """Marks train and test steps, in which losses are scaled for the user."""
+    strategy = model.distribute_strategy
+    if not is_ours(strategy):
+        return original(model, step_function)
 
     @functools.wraps(step_function)
     def keras_step(batch):
         step = step_lib.current()
-        if step is not None:
-            step.is_keras_step = True
-            model.distribute_strategy.extended.last_share.assign(step.share(tf.float64))
+        step.is_keras_step = True
+        strategy.extended.last_share.assign(step.share(tf.float64))
         return step_function(batch)
 
-    return original(model, keras_step)
+    function = original(model, keras_step)
+
+    def with_split_batches(iterator):
+        if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch, test_on_batch
+            iterator = (_split(strategy, batch) for batch in iterator)
+        return function(iterator)
+
+    return with_split_batches
+
+
+def make_predict_function(original, model, force=False):
+    """Lets predict_on_batch split its batch."""
+    before = model.predict_function
+    original(model, force)
+    function, strategy = model.predict_function, model.distribute_strategy
+    if function is before or not is_ours(strategy):
+        return
+
+    def with_split_batches(batches):
+        return function([batch if data.first_rows(batch) is not None else _split(strategy, batch)
+                         for batch in batches])
+
+    model.predict_function = with_split_batches
+
+
+def _split(strategy, batch):
+    """Returns this rank's part of a global batch of arrays."""
+    batch = tf.nest.map_structure(lambda x: x if x is None else tf.convert_to_tensor(x), batch)
+    return data.split_batch(batch, strategy.rank, strategy.num_replicas_in_sync)
+
+
+def reduce_per_replica(original, values, strategy, reduction):
+    """Puts the predictions of all ranks together."""
+    if is_ours(strategy) and reduction == "concat":
+        return strategy.extended.gather(values)
+    return original(values, strategy, reduction)
 
 
 def is_ours(strategy):

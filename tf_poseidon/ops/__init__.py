@@ -30,6 +30,58 @@ def sync(gradient, site, contributes=True, shape=None):
             shape=tf.TensorShape(shape)))
 
 
+def sync_slices(gradient, site, contributes=True):
+    """Returns the sum of one variable's gradient, which is slices, over all ranks.
+
+    Like `sync`, a marker and by itself a complete synchronisation.
+
+    Args:
+        gradient: `tf.IndexedSlices` with a dense shape that is known; its values are half, bfloat16,
+            float or double. An index may occur often.
+        site, contributes: As for `sync`.
+
+    Returns:
+        `tf.IndexedSlices` in which every index occurs once, with the same bits on all ranks.
+    """
+    shape = tf.get_static_value(gradient.dense_shape)
+    # Half the bytes of an index: TensorFlow gives 64 bits to all.
+    index_type = tf.int32 if shape[0] < 2**31 else tf.int64
+    with tf.device("CPU:0"):
+        indices, values = library.load()[0].poseidon_sync_slices(
+            indices=tf.cast(gradient.indices, index_type), values=gradient.values,
+            contributes=contributes, site=site, shape=tf.TensorShape(shape))
+        return tf.IndexedSlices(_unordered(values), indices, tf.constant(shape))
+
+
+def dense_slices(gradient):
+    """Returns `tf.IndexedSlices` of a known dense shape as a tensor, adding rows in their order."""
+    shape = tf.get_static_value(gradient.dense_shape)
+    with tf.device("CPU:0"):
+        return library.load()[0].poseidon_dense_slices(
+            indices=gradient.indices, values=gradient.values, shape=tf.TensorShape(shape))
+
+
+def all_gather(value, site, contributes=True):
+    """Returns the rows of all ranks, in rank order.
+
+    Args:
+        value: Tensor of any type but text, with rows that are not empty; a `tf.RaggedTensor` of
+            such. Ranks may have different numbers of rows.
+        site: As for `all_reduce`.
+        contributes: Scalar bool; False takes none of this rank's rows.
+
+    Returns:
+        What `value` is, with the rows of all ranks.
+    """
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensor.from_row_lengths(
+            all_gather(value.values, f"{site}/values", contributes),
+            all_gather(value.row_lengths(), f"{site}/lengths", contributes))
+    with tf.device("CPU:0"):
+        return library.load()[0].poseidon_all_gather(
+            value=value, contributes=contributes, site=site)
+
+
 def all_reduce(value, site, contributes=True, ordered=True):
     """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient.
 
@@ -131,4 +183,6 @@ def _all_reduce_gradient(op, gradient):
 
 
 tf.no_gradient("PoseidonSync")
+tf.no_gradient("PoseidonSyncSlices")
+tf.no_gradient("PoseidonAllGather")
 tf.no_gradient("PoseidonBroadcast")

@@ -1,0 +1,34 @@
+// Tensors made of the rows that all ranks have given.
+
+#ifndef POSEIDON_GATHERED_ROWS_H_
+#define POSEIDON_GATHERED_ROWS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "factors.h"
+
+namespace poseidon {
+
+// One part of all ranks' factors, in rank order.
+using GatheredPart = std::vector<GatheredFactors::Rows>;
+
+inline int64_t NumRows(const GatheredPart& part, size_t row_bytes) {
+  size_t bytes = 0;
+  for (const GatheredFactors::Rows& rows : part) bytes += rows.bytes;
+  return row_bytes > 0 ? bytes / row_bytes : 0;
+}
+
+// Puts the rows of all ranks under each other.
+inline void CopyRows(const GatheredPart& part, void* out) {
+  char* to = static_cast<char*>(out);
+  for (const GatheredFactors::Rows& rows : part) {
+    if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
+    to += rows.bytes;
+  }
+}
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_GATHERED_ROWS_H_
