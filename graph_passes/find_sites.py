@@ -2,8 +2,9 @@
 
 Requires: a flat graph. Ensures: the markers in the order of the graph, each with a name of its own.
 
-A marker is the op that our strategy puts over each gradient, `PoseidonSync`. Graphs that were made
-without it have other marks; a function for each kind returns the same `Marker`s.
+A marker is the op that our strategy puts over each gradient: `PoseidonSync`, or `PoseidonSyncSlices`
+where the gradient is slices. Graphs that were made without them have other marks; a function for each
+kind returns the same `Marker`s.
 """
 
 import dataclasses
@@ -18,10 +19,11 @@ class Marker:
     Attributes:
         site: Name of the site.
         node: Name of the node that synchronises it.
-        gradient: This rank's gradient, a tensor.
+        gradient: This rank's gradient, a tensor; of slices, their values.
         contributes: Whether this rank has rows of its own, a tensor.
         shape: The gradient's shape, None if it is unknown.
         dtype: The gradient's `types_pb2.DataType`.
+        indices: The indices of slices, a tensor; None of a dense gradient.
     """
 
     site: str
@@ -30,6 +32,7 @@ class Marker:
     contributes: str
     shape: tuple[int | None, ...] | None
     dtype: int
+    indices: str | None = None
 
 
 def find_sites(graph):
@@ -38,10 +41,8 @@ def find_sites(graph):
     Raises:
         ValueError: If two gradients have the same name.
     """
-    markers = [
-        Marker(node.attr["site"].s.decode(), node.name, *graph_lib.data_inputs(node),
-               graph.shape(node.name), node.attr["T"].type)
-        for node in graph.graph_def.node if node.op == "PoseidonSync"]
+    markers = [marker for node in graph.graph_def.node
+               if (marker := _marker(graph, node)) is not None]
     by_site = {}
     for marker in markers:
         other = by_site.setdefault(marker.site, marker)
@@ -49,3 +50,15 @@ def find_sites(graph):
             raise ValueError(f"the nodes '{other.node}' and '{marker.node}' synchronise the same "
                              f"site '{marker.site}'; give each synchronisation a name of its own")
     return markers
+
+
+def _marker(graph, node):
+    """Returns the `Marker` that a node is, or None."""
+    if node.op not in ("PoseidonSync", "PoseidonSyncSlices") or graph_lib.is_planned(node):
+        return None
+    site, dtype = node.attr["site"].s.decode(), node.attr["T"].type
+    if node.op == "PoseidonSync":
+        return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype)
+    indices, values, contributes = graph_lib.data_inputs(node)
+    shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)
+    return Marker(site, node.name, values, contributes, shape, dtype, indices)

@@ -72,6 +72,11 @@ def control_inputs(node):
     return [tensor for tensor in node.input if is_control(tensor)]
 
 
+def is_planned(node):
+    """Whether a pass has decided about a marker, and left it as it is."""
+    return "planned" in node.attr and node.attr["planned"].b  # reading an attribute would make it
+
+
 def num_elements(shape):
     """Returns the number of elements of a shape, None if it is unknown."""
     return None if shape is None or None in shape else math.prod(shape)
@@ -105,6 +110,13 @@ class Writer:
         self.nodes.append(node)
         return name
 
+    def copy(self, node, **attributes):
+        """Adds a node as it is, but for some attributes."""
+        self.nodes.append(node_def_pb2.NodeDef())
+        self.nodes[-1].CopyFrom(node)
+        for key, value in attributes.items():
+            _set_attribute(self.nodes[-1].attr[key], key, value)
+
     def constant(self, suffix, value, beside):
         """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
         value = np.asarray(value)
@@ -126,16 +138,19 @@ def _set_attribute(attribute, key, value):
         attribute.i = value
     elif isinstance(value, str):
         attribute.s = value.encode()
+    elif key == "shape":
+        _set_shape(attribute.shape, value)
     elif key == "shapes":
         for shape in value:
-            proto = attribute.list.shape.add()
-            if shape is None:
-                proto.unknown_rank = True
-            else:
-                for size in shape:
-                    proto.dim.add().size = -1 if size is None else size
+            _set_shape(attribute.list.shape.add(), shape)
     else:
         raise TypeError(f"attribute {key}={value!r}")
+
+
+def _set_shape(proto, shape):
+    proto.unknown_rank = shape is None
+    for size in shape or ():
+        proto.dim.add().size = -1 if size is None else size
 
 
 def with_nodes(graph_def, nodes):

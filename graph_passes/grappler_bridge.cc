@@ -39,6 +39,12 @@ const AttrValue* FindAttr(const NodeDef& node, const char* name) {
   return found == node.attr().end() ? nullptr : &found->second;
 }
 
+bool IsUndecidedSite(const NodeDef& node) {
+  if (node.op() == "PoseidonSync") return true;
+  const AttrValue* planned = FindAttr(node, "planned");
+  return node.op() == "PoseidonSyncSlices" && !(planned && planned->b());
+}
+
 // Gives each tensor whose number of rows is unknown the rows that the step is planned for.
 void SetRows(GraphDef* graph, int64_t rows) {
   for (NodeDef& node : *graph->mutable_node()) {
@@ -89,7 +95,7 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
     const NodeDef* agree = nullptr;
     bool has_site = false;
     for (const NodeDef& node : item.graph.node()) {
-      has_site = has_site || node.op() == "PoseidonSync";
+      has_site = has_site || IsUndecidedSite(node);
       if (node.op() == "PoseidonAgree") agree = &node;
     }
     Passes run = passes;

@@ -1,4 +1,4 @@
-"""What the passes find out about a gradient: a Match, a BiasMatch, or a Refusal."""
+"""What the passes find out about a gradient: a Match, BiasMatch, SlicesMatch or Refusal."""
 
 import dataclasses
 
@@ -109,6 +109,19 @@ class BiasMatch:
     leader: str
     factor: str
     nodes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicesMatch:
+    """A gradient that is slices.
+
+    Attributes:
+        k: How many, None where that is unknown.
+        index_dtype: Type of the indices, a `types_pb2.DataType`.
+    """
+
+    k: int | None
+    index_dtype: int
 
 
 class Refused(Exception):

@@ -1,6 +1,7 @@
 """The passes in their order."""
 
 import dataclasses
+import math
 
 from tensorflow.python.framework import dtypes
 
@@ -53,9 +54,11 @@ def rewrite(graph_def, policy, workers, servers):
     markers = _in_order_of_trace(find_sites.find_sites(graph), step)
     # Before matching: which tensors ranks have in common is a question to the whole graph.
     independent = rank_independence.RankIndependence(graph)
-    matches = {m.site: match_factors.match_factors(graph, m, independent) for m in markers}
+    dense = [marker for marker in markers if marker.indices is None]
+    matches = {m.site: match_factors.match_factors(graph, m, independent) for m in dense}
     # After it: biases follow the layers whose factors are known.
-    matches |= match_biases.match_biases(graph, markers, matches)
+    matches |= match_biases.match_biases(graph, dense, matches)
+    matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
     sites = tuple(_site(marker, matches[marker.site], step) for marker in markers)
     plan = planning.make_plan(sites, policy, workers, servers)
     if not markers:
@@ -98,6 +101,15 @@ def _in_order_of_trace(markers, step):
     return sorted(markers, key=lambda marker: (order.get(marker.site, len(order)), marker.node))
 
 
+def _slices(graph, marker):
+    """Returns how many slices a gradient has: as many as its indices, if their number is known."""
+    tensor = marker.indices
+    while graph.shape(tensor) in (None, (None,)) and graph.node(tensor).op in ("Cast", "Reshape"):
+        tensor = graph_lib.data_inputs(graph.node(tensor))[0]  # neither changes the number
+    return matches_lib.SlicesMatch(graph_lib.num_elements(graph.shape(tensor)),
+                                   graph.nodes[marker.node].attr["Tidx"].type)
+
+
 def _planned(k, rows, static_rows):
     """Returns K in a full batch of the rank with most rows, when this rank's shapes are fixed.
 
@@ -120,6 +132,10 @@ def _site(marker, match, step):
         return dataclasses.replace(
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
+    if isinstance(match, matches_lib.SlicesMatch):
+        row_bytes = math.prod(shape[1:]) * dtype.size + dtypes.as_dtype(match.index_dtype).size
+        k = _planned(match.k, step.rows, step.static_rows)
+        return dataclasses.replace(site, slices=planning.Slices(k, row_bytes))
     first = match.products[0]
     k = [_planned(product.k, step.rows, step.static_rows) for product in match.products]
     factors = planning.Factors(

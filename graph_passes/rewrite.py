@@ -13,7 +13,11 @@ and by "sfb"
                      | complete?               ^
     gradient -----> Switch -> Send -> Recv ----+
 
-The lower branch runs if some rank could not give factors, which all ranks find alike. Until then the
+Slices that stay such keep their marker, which is that exchange already. By "ps" they become
+
+    slices -> dense -> Send -> Recv -> as slices, with all indices
+
+The lower branch of "sfb" runs if some rank could not give factors, which all ranks find alike. Until then the
 dense product of this rank alone, which only that branch needs, is not computed.
 """
 
@@ -35,7 +39,7 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
     Args:
         graph: The `Graph`.
         markers: Its `Marker`s.
-        matches: `Match`, `BiasMatch` or `Refusal` by site.
+        matches: What was found out about each gradient, by site.
         plan: The `Plan`.
         digest: A function that returns a text for tensors that are equal on all ranks.
         strict: Whether the graph shall fail where ranks do not have the same factors.
@@ -52,7 +56,11 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
     for marker in markers:
         decision = decisions[marker.site]
         site = _SiteRewriter(graph, marker, strict)
-        if decision.scheme == "ps":
+        if decision.scheme == "sparse":
+            site.slices()
+        elif marker.indices is not None:
+            site.dense_slices()
+        elif decision.scheme == "ps":
             site.dense()
         else:
             leader = by_site[decision.rides_on or marker.site].node
@@ -95,6 +103,22 @@ class _SiteRewriter:
         """gradient -> Send -> Recv, the last under the marker's name."""
         self._send_and_receive("", "send", "", [self._marker.gradient], "ps",
                                [self._marker.dtype], [self._marker.shape])
+
+    def slices(self):
+        """Keeps the marker, and notes that it has been decided about."""
+        self.writer.copy(self._node, planned=True)
+
+    def dense_slices(self):
+        """slices -> dense -> Send -> Recv, and under the marker's name all indices and the sum."""
+        marker, index_type = self._marker, self._node.attr["Tidx"].type
+        dense = self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
+                                T=marker.dtype, Tidx=index_type, shape=marker.shape)
+        total = self._send_and_receive("", "send", "recv", [dense], "ps", [marker.dtype],
+                                       [marker.shape])
+        limits = [self.writer.constant(name, _array(value, index_type), dense)
+                  for name, value in (("start", 0), ("limit", marker.shape[0]), ("delta", 1))]
+        indices = self.writer.add("indices", "Range", limits, Tidx=index_type)
+        self.writer.add("", "IdentityN", [indices, total], T=[index_type, marker.dtype])
 
     def factors(self, match, riders, digest):
         """Sends the factors of all products under each other, and the coefficients of all terms.

@@ -124,13 +124,13 @@ class Step:
         """Returns the gradients summed over all ranks.
 
         Args:
-            gradients: Dense tensors, IndexedSlices or None, one per variable.
+            gradients: Tensors, IndexedSlices or None, one per variable.
             variables: The variables; their paths name the sites.
             is_mean_of_rank: Whether the gradients are those of a mean over this rank's rows, and so
                 need its share.
 
         Returns:
-            A list of dense tensors, with None where there was None.
+            A list of tensors, IndexedSlices in which each index occurs once, and None, as given.
         """
         return [None if gradient is None else
                 self._synchronize_one(gradient, variable, is_mean_of_rank)
@@ -138,18 +138,22 @@ class Step:
 
     def _synchronize_one(self, gradient, variable, is_mean_of_rank):
         path = variable_path(variable)
-        if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices,
-                                                    variable.shape[0])
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise PoseidonError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
                 "summed over ranks; use float16, bfloat16, float32 or float64.")
-        if is_mean_of_rank:
-            gradient *= self.share(gradient.dtype)
         site = self.site(path)
-        self._gradients.append(f"'{site}' {gradient.dtype.name}{list(variable.shape)}")
-        return ops.sync(gradient, site, self.contributes, variable.shape)
+        is_slices = isinstance(gradient, tf.IndexedSlices)
+        self._gradients.append(f"'{site}' {gradient.dtype.name}{list(variable.shape)}"
+                               + (" slices" if is_slices else ""))
+        share = self.share(gradient.dtype) if is_mean_of_rank else None
+        if is_slices:
+            values = gradient.values if share is None else gradient.values * share
+            return ops.sync_slices(tf.IndexedSlices(values, gradient.indices,
+                                                    tf.constant(variable.shape.as_list())),
+                                   site, self.contributes)
+        return ops.sync(gradient if share is None else gradient * share, site, self.contributes,
+                        variable.shape)
 
     def agree(self, strict):
         """Lets the ranks compare what this step synchronises, when its function first runs.

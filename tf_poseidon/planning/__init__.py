@@ -11,5 +11,6 @@ from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
+from tf_poseidon.planning.site import Slices
 
-__all__ = ["Decision", "Factors", "POLICIES", "Plan", "Site", "make_plan"]
+__all__ = ["Decision", "Factors", "POLICIES", "Plan", "Site", "Slices", "make_plan"]

@@ -9,9 +9,11 @@ class Decision:
 
     Attributes:
         site: Name of the site.
-        scheme: "ps", the sharded parameter server, or "sfb", sufficient factor broadcasting.
+        scheme: "ps", the sharded parameter server; "sfb", sufficient factor broadcasting; or
+            "sparse", all slices to all.
         num_bytes: Payload that a rank sends plus receives in a step with full batches, as a mean
-            over the ranks; None if that is not known before the step.
+            over the ranks; None if that is not known before the step. Of "sparse" an upper bound:
+            slices with the same index are added up before they are sent.
         reason: Why, in a sentence.
         rides_on: With "sfb", the site whose factors this one is computed from; it sends nothing.
     """

@@ -30,6 +30,16 @@ def _paper(site, p1, p2):
             f"M={m}, N={n}")
 
 
+def _sparse(site, p1, p2):
+    """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
+    sparse = cost.factor_broadcasting(site.slices.num_bytes, p1)
+    ps = cost.parameter_server(site.num_bytes, p1, p2)
+    relation = "at most" if sparse <= ps else "more than"
+    return ("sparse" if sparse <= ps else "ps",
+            f"{site.slices.k} slices to {p1 - 1} others are {sparse:,.0f} bytes, {relation} the "
+            f"{ps:,.0f} of the dense gradient")
+
+
 POLICIES = {"ps": _ps, "sfb": _sfb, "paper": _paper}
 
 
@@ -38,7 +48,8 @@ def make_plan(sites, policy, workers, servers):
 
     Args:
         sites: The `Site`s.
-        policy: "ps", "sfb" (wherever it is possible) or "paper".
+        policy: "ps", "sfb" (wherever it is possible) or "paper". But for "ps", gradients that are
+            slices travel as those where that is fewer bytes.
         workers: Number of ranks.
         servers: Number of ranks that are servers.
 
@@ -58,16 +69,18 @@ def make_plan(sites, policy, workers, servers):
 
 
 def _decide(site, policy, p1, p2):
-    if site.factors is None:
+    parts = site.factors or site.slices
+    if parts is None:
         scheme, reason = "ps", site.refusal
-    elif site.factors.k is None and policy != "ps":
+    elif policy != "ps" and parts.k is None:
         scheme, reason = "ps", ("the number of rows is not known before the step; end the dataset "
                                 "with .batch(n)")
+    elif policy != "ps" and site.slices is not None:
+        scheme, reason = _sparse(site, p1, p2)
     else:
         scheme, reason = POLICIES[policy](site, p1, p2)
-    if scheme == "sfb":
-        return Decision(site.name, scheme, cost.factor_broadcasting(site.factors.num_bytes, p1),
-                        reason)
+    if scheme != "ps":
+        return Decision(site.name, scheme, cost.factor_broadcasting(parts.num_bytes, p1), reason)
     dense = site.num_bytes
     return Decision(site.name, scheme,
                     None if dense is None else cost.mean_parameter_server(dense, p1), reason)

@@ -29,6 +29,25 @@ class Factors:
 
 
 @dataclasses.dataclass(frozen=True)
+class Slices:
+    """A gradient that is some rows of a variable, each with its index: that of an embedding.
+
+    Attributes:
+        k: Rows that one worker has in a full batch, before those with the same index are added up;
+            None if that is not known before the step.
+        row_bytes: Bytes of a row and its index.
+    """
+
+    k: int | None
+    row_bytes: int
+
+    @property
+    def num_bytes(self):
+        """Bytes of one worker's slices, when no index occurs twice."""
+        return self.k * self.row_bytes
+
+
+@dataclasses.dataclass(frozen=True)
 class Site:
     """A gradient to be synchronised.
 
@@ -38,6 +57,7 @@ class Site:
         itemsize: Bytes of an element.
         shape: Its shape, None where that is unknown.
         factors: Its factors, or None.
+        slices: Its slices, or None.
         refusal: Why there are none, a sentence.
         bias_of: Name of the site one of whose factors this gradient is the sum of the rows of: a
             dense layer's bias.
@@ -48,6 +68,7 @@ class Site:
     itemsize: int
     shape: tuple[int, ...] | None
     factors: Factors | None = None
+    slices: Slices | None = None
     refusal: str = ""
     bias_of: str | None = None
 
