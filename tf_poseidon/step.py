@@ -31,7 +31,10 @@ class Step:
         is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
             loops of their own, users scale, as everywhere in tf.distribute.
         has_scaled_loss: Whether a loss of this step has been given its share.
-        is_applying: Whether an optimizer is applying gradients that are synchronised already.
+        is_applying: Whether an optimizer is at work, which has been given gradients that are
+            synchronised already, or
+        applies_own_parts: this rank's parts of them, to accumulate.
+        applied_variables: The variables of the innermost optimizer at work.
     """
 
     def __init__(self, size, rows=None):
@@ -51,6 +54,8 @@ class Step:
         self.is_keras_step = False
         self.has_scaled_loss = False
         self.is_applying = False
+        self.applies_own_parts = False
+        self.applied_variables = ()
         self.scaled_losses = []  # tensors that hold a loss times this rank's share
         self.static_rows = rows.shape[0] if self._has_rows else None
         # Rows of this step in a full batch, rounded up: what gradients are planned for.
@@ -70,13 +75,13 @@ class Step:
             _current.step = outer
 
     @contextlib.contextmanager
-    def applying(self):
-        """While an optimizer applies synchronised gradients."""
-        self.is_applying = True
+    def applying(self, own_parts=False):
+        """While an optimizer applies synchronised gradients, or accumulates this rank's parts."""
+        self.is_applying, self.applies_own_parts = True, own_parts
         try:
             yield
         finally:
-            self.is_applying = False
+            self.is_applying = self.applies_own_parts = False
 
     def site(self, name):
         """Returns the name of the next exchange of `name` in this step.
@@ -120,7 +125,7 @@ class Step:
         """Returns the rows of the ranks that contribute, in rank order."""
         return ops.all_gather(value, self.site(name), self.contributes)
 
-    def synchronize(self, gradients, variables, is_mean_of_rank=False):
+    def synchronize(self, gradients, variables, is_mean_of_rank=False, are_own_parts=False):
         """Returns the gradients summed over all ranks.
 
         Args:
@@ -128,15 +133,29 @@ class Step:
             variables: The variables; their paths name the sites.
             is_mean_of_rank: Whether the gradients are those of a mean over this rank's rows, and so
                 need its share.
+            are_own_parts: Whether they were made of what `own_parts` has returned.
 
         Returns:
             A list of tensors, IndexedSlices in which each index occurs once, and None, as given.
         """
+        contributes = True if are_own_parts else self.contributes
+        share = self.share if is_mean_of_rank else None
         return [None if gradient is None else
-                self._synchronize_one(gradient, variable, is_mean_of_rank)
+                self._synchronize_one(_scaled(gradient, share), variable, contributes)
                 for gradient, variable in zip(gradients, variables, strict=True)]
 
-    def _synchronize_one(self, gradient, variable, is_mean_of_rank):
+    def own_parts(self, gradients, is_mean_of_rank):
+        """Returns what this rank adds to the sum over all ranks: zeros if it has no rows.
+
+        For gradients that are accumulated over steps before they are synchronised.
+        """
+        share = self.share if is_mean_of_rank else None
+        return [None if gradient is None else
+                _with_values(_scaled(gradient, share),
+                             lambda values: self.select(values, tf.zeros_like(values)))
+                for gradient in gradients]
+
+    def _synchronize_one(self, gradient, variable, contributes):
         path = variable_path(variable)
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise PoseidonError(
@@ -146,14 +165,11 @@ class Step:
         is_slices = isinstance(gradient, tf.IndexedSlices)
         self._gradients.append(f"'{site}' {gradient.dtype.name}{list(variable.shape)}"
                                + (" slices" if is_slices else ""))
-        share = self.share(gradient.dtype) if is_mean_of_rank else None
         if is_slices:
-            values = gradient.values if share is None else gradient.values * share
-            return ops.sync_slices(tf.IndexedSlices(values, gradient.indices,
-                                                    tf.constant(variable.shape.as_list())),
-                                   site, self.contributes)
-        return ops.sync(gradient if share is None else gradient * share, site, self.contributes,
-                        variable.shape)
+            slices = tf.IndexedSlices(gradient.values, gradient.indices,
+                                      tf.constant(tf.TensorShape(variable.shape).as_list()))
+            return ops.sync_slices(slices, site, contributes)
+        return ops.sync(gradient, site, contributes, variable.shape)
 
     def agree(self, strict):
         """Lets the ranks compare what this step synchronises, when its function first runs.
@@ -205,6 +221,18 @@ class Step:
             graph = getattr(graph, "outer_graph", None)
             if graph is None:
                 return
+
+
+def _with_values(gradient, change):
+    """Returns a tensor, or IndexedSlices, with changed values."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def _scaled(gradient, share):
+    """Returns a gradient times share(dtype), or as it is."""
+    return gradient if share is None else _with_values(gradient, lambda x: x * share(x.dtype))
 
 
 _occurrences = weakref.WeakKeyDictionary()  # of each name in each outermost function's graph

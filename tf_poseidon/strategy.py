@@ -48,6 +48,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
+        global_batch_logs: Whether the logs that callbacks see after a batch are those of all ranks,
+            as the logs of epochs always are, instead of this rank's. Costs a small exchange for
+            each variable of the metrics in every step.
         kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
@@ -58,17 +61,19 @@ class PoseidonStrategy(tf.distribute.Strategy):
             never comes, an op library built for another TensorFlow.
     """
 
-    def __init__(self, policy="paper", servers=None, strict=False, kv_pair_bytes=2 << 20,
-                 timeout_s=600.0, startup_timeout_s=120.0):
+    def __init__(self, policy="paper", servers=None, strict=False, global_batch_logs=False,
+                 kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers = tuple(servers or ())
         _check_options(policy, servers, kv_pair_bytes, timeout_s, startup_timeout_s)
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
+        self.extended.global_batch_logs = global_batch_logs
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
-            _agree_on_options(communicator, policy, strict)
+            _agree_on_options(communicator, policy=policy, strict=strict,
+                              global_batch_logs=global_batch_logs)
             _agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
                 communicator.rank, policy=policy, workers=communicator.size,
@@ -135,6 +140,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
+        self.global_batch_logs = False
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
@@ -332,14 +338,14 @@ def _describe(variable):
     return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
 
 
-def _agree_on_options(communicator, policy, strict):
+def _agree_on_options(communicator, **options):
     """Ends the job unless all ranks have the same options and packages.
 
     Raises:
         PoseidonError: If this rank differs from rank 0.
     """
     mine = {
-        "policy": policy, "strict": str(strict),
+        **{name: str(value) for name, value in options.items()},
         **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
         "tensorflow": tf.__version__,
         "the processor's products and sums": ops.rounding(),

@@ -41,13 +41,9 @@ class Hook:
 
 
 HOOKS = (
-    Hook(_TRAINER, "TensorFlowTrainer.fit", ("verbose",),
-         "refuse models that cannot be synchronised; progress on rank 0 only",
-         trainer.train_or_evaluate),
-    Hook(_TRAINER, "TensorFlowTrainer.evaluate", ("verbose",),
-         "as fit", trainer.train_or_evaluate),
-    Hook(_TRAINER, "TensorFlowTrainer.predict", ("verbose",),
-         "as fit", trainer.train_or_evaluate),
+    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("verbose", "callbacks"),
+           "refuse models that cannot be synchronised; coordinate callbacks; progress on rank 0 only",
+           trainer.run) for name in ("fit", "evaluate", "predict")),
     *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("x", "return_dict"),
            "logs of all ranks", trainer.on_batch) for name in ("train_on_batch", "test_on_batch")),
     Hook(_TRAINER, "TensorFlowTrainer.predict_on_batch", ("x",), "refuse as fit",
@@ -90,6 +86,15 @@ HOOKS = (
     Hook("keras.src.optimizers.multi_optimizer", "MultiOptimizer.apply",
          ("self", "grads", "trainable_variables"),
          "synchronise once for all inner optimizers", optimizers.apply),
+    Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer._backend_apply_gradients",
+         ("self", "grads", "trainable_variables"),
+         "know whose gradients are clipped", optimizers.backend_apply_gradients),
+    Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer._clip_gradients",
+         ("self", "grads"),
+         "synchronise accumulated gradients, once for each update", optimizers.clip_gradients),
+    Hook("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.check_finite",
+         ("self", "grads"),
+         "agree on it where each rank accumulates its own gradients", optimizers.check_finite),
 )
 
 

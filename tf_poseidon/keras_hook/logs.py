@@ -1,14 +1,12 @@
 """Logs and metrics of all ranks: their states are summed, and means weighted by rows."""
 
-import contextlib
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.keras_hook.trainer import is_ours
+from tf_poseidon.keras_hook.common import is_ours
 
 
 def get_metrics_result_or_logs(original, model, logs):
@@ -17,7 +15,13 @@ def get_metrics_result_or_logs(original, model, logs):
     if not is_ours(strategy):
         return original(model, logs)
     communicator = strategy.extended.communicator
-    with _global_state(communicator, model.metrics_variables):
+
+    def reduce(variables):
+        waits = [communicator.submit(f"metric {i}/{v.path}", v.numpy())
+                 for i, v in enumerate(variables)]
+        return [wait() for wait in waits]
+
+    with strategy.scope(), _global_state(model.metrics_variables, reduce):
         result = original(model, logs)
         if result is logs and set(logs) == {metric.name for metric in model.metrics}:
             result = {metric.name: metric.result() for metric in model.metrics}
@@ -46,26 +50,41 @@ def _average_logs(communicator, share, logs):
         for v, a, n in zip(keras.tree.flatten(values), averages, is_number)])
 
 
-@contextlib.contextmanager
-def _global_state(communicator, variables):
-    """While the variables hold the sum, or mean, of their values on all ranks."""
-    local = [variable.numpy() for variable in variables]
-    waits = []
-    for i, (variable, value) in enumerate(zip(variables, local)):
+def _global_state(variables, reduce):
+    """Returns a scope in which the variables have the values of all ranks together.
+
+    Args:
+        variables: Variables of metrics.
+        reduce: A function of the variables that returns their sums over the ranks.
+    """
+    for variable in variables:
         if variable.aggregation not in ("sum", "mean"):
             raise PoseidonError(
                 f"The metric variable '{variable.path}' has aggregation="
                 f"'{variable.aggregation}', so its values on several processes cannot be put "
                 "together; give it aggregation='sum' or 'mean'.")
-        waits.append(communicator.submit(f"metric {i}/{variable.path}", value))
-    for variable, wait in zip(variables, waits):
-        total = wait()
-        variable.assign(total / communicator.size if variable.aggregation == "mean" else total)
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, local):
-            variable.assign(value)
+    size = tf.distribute.get_strategy().num_replicas_in_sync
+    return keras.StatelessScope(state_mapping=[
+        (variable, total / size if variable.aggregation == "mean" else total)
+        for variable, total in zip(variables, reduce(variables))])
+
+
+def global_batch_logs(model, step, logs):
+    """Returns the logs of a step of Keras from the states and rows of all ranks."""
+    def reduce(variables):
+        return [step.all_reduce(tf.convert_to_tensor(v.value), f"batch_logs/{v.path}")
+                for v in variables]
+
+    if set(logs) == set(model.get_metrics_result()):
+        with _global_state(model.metrics_variables, reduce):
+            return keras.tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+
+    def mean(value):
+        if not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+            return value
+        return step.all_reduce(value * step.share(value.dtype), "batch_logs")
+
+    return keras.tree.map_structure(mean, logs)
 
 
 def update_mean(original, metric, values, sample_weight=None):

@@ -11,12 +11,17 @@ from tf_poseidon import data
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import callbacks as callbacks_lib
+from tf_poseidon.keras_hook import logs as logs_lib
+from tf_poseidon.keras_hook.common import is_ours
 
 
-def train_or_evaluate(original, model, *args, **kwargs):
-    """Checks the model, and shows progress on rank 0 only."""
+def run(original, model, *args, **kwargs):
+    """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy = check_model(model)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.arguments["callbacks"] = callbacks_lib.coordinate(
+        model, bound.arguments.get("callbacks"), strategy.extended.communicator)
     if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return original(*bound.args, **bound.kwargs)
@@ -99,7 +104,10 @@ def make_function(original, model, step_function):
         step = step_lib.current()
         step.is_keras_step = True
         strategy.extended.last_share.assign(step.share(tf.float64))
-        return step_function(batch)
+        result = step_function(batch)
+        if strategy.extended.global_batch_logs:
+            result = logs_lib.global_batch_logs(model, step, result)
+        return result
 
     function = original(model, keras_step)
 
@@ -137,8 +145,3 @@ def reduce_per_replica(original, values, strategy, reduction):
     if is_ours(strategy) and reduction == "concat":
         return strategy.extended.gather(values)
     return original(values, strategy, reduction)
-
-
-def is_ours(strategy):
-    # By what it can do, since strategy.py imports this module.
-    return getattr(strategy.extended, "communicator", None) is not None

@@ -1,0 +1,170 @@
+"""Callbacks: one rank writes files, and all ranks stop alike and begin with the same state.
+
+Callbacks run on every rank, where they see the same logs of epochs. Those that write files run on
+rank 0 only. Two callbacks of ours go around those of the user: the first makes the state of rank 0
+whole before it can be written, the last agrees on what the others have decided or restored.
+"""
+
+import hashlib
+import logging
+
+import keras
+from keras.src.utils import python_utils
+import numpy as np
+
+from tf_poseidon.keras_hook import optimizers
+
+_log = logging.getLogger("tf_poseidon")
+
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint",
+                 "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
+
+# Classes whose methods for batches never stop anything. Not their subclasses.
+_PASSIVE = {*_WRITERS, keras.callbacks.History, keras.callbacks.ProgbarLogger}
+
+_BATCH_METHODS = {
+    "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+_STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+def coordinate(model, callbacks, communicator):
+    """Returns the callbacks that this rank runs.
+
+    Args:
+        model: The model.
+        callbacks: What the user gave to fit, evaluate or predict.
+        communicator: This rank's communicator.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if any(isinstance(callback, _Agree) for callback in callbacks.callbacks):
+            return callbacks  # evaluate, called by fit
+        callbacks = callbacks.callbacks
+    callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    if communicator.rank != 0:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
+    mine = {
+        **{phase: any(_acts_on_batches(c, phase) for c in callbacks) for phase in _STOP},
+        "restore": any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks),
+        "write in epochs": any(getattr(c, "save_freq", "epoch") != "epoch" for c in callbacks),
+    }
+    # Users may give callbacks to one rank only.
+    sums = communicator.sum("callbacks", np.array(list(mine.values()), np.int64))
+    needs = {name for name, total in zip(mine, sums) if total}
+    return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
+
+
+def _acts_on_batches(callback, phase):
+    return type(callback) not in _PASSIVE and any(
+        not python_utils.is_default(getattr(callback, name)) for name in _BATCH_METHODS[phase])
+
+
+class _Complete(keras.callbacks.Callback):
+    """Runs first: makes the state of rank 0 that of the job, for those that write it."""
+
+    def __init__(self, communicator, needs):
+        super().__init__()
+        self._communicator = communicator
+        if "write in epochs" in needs:
+            self.on_train_batch_end = self._fold
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._fold()
+
+    def _fold(self, *_, **__):
+        fold_accumulators(self.model.optimizer, self._communicator)
+
+
+class _Agree(keras.callbacks.Callback):
+    """Runs last: lets all ranks begin with the state of rank 0, and stop if one of them stops."""
+
+    def __init__(self, communicator, needs):
+        super().__init__()
+        self._communicator = communicator
+        self._restores = "restore" in needs
+        # Methods for batches are given only where they are needed: each is a small exchange.
+        for phase in needs.intersection(_STOP):
+            setattr(self, f"on_{phase}_batch_end", lambda *_, p=phase, **__: self._agree(p))
+
+    def on_train_begin(self, logs=None):
+        share_state(self.model, self._communicator, is_expected=self._restores)
+        epoch = self.model._initial_epoch
+        epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
+        self.model._initial_epoch = int(epoch) or None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._agree("train")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._agree("train")  # also: what rank 0 writes at the end of an epoch is written
+
+    def on_train_end(self, logs=None):
+        self._agree("train")
+
+    def _agree(self, phase):
+        name = _STOP[phase]
+        stops = np.array(bool(getattr(self.model, name)), np.int64)
+        setattr(self.model, name, bool(self._communicator.sum(f"callbacks/{name}", stops)))
+
+
+def share_state(model, communicator, is_expected):
+    """Gives all ranks rank 0's variables, where they differ.
+
+    Args:
+        model: The model.
+        communicator: This rank's communicator.
+        is_expected: Whether that is usual, since rank 0 may have restored a checkpoint.
+    """
+    model.distribute_strategy.extended.broadcast_new_variables()
+    accumulators = _accumulators(model.optimizer)
+    local = {id(v) for v in (*model.metrics_variables, *accumulators)}
+    optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
+    variables = {id(v): v for v in (*model.variables, *optimizer_variables) if id(v) not in local}
+    variables = list(variables.values())
+    mine = np.array([_checksum(variable) for variable in variables], np.int64)
+    differs = mine != communicator.broadcast("state/checksums", mine)
+    differs = communicator.sum("state/differs", differs.astype(np.int64)) > 0
+    waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
+             for i, v in enumerate(variables) if differs[i]]
+    for variable, wait in waits:
+        value = wait()
+        if communicator.rank != 0:
+            variable.assign(value)
+    if waits and not is_expected and communicator.rank == 0:
+        _log.warning("%d variables of the model differed between the ranks, the first of them '%s'; "
+                     "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
+    if model.optimizer in optimizers.accumulating:
+        fold_accumulators(model.optimizer, communicator)
+    elif communicator.rank != 0:  # loaded, on all ranks alike or on rank 0 only
+        for variable in accumulators:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+
+
+def fold_accumulators(optimizer, communicator):
+    """Moves the gradients that ranks have accumulated to rank 0; their sum stays what it is.
+
+    So what rank 0 saves is what one process would, and any number of ranks can go on with it.
+    """
+    accumulators = _accumulators(optimizer)
+    waits = [communicator.submit(f"accumulator {i}", variable.numpy())
+             for i, variable in enumerate(accumulators)]
+    for variable, wait in zip(accumulators, waits):
+        total = wait()
+        variable.assign(total if communicator.rank == 0 else np.zeros_like(total))
+
+
+def _accumulators(optimizer):
+    """Returns the variables in which each rank adds up gradients of its own rows."""
+    if optimizer is None:
+        return []
+    return [variable for o in optimizers.with_inner(optimizer)
+            if o.gradient_accumulation_steps and o.built for variable in o._accumulated_gradients]
+
+
+def _checksum(variable):
+    digest = hashlib.blake2b(np.ascontiguousarray(variable.numpy()), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
