@@ -60,11 +60,16 @@ class _DenseGradientEmbedding(keras.layers.Embedding):
         return keras.ops.take(self.embeddings * 1.0, inputs, axis=0)
 
 
-def embedding():
-    x = keras.Input((5,), dtype="int32")  # of 400 rows, no more than 11 have a gradient
+def embedding_layer():
+    """Returns an embedding of which few rows have a gradient."""
     alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    layer = _DenseGradientEmbedding if alone else keras.layers.Embedding
-    return x, keras.layers.Dense(3)(keras.layers.Flatten()(layer(400, 4, name="embedding")(x)))
+    kind = _DenseGradientEmbedding if alone else keras.layers.Embedding
+    return kind(400, 4, name="embedding")
+
+
+def embedding():
+    x = keras.Input((5,), dtype="int32")
+    return x, keras.layers.Dense(3)(keras.layers.Flatten()(embedding_layer()(x)))
 
 
 def lstm():

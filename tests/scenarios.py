@@ -31,6 +31,7 @@ from models import make_data
 from models import two_in_two_out
 import numpy as np
 import tensorflow as tf
+import wrappers
 
 
 def result(model, **more):
@@ -459,4 +460,4 @@ def noisy_weights(strategy):
 BITS = {way.__name__: way for way in (
     default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision)}
 
-SCENARIOS = {**table(), **WAYS, **BITS}
+SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS}

@@ -45,6 +45,9 @@ def apply(original, optimizer, grads, trainable_variables=None):
         grads = step.own_parts(grads, is_mean_of_rank)
     else:
         grads = step.synchronize(grads, variables, is_mean_of_rank)
+    if any(o.loss_scale_factor is not None for o in with_inner(optimizer)):
+        # Keras divides by it, which slices cannot do.
+        grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
     with step.applying(own_parts=accumulates):
         return original(optimizer, grads, variables)
 
