@@ -32,9 +32,9 @@ def main(directory):
     tf.train.Checkpoint(model=by_checkpoint).read(f"{directory}/checkpoint").expect_partial()
     check("checkpoint", by_checkpoint.predict(x, verbose=0))
 
-    check("exported", tf.saved_model.load(f"{directory}/exported").serve(x))
-    saved = tf.saved_model.load(f"{directory}/saved").signatures["serving_default"]
-    check("saved", saved(x)["output_0"])
+    exported, saved = (tf.saved_model.load(f"{directory}/{name}") for name in ("exported", "saved"))
+    check("exported", exported.serve(x))
+    check("saved", saved.signatures["serving_default"](x)["output_0"])
     for name in ("exported", "saved"):
         meta_graph, = loader_impl.parse_saved_model(f"{directory}/{name}").meta_graphs
         graph = meta_graph.graph_def
