@@ -34,7 +34,7 @@ def main(directory):
 
     exported, saved = (tf.saved_model.load(f"{directory}/{name}") for name in ("exported", "saved"))
     check("exported", exported.serve(x))
-    check("saved", saved.signatures["serving_default"](x)["output_0"])
+    check("saved", saved.signatures["serving_default"](tf.constant(x))["output_0"])
     for name in ("exported", "saved"):
         meta_graph, = loader_impl.parse_saved_model(f"{directory}/{name}").meta_graphs
         graph = meta_graph.graph_def
