@@ -78,3 +78,52 @@ class Positives(keras.metrics.Metric):
 
     def result(self):
         return self.count
+
+
+class Gan(keras.Model):
+    """Two models, each with its optimizer, and a loss that is computed twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"),
+                                           keras.layers.Dense(3)])
+        self.critic = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8, "tanh"),
+                                        keras.layers.Dense(1)])
+        self.losses_of = [keras.metrics.Mean(name="generator"), keras.metrics.Mean(name="critic")]
+
+    def compile(self, generator_optimizer, critic_optimizer):
+        super().compile()
+        self.optimizers = [generator_optimizer, critic_optimizer]
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_step(self, batch):
+        noise, real = batch
+        for i, model in enumerate((self.critic, self.generator)):
+            with tf.GradientTape() as tape:
+                fake = self.critic(self.generator(noise, training=True), training=True)
+                if model is self.critic:
+                    truth = self.critic(real, training=True)
+                    loss = (self.loss_fn(tf.ones_like(truth), truth)
+                            + self.loss_fn(tf.zeros_like(fake), fake))
+                else:
+                    loss = self.loss_fn(tf.ones_like(fake), fake)
+            self.optimizers[1 - i].apply(tape.gradient(loss, model.trainable_variables),
+                                         model.trainable_variables)
+            self.losses_of[1 - i].update_state(loss)
+        return {metric.name: metric.result() for metric in self.losses_of}
+
+    @property
+    def metrics(self):
+        return self.losses_of
+
+
+class Regression(tf.Module):
+    """A model without Keras."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.kernel = tf.Variable(tf.zeros([inputs, outputs], tf.float64), name="kernel")
+        self.table = tf.Variable(tf.zeros([400, outputs], tf.float64), name="table")
+
+    def __call__(self, x, ids):
+        return x @ self.kernel + tf.gather(self.table, ids)

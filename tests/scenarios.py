@@ -12,9 +12,11 @@ import itertools
 import time
 
 from custom import CanonicalStep
+from custom import Gan
 from custom import NoisyDense
 from custom import OwnStep
 from custom import Positives
+from custom import Regression
 from custom import ScaledStep
 from custom import TransposedDense
 import keras
@@ -398,6 +400,99 @@ def gathered(strategy):
             "in_run": tf.function(lambda: strategy.run(norm, args=(rows,)))()}
 
 
+def gan(strategy):
+    with strategy.scope():
+        model = Gan()
+        model.compile(OPTIMIZERS["adam"](), OPTIMIZERS["momentum"]())
+    rng = np.random.default_rng(2)
+    noise, real = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (4, 3))
+    history = model.fit(noise, real, batch_size=BATCH, epochs=2, verbose=0)
+    return result(model, **flat(history))
+
+
+def module_without_keras(strategy):
+    """An optimizer of the user's own, for a gradient that is a product and one that is slices."""
+    with strategy.scope():
+        module = Regression(8, 3)
+
+    def step(x, ids, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(module(x, ids) - y)) / BATCH
+        variables = [module.kernel, module.table]
+        kernel, table = strategy.synchronize(tape.gradient(loss, variables), variables)
+        module.kernel.assign_sub(0.01 * kernel)
+        module.table.scatter_sub(tf.IndexedSlices(0.01 * table.values, table.indices))
+        return loss
+
+    run = tf.function(lambda *batch: strategy.reduce("SUM", strategy.run(step, args=batch), None))
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (8, 3))
+    ids = rng.integers(0, 11, ROWS)
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, ids, y)).batch(BATCH))
+    losses = [run(*batch) for batch in data]
+    return {"kernel": module.kernel, "table": module.table, "losses": losses}
+
+
+def metrics_with_weights(strategy):
+    """Metrics whose state is more than a mean, with weights of classes, weights of rows and a mask."""
+    with strategy.scope():
+        inputs, outputs = dense()
+        outputs = MaskRows()([inputs, keras.layers.Softmax()(outputs)])
+        model = keras.Model(inputs, outputs)
+        model.compile(OPTIMIZERS["sgd"](), "categorical_crossentropy",
+                      metrics=["accuracy", keras.metrics.F1Score(average="macro")],
+                      weighted_metrics=[keras.metrics.AUC(name="auc"), "mse",
+                                        keras.metrics.Recall(name="recall")])
+    x, y = make_data(model)
+    y = np.eye(3)[y.argmax(1)]
+    fit = dict(batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    by_class = model.fit(x, y, class_weight={0: 1.0, 1: 2.0, 2: 3.0}, **fit)
+    by_row = model.fit(x, y, sample_weight=np.arange(ROWS) % 3, **fit)
+    evaluated = model.evaluate(x, y, sample_weight=np.arange(ROWS) % 5, verbose=0)
+    return result(model, evaluate=evaluated, **flat(by_class),
+                  **{f"by_row/{k}": v for k, v in flat(by_row).items()})
+
+
+def logs_of_batches(strategy):
+    """With global_batch_logs, callbacks see after each batch what one process sees."""
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(list(logs.values())))
+    strategy.extended.global_batch_logs = True
+    try:
+        model, x, y = _small(strategy, metrics=["mae"])
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch])
+        with strategy.scope():
+            own = OwnStep(*dense())
+            own.compile(OPTIMIZERS["sgd"]())
+        own.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[watch])
+    finally:
+        strategy.extended.global_batch_logs = False
+    return {"logs": np.concatenate(seen)}
+
+
+def callbacks_that_decide(strategy):
+    """By logs of epochs: on all ranks alike."""
+    model, x, y = _small(strategy, metrics=["mae"])
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=8, validation_split=0.3, verbose=0, callbacks=[
+            keras.callbacks.EarlyStopping("val_mae", patience=2, min_delta=0.05,
+                                          restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3)])
+    assert len(history.epoch) < 8
+    return result(model, epochs=history.epoch, **flat(history))
+
+
+def terminated_on_nan(strategy):
+    """The loss of one rank is not a number: all stop after that batch."""
+    model, x, y = _small(strategy)
+    x[BATCH + 1] = np.nan
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False,
+              callbacks=[keras.callbacks.TerminateOnNaN()])
+    return {"iterations": model.optimizer.iterations}
+
+
 WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation,
     repeated_data_by_steps, clipped, regularized,
@@ -406,7 +501,8 @@ WAYS = {way.__name__: way for way in (
     custom_loop, other_seeds, custom_loop_that_builds_the_model,
     built_by_first_batch, generator, py_dataset, gathered,
     own_batches_of_each_rank, predictions,
-    predictions_of_two_outputs, on_batch)}
+    predictions_of_two_outputs, on_batch, gan, module_without_keras, metrics_with_weights,
+    logs_of_batches, callbacks_that_decide, terminated_on_nan)}
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------
@@ -457,7 +553,58 @@ def noisy_weights(strategy):
     return result(model)
 
 
+def stopped_by_one_rank(strategy):
+    """One rank alone has a callback that stops within an epoch, and others between the phases."""
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = batch == 1
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = batch == 1
+
+    model, x, y = _small(strategy)
+    stop = [Stop()] if strategy.rank == 1 else []
+    fit = dict(batch_size=BATCH, verbose=0, callbacks=stop)
+    model.fit(x, y, epochs=3, **fit)
+    return result(model, iterations=model.optimizer.iterations, evaluate=model.evaluate(x, y, **fit),
+                  predict=model.predict(x, **fit))
+
+
+def rows_of_predict(strategy):
+    """Counts the rows that each rank computes."""
+    class Count(keras.layers.Layer):
+        def build(self, shape):
+            self.rows = self.add_weight(shape=(), dtype="int32", initializer="zeros",
+                                        trainable=False)
+
+        def call(self, x):
+            self.rows.assign_add(keras.ops.shape(x)[0])
+            return x * 2
+
+    with strategy.scope():
+        x = keras.Input((3,))
+        layer = Count()
+        model = keras.Model(x, layer(x))
+    rows = np.arange(3.0 * 96).reshape(96, 3)
+    before = layer.rows.numpy()
+    predicted = model.predict(rows, batch_size=BATCH, verbose=0)
+    return {"right": predicted == 2 * rows, "local/rows": layer.rows.numpy() - before}
+
+
+def changed_on_one_rank(strategy):
+    """Weights that one rank has loaded alone: all go on with rank 0's."""
+    model, x, y = _small(strategy)
+    if strategy.rank == 0:
+        model.set_weights([w + 1 for w in model.get_weights()])
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    return result(model)
+
+
 BITS = {way.__name__: way for way in (
-    default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision)}
+    default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision,
+    stopped_by_one_rank, rows_of_predict, changed_on_one_rank)}
 
 SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS}

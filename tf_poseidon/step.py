@@ -30,7 +30,7 @@ class Step:
             that has none runs a borrowed row, and nothing that it computes from it may count.
         is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
             loops of their own, users scale, as everywhere in tf.distribute.
-        has_scaled_loss: Whether a loss of this step has been given its share.
+        has_scaled_loss: Whether a loss of this step is scaled already.
         is_applying: Whether an optimizer is at work, which has been given gradients that are
             synchronised already, or
         applies_own_parts: this rank's parts of them, to accumulate.
@@ -56,7 +56,6 @@ class Step:
         self.is_applying = False
         self.applies_own_parts = False
         self.applied_variables = ()
-        self.scaled_losses = []  # tensors that hold a loss times this rank's share
         self.static_rows = rows.shape[0] if self._has_rows else None
         # Rows of this step in a full batch, rounded up: what gradients are planned for.
         self.usual_rows = (-(-rows.usual_total // size)

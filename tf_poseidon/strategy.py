@@ -91,6 +91,38 @@ class PoseidonStrategy(tf.distribute.Strategy):
             yield self
         self.extended.broadcast_new_variables()
 
+    def synchronize(self, gradients, variables):
+        """Returns gradients summed over all ranks, for optimizers that are not Keras'.
+
+        Those of Keras synchronise by themselves: give them the gradients as they are. Call this in
+        the function that `strategy.run` runs; as everywhere in tf.distribute, scale the loss so that
+        the sum over the ranks is what you want.
+
+        ```python
+        gradients = strategy.synchronize(tape.gradient(loss, variables), variables)
+        for gradient, variable in zip(gradients, variables):
+            variable.assign_sub(0.1 * gradient)
+        ```
+
+        Args:
+            gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
+            variables: The variables.
+
+        Returns:
+            A list like `gradients`.
+
+        Raises:
+            PoseidonError: If it is called outside of `strategy.run`.
+        """
+        if self.num_replicas_in_sync == 1:
+            return list(gradients)
+        step = step_lib.current()
+        if step is None:
+            raise PoseidonError("strategy.synchronize was called outside of strategy.run; call it in "
+                                "the function that strategy.run(function, args=(batch,)) runs.")
+        step.check_unconditional("strategy.synchronize was called")
+        return step.synchronize(gradients, variables)
+
     @property
     def plan(self):
         """How the training function that was rewritten last synchronises: a `planning.Plan`.

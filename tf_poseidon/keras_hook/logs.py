@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook.common import is_ours
@@ -72,7 +73,8 @@ def _global_state(variables, reduce):
 def global_batch_logs(model, step, logs):
     """Returns the logs of a step of Keras from the states and rows of all ranks."""
     def reduce(variables):
-        return [step.all_reduce(tf.convert_to_tensor(v.value), f"batch_logs/{v.path}")
+        # Also of ranks that have no rows in this batch: they had some before.
+        return [ops.all_reduce(tf.convert_to_tensor(v.value), step.site(f"batch_logs/{v.path}"))
                 for v in variables]
 
     if set(logs) == set(model.get_metrics_result()):
@@ -88,15 +90,13 @@ def global_batch_logs(model, step, logs):
 
 
 def update_mean(original, metric, values, sample_weight=None):
-    """Lets scalars count as much as the rows that they are computed from, and losses unscaled.
+    """Lets scalars count as much as the rows that they are computed from.
 
     A scalar without weight counts once a batch in one process, so the ranks' parts of the batch have
     to count by their share.
     """
     step = step_lib.current()
     if step is not None and step.is_keras_step:
-        if any(values is loss for loss in step.scaled_losses):
-            values = tf.math.divide_no_nan(values, step.share(values.dtype))
         values = tf.convert_to_tensor(values)
         if sample_weight is None and values.shape.rank == 0 and values.dtype.is_floating:
             sample_weight = step.share(values.dtype)

@@ -1,4 +1,9 @@
-"""Losses: each rank's mean is scaled by its share of what the mean is taken over."""
+"""Losses: each rank's mean is scaled by its share of what the mean is taken over.
+
+In the steps of fit and evaluate, the scale is put on the gradient of the loss alone. The value is what
+a mean over ranks, weighted by their rows, makes the value of the whole batch: that is what metrics
+take. In loops of the user's own, value and gradient are scaled alike, as everywhere in tf.distribute.
+"""
 
 import dataclasses
 import importlib
@@ -40,15 +45,36 @@ def reduce_weighted_values(original, values, sample_weight=None, mask=None,
         result = original(values, sample_weight, mask, reduction, dtype)
     finally:
         _loss.current = outer
-    if not loss.is_scaled and result.shape.rank == 0 and reduction != "sum":
-        # A function of the user's that returns a scalar: Keras leaves that alone, and every rank
-        # would add its own mean.
-        result = result * step.share(result.dtype)
-        loss.is_scaled = True
     step.has_scaled_loss = True
-    if loss.is_scaled:
-        step.scaled_losses.append(result)
-    return result
+    if loss.is_scaled or result.shape.rank != 0:
+        return result
+    if reduction == "sum":
+        return _scaled(step, result, tf.ones((), result.dtype))
+    # A function of the user's that returns a scalar: Keras leaves that alone, and every rank would
+    # add its own mean.
+    return _scaled(step, result)
+
+
+def _scaled(step, value, scale=None):
+    """Returns a loss that counts `scale` in the sum over the ranks.
+
+    Args:
+        step: The step.
+        value: The loss.
+        scale: A scalar; None for this rank's share of the rows.
+    """
+    share = step.share(value.dtype)
+    if not step.is_keras_step:
+        return value * (share if scale is None else tf.cast(scale, value.dtype))
+
+    @tf.custom_gradient
+    def scaled(x):
+        if scale is None:
+            return tf.identity(x), lambda upstream: upstream * share
+        factor = tf.cast(scale, x.dtype)
+        return tf.math.divide_no_nan(x * factor, share), lambda upstream: upstream * factor
+
+    return scaled(value)
 
 
 def _part_of_mean(values, sample_weight, mask, reduction):
@@ -71,24 +97,14 @@ def scale_loss(original, value):
     step.has_scaled_loss = True
     loss = getattr(_loss, "current", None)
     if loss is None:  # regularizers and add_loss: the shares of the rows add up to one
-        return value * step.share(value.dtype)
+        return _scaled(step, value)
     loss.is_scaled = True
-    share = step.share(value.dtype) if loss.part is None else step.share_of(loss.part)
-    return value * tf.cast(share, value.dtype)
+    return _scaled(step, value, None if loss.part is None else step.share_of(loss.part))
 
 
 def unscale_loss(original, value):
-    """Undoes the scale, for metrics that weight their mean by rows."""
+    """Gives metrics, which weight their mean by rows, the value of a loss."""
     step = step_lib.current()
     if step is None:
         return original(value)
-    return tf.math.divide_no_nan(value, step.share(value.dtype))
-
-
-def compute_loss(original, model, *args, **kwargs):
-    """Remembers that the loss of a user's own train_step is scaled."""
-    loss = original(model, *args, **kwargs)
-    step = step_lib.current()
-    if step is not None:
-        step.scaled_losses.append(loss)
-    return loss
+    return value if step.is_keras_step else tf.math.divide_no_nan(value, step.share(value.dtype))

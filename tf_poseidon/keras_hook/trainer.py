@@ -58,11 +58,12 @@ def check_model(model):
                 f"The variable '{variable.path}' of model '{model.name}' was created outside of "
                 "strategy.scope(), so it may differ between processes; create all layers inside "
                 "`with strategy.scope():`.")
-    if model.optimizer is not None and not is_ours(model.optimizer._distribution_strategy):
+    optimizer = getattr(model, "optimizer", None)  # of models that are not compiled, too
+    if optimizer is not None and not is_ours(optimizer._distribution_strategy):
         raise PoseidonError(
-            f"The optimizer '{model.optimizer.name}' of model '{model.name}' was created outside of "
+            f"The optimizer '{optimizer.name}' of model '{model.name}' was created outside of "
             "strategy.scope(); create it inside `with strategy.scope():`, as the model.")
-    if model.jit_compile:
+    if getattr(model, "jit_compile", False):
         raise PoseidonError(
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
             "the exchange with other processes; use compile(jit_compile=False).")
@@ -71,7 +72,10 @@ def check_model(model):
 
 def maybe_symbolic_build(original, model, iterator=None, data_batch=None):
     """Builds the model by the shapes of the data; Keras would read a batch, and a generator lose it."""
-    if iterator is not None and hasattr(model.distribute_strategy.extended, "communicator"):
+    is_alone_or_ours = hasattr(model.distribute_strategy.extended, "communicator")
+    if is_alone_or_ours and type(model).call is keras.Model.call:
+        return None  # its train_step calls other models, as that of a GAN: nothing to build
+    if iterator is not None and is_alone_or_ours:
         specs = keras.tree.map_structure(_tensor_spec, iterator._distributed_dataset.element_spec)
         shapes = [spec.shape for spec in keras.tree.flatten(specs) if spec is not None]
         if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in shapes):
