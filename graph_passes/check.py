@@ -49,5 +49,12 @@ def check_rewrite(before, after, markers):
         if node.name in replaced:
             if kept.op == node.op and not graph_lib.is_planned(kept):
                 raise InvalidGraph(f"the site at node '{node.name}' is not replaced")
-        elif kept.op != node.op or list(kept.input[:len(node.input)]) != list(node.input):
+        elif kept.op != node.op or not _has_inputs_of(kept, node):
             raise InvalidGraph(f"node '{node.name}' is not what it was")
+
+
+def _has_inputs_of(kept, node):
+    """Whether a node still reads and waits for what it did, perhaps among others."""
+    before, after = graph_lib.data_inputs(node), graph_lib.data_inputs(kept)
+    return after[:len(before)] == before and (
+        set(graph_lib.control_inputs(node)) <= set(graph_lib.control_inputs(kept)))

@@ -98,7 +98,7 @@ class Writer:
             op: Its op.
             inputs: Names of tensors, control dependencies last.
             **attributes: Python values; DataType enums are given as `types_pb2.DT_...` ints under
-                names that begin with T or are "dtype", lists of them as lists.
+                names that begin or end with T or are "dtype" or "F", lists of them as lists.
 
         Returns:
             The name of its first output.
@@ -110,10 +110,12 @@ class Writer:
         self.nodes.append(node)
         return name
 
-    def copy(self, node, **attributes):
-        """Adds a node as it is, but for some attributes."""
+    def copy(self, node, inputs=None, **attributes):
+        """Adds a node as it is, but for some attributes, or all inputs."""
         self.nodes.append(node_def_pb2.NodeDef())
         self.nodes[-1].CopyFrom(node)
+        if inputs is not None:
+            self.nodes[-1].input[:] = inputs
         for key, value in attributes.items():
             _set_attribute(self.nodes[-1].attr[key], key, value)
 
@@ -127,7 +129,7 @@ class Writer:
 
 
 def _set_attribute(attribute, key, value):
-    is_type = key.startswith("T") or key.endswith("T") or key == "dtype"
+    is_type = key.startswith("T") or key.endswith("T") or key in ("dtype", "F")
     if isinstance(value, bool):
         attribute.b = value
     elif is_type and isinstance(value, int):

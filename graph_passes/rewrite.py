@@ -51,11 +51,13 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
         if decision.rides_on:
             rider = f"{decision.site} from {matches[decision.site].factor}"
             riders.setdefault(decision.rides_on, []).append(rider)
+    verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
+                 if node.op == "PoseidonVerify"}
     nodes = []
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
         decision = decisions[marker.site]
-        site = _SiteRewriter(graph, marker, strict)
+        site = _SiteRewriter(graph, marker, strict, verifiers.get(marker.site))
         if decision.scheme == "sparse":
             site.slices()
         elif marker.indices is not None:
@@ -71,7 +73,7 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
             for name in site.only_for_dense(matches[marker.site]):
                 waits[name] = f"{leader}/is_dense"
         nodes += site.writer.nodes
-    replaced = {marker.node for marker in markers}
+    replaced = {marker.node for marker in markers} | {node.name for node in nodes}
     kept = [_waiting(node, waits.get(node.name)) for node in graph.graph_def.node
             if node.name not in replaced]
     return graph_lib.with_nodes(graph.graph_def, kept + nodes)
@@ -89,7 +91,8 @@ def _waiting(node, control):
 class _SiteRewriter:
     """Writes the nodes of one site."""
 
-    def __init__(self, graph, marker, strict):
+    def __init__(self, graph, marker, strict, verifier):
+        self._verifier = verifier
         self._graph = graph
         self._marker = marker
         self._strict = strict
@@ -146,6 +149,8 @@ class _SiteRewriter:
                           *(f"term {digest(term.tensors)}" for term in match.terms),
                           *sorted(riders)])
         recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes, form)
+        masks = [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
+        self._verify_by([f"{recv}:0", f"{recv}:1"], [first.dtype] * 2, masks)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -154,9 +159,8 @@ class _SiteRewriter:
         total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2],
                                 T=first.dtype, Tout=out_type)
         total = self._as_gradient(total, out_type, tuple(columns))
-        for i, mask in enumerate(match.masks):
-            total = self.writer.add(f"masked{i}", "Mul", [total, self._same_shape(f"mask{i}", mask)],
-                                    T=self._marker.dtype)
+        for i, mask in enumerate(masks):
+            total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
             factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
                                      T=self._marker.dtype, Tout=self._marker.dtype)
@@ -172,6 +176,7 @@ class _SiteRewriter:
         index = 0 if bias.factor == "u" else 1
         first = match.products[0]
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
+        self._verify_by([f"{leader}/recv:{index}"], [first.dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, first.dtype)
         out_type = self._made_of(first.dtype)
         total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=first.dtype,
@@ -202,6 +207,15 @@ class _SiteRewriter:
             T=types, site=self._marker.site, scheme=scheme, form=form,
             strict=self._strict)
         return self.writer.add(f"{prefix}{recv}", "PoseidonRecv", [ticket], T=types, shapes=shapes)
+
+    def _verify_by(self, factors, types, masks=()):
+        """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
+        if self._verifier is None:
+            return
+        data, controls = map(list, (graph_lib.data_inputs(self._verifier),
+                                    graph_lib.control_inputs(self._verifier)))
+        self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls],
+                         num_masks=len(masks), F=types)
 
     def _switch_on(self, is_complete):
         """Makes the node whose control edge lets something run in the dense branch only."""

@@ -4,6 +4,7 @@ import launch
 import numpy as np
 import pytest
 import scenarios
+import wrappers
 
 
 def pytest_addoption(parser):
@@ -33,7 +34,10 @@ class Jobs:
         for cell, ranks, policy in table(full):
             self._names.setdefault((ranks, policy), []).append(cell)
             self._names.setdefault((1, ONE), []).append(cell)
-        for ranks in (1, *scenarios.RANKS):
+        for cell, ranks, policy in wrappers.full():
+            self._names.setdefault((ranks, policy), []).append(cell)
+            self._names.setdefault((1, ONE), []).append(cell)
+        for ranks in (1, *scenarios.OTHER_RANKS):
             others = [*scenarios.WAYS, *scenarios.BITS]
             self._names.setdefault((ranks, scenarios.OTHERS if ranks > 1 else ONE), []).extend(others)
         for name, policy in repeated(full):

@@ -16,9 +16,10 @@ import itertools
 import numpy as np
 import pytest
 import scenarios
+import wrappers
 
 BOUND = 1e-9
-RANKS, OTHERS = scenarios.RANKS, scenarios.OTHERS
+OTHERS, OTHER_RANKS = scenarios.OTHERS, scenarios.OTHER_RANKS
 
 
 def assert_same_bits(results):
@@ -35,6 +36,8 @@ def assert_close_to_one_process(jobs, name, many):
     one = jobs.one_process(name)
     assert list(one) == list(many)
     for key, value in one.items():
+        if key.startswith("local/"):
+            continue
         np.testing.assert_allclose(many[key], value, rtol=BOUND, atol=BOUND, err_msg=key)
 
 
@@ -44,7 +47,34 @@ def test_table(jobs, cell, ranks, policy):
     assert_close_to_one_process(jobs, cell, results[0])
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("wrapper, ranks, policy", wrappers.full())
+def test_wrappers(jobs, wrapper, ranks, policy):
+    results = jobs.results(wrapper, ranks, policy)
+    assert_same_bits(results)
+    assert_close_to_one_process(jobs, wrapper, results[0])
+
+
+@pytest.mark.parametrize("ranks", wrappers.RANKS)
+@pytest.mark.parametrize("wrapper", [name for name in wrappers.table() if "accumulation" in name])
+def test_accumulators_add_up(jobs, wrapper, ranks):
+    """The ranks' accumulated gradients add up to those of one process; rank 0 holds them all."""
+    one, results = jobs.one_process(wrapper), jobs.results(wrapper, ranks, OTHERS)
+    names = [name for name in one if name.startswith("local/accumulator")]
+    assert names
+    for name in names:
+        np.testing.assert_allclose(results[0][name], one[name], rtol=BOUND, atol=BOUND, err_msg=name)
+        assert not any(np.any(result[name]) for result in results[1:])
+
+
+@pytest.mark.parametrize("wrapper, updates", [
+    ("clipnorm-sgd", 8), ("accumulation-sgd", 4), ("accumulation_and_clipping-adam", 2),
+    ("multi_accumulation-sgd", 2)])
+def test_one_synchronisation_for_each_update(jobs, wrapper, updates):
+    for result in jobs.results(wrapper, 2, OTHERS):
+        assert result["local/exchanges"] == updates
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
 @pytest.mark.parametrize("way", scenarios.WAYS)
 def test_ways_of_training(jobs, way, ranks):
     results = jobs.results(way, ranks, OTHERS)
@@ -52,7 +82,7 @@ def test_ways_of_training(jobs, way, ranks):
     assert_close_to_one_process(jobs, way, results[0])
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
 @pytest.mark.parametrize("name", scenarios.BITS)
 def test_ranks_hold_the_same_bits(jobs, name, ranks):
     assert_same_bits(jobs.results(name, ranks, OTHERS))
@@ -71,7 +101,7 @@ def test_training_changes_weights(jobs):
             assert np.abs(value - other[name]).max() > 1e-3
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
 def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs, ranks):
     """Moving statistics are the rows-weighted mean of what each rank's rows give."""
     result = jobs.results("default_batch_norm", ranks, OTHERS)[0]
@@ -87,10 +117,25 @@ def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs, ranks):
     np.testing.assert_allclose(moving["moving_variance"], variance, rtol=BOUND, atol=BOUND)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
 def test_dropout_differs_between_ranks(jobs, ranks):
     kept = {result["local/keep"].tobytes() for result in jobs.results("dropout", ranks, OTHERS)}
     assert len(kept) == ranks
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+def test_all_ranks_stop_when_one_does(jobs, ranks):
+    for result in jobs.results("stopped_by_one_rank", ranks, OTHERS):
+        assert result["iterations"] == 2
+        assert len(result["predict"]) == 2 * scenarios.BATCH
+
+
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+def test_predict_computes_each_row_once(jobs, ranks):
+    results = jobs.results("rows_of_predict", ranks, OTHERS)
+    assert all(result["right"].all() for result in results)
+    counts = [int(result["local/rows"]) for result in results]
+    assert sum(counts) == 96 and max(counts) - min(counts) <= 3  # one row in each of 3 batches
 
 
 def test_cover_has_every_pair():

@@ -74,7 +74,8 @@ class Wrapped:
             model = self._model()
             # Not wrapped: an optimizer that Keras would put into one that scales losses.
             model.compile(WRAPPERS[self.wrapper](self.optimizer), "mse", auto_scale_loss=False)
-        data = self._data()
+        data, kernel = self._data(), model.layers[-1].kernel.path
+        before = exchanges(strategy, kernel)
         fit = dict(batch_size=BATCH, verbose=0)
         if self.wrapper == "frozen":
             # Trains the last layer, then all: variables that the optimizer has not seen before.
@@ -89,10 +90,11 @@ class Wrapped:
             model.fit(*data, epochs=2, **fit)
         variables = {f"weights/{i:02}": v for i, v in enumerate(model.weights)}
         for i, v in enumerate(model.optimizer.variables):
-            # Which rank holds how much of them is left open; see test_accumulators_....
+            # Which rank holds how much of them is left open; see test_accumulators_add_up.
             where = "local/accumulator" if "accum" in v.path else "optimizer"
             variables[f"{where}/{i:02}"] = v
-        return {name: v.numpy() for name, v in variables.items()}
+        return {"local/exchanges": np.array(exchanges(strategy, kernel) - before),
+                **{name: v.numpy() for name, v in variables.items()}}
 
     def _model(self):
         ids, x = keras.Input((5,), dtype="int32"), keras.Input((8,))
@@ -118,6 +120,11 @@ class WithUnusedWeight(keras.layers.Layer):
 
     def call(self, x):
         return x
+
+
+def exchanges(strategy, path):
+    """Returns how often the gradient of a variable was exchanged."""
+    return strategy.stats()["sites"].get(path, {"count": 0})["count"]
 
 
 def table():

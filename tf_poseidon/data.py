@@ -247,8 +247,8 @@ def _check_first(index, batch, rank, name):
     """Returns `batch`, after comparing the first one with rank 0's."""
 
     def check():
-        checksum = _checksum(batch)
-        is_same = tf.equal(checksum, ops.broadcast(checksum, f"{name}/first_batch"))
+        mine = checksum(batch)
+        is_same = tf.equal(mine, ops.broadcast(mine, f"{name}/first_batch"))
         message = (
             f"Rank {rank} reads other data than rank 0: the first batch of {name} differs. All "
             "ranks must read the same global batches in the same order. Seed what shuffles or "
@@ -262,8 +262,8 @@ def _check_first(index, batch, rank, name):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 
-def _checksum(batch):
-    """Returns an int64 that depends on every bit of the batch."""
+def checksum(batch):
+    """Returns an int64 that depends on every bit of a nested structure of tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)
               for part in tf.nest.flatten(leaves, expand_composites=True)]

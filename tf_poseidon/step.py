@@ -37,13 +37,14 @@ class Step:
         applied_variables: The variables of the innermost optimizer at work.
     """
 
-    def __init__(self, size, rows=None):
+    def __init__(self, size, rows=None, verifier=None):
         """Makes a step.
 
         Args:
             size: Number of ranks.
             rows: `data.Rows` that the step works on, or None when it was given none: then all
                 ranks are taken to work on equally many.
+            verifier: The `verify.Verifier` of the strategy, if it has one.
         """
         self.size = size
         self._has_rows = rows is not None
@@ -62,6 +63,8 @@ class Step:
                            if self._has_rows and rows.usual_total > 0 else None)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._gradients = []  # a line of text for each gradient site, in the order of the trace
+        self._verifier = verifier
+        self._weights = {}  # variables whose gradients were synchronised in this step, by path
         self._state = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
@@ -139,9 +142,21 @@ class Step:
         """
         contributes = True if are_own_parts else self.contributes
         share = self.share if is_mean_of_rank else None
-        return [None if gradient is None else
-                self._synchronize_one(_scaled(gradient, share), variable, contributes)
-                for gradient, variable in zip(gradients, variables, strict=True)]
+        is_due = None
+        result = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is None:
+                result.append(None)
+                continue
+            path, gradient = variable_path(variable), _scaled(gradient, share)
+            site = self.site(path)
+            result.append(self._synchronize_one(gradient, path, variable.shape, site, contributes))
+            if self._verifier:
+                is_due = self._verifier.is_due(site) if is_due is None else is_due
+                self._verifier.check_gradient(gradient, result[-1], variable.shape, site,
+                                              contributes, is_due)
+                self._weights[path] = variable
+        return result
 
     def own_parts(self, gradients, is_mean_of_rank):
         """Returns what this rank adds to the sum over all ranks: zeros if it has no rows.
@@ -154,21 +169,22 @@ class Step:
                              lambda values: self.select(values, tf.zeros_like(values)))
                 for gradient in gradients]
 
-    def _synchronize_one(self, gradient, variable, contributes):
-        path = variable_path(variable)
+    def _synchronize_one(self, gradient, path, shape, site, contributes):
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise PoseidonError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
                 "summed over ranks; use float16, bfloat16, float32 or float64.")
-        site = self.site(path)
         is_slices = isinstance(gradient, tf.IndexedSlices)
-        self._gradients.append(f"'{site}' {gradient.dtype.name}{list(variable.shape)}"
+        self._gradients.append(f"'{site}' {gradient.dtype.name}{list(shape)}"
                                + (" slices" if is_slices else ""))
         if is_slices:
-            slices = tf.IndexedSlices(gradient.values, gradient.indices,
-                                      tf.constant(tf.TensorShape(variable.shape).as_list()))
-            return ops.sync_slices(slices, site, contributes)
-        return ops.sync(gradient, site, contributes, variable.shape)
+            return ops.sync_slices(gradient, shape, site, contributes)
+        return ops.sync(gradient, site, contributes, shape)
+
+    def verify_weights(self):
+        """In verify mode, compares the variables that were trained in this step."""
+        if self._verifier and self._weights:
+            self._verifier.check_weights(self._weights, self.site)
 
     def agree(self, strict):
         """Lets the ranks compare what this step synchronises, when its function first runs.

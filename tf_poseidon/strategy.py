@@ -18,6 +18,7 @@ from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
+from tf_poseidon import verify as verify_lib
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 
@@ -51,6 +52,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
         global_batch_logs: Whether the logs that callbacks see after a batch are those of all ranks,
             as the logs of epochs always are, instead of this rank's. Costs a small exchange for
             each variable of the metrics in every step.
+        verify: To be sure: every so many steps, the synchronised gradients are compared with a plain
+            sum over the ranks, bit by bit or, where they were rebuilt of factors, within what
+            rounding explains; and the weights of all ranks with each other. What differs ends the
+            job, with its name, rank and size. None never compares. Gradients that travel as factors
+            are computed here too, so all steps take longer.
         kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
@@ -62,9 +68,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
     """
 
     def __init__(self, policy="paper", servers=None, strict=False, global_batch_logs=False,
-                 kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+                 verify=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers = tuple(servers or ())
-        _check_options(policy, servers, kv_pair_bytes, timeout_s, startup_timeout_s)
+        _check_options(policy, servers, verify, kv_pair_bytes, timeout_s, startup_timeout_s)
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
@@ -73,7 +79,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
             _agree_on_options(communicator, policy=policy, strict=strict,
-                              global_batch_logs=global_batch_logs)
+                              global_batch_logs=global_batch_logs, verify=verify)
+            if verify is not None:
+                self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             _agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
                 communicator.rank, policy=policy, workers=communicator.size,
@@ -173,6 +181,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
         self.global_batch_logs = False
+        self.verifier = None
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
@@ -249,11 +258,12 @@ class _Extended(one_device_strategy.OneDeviceExtended):
             with tf.device(self._device), _ReplicaContext(strategy, 0):
                 return fn(*args, **kwargs)
         self.broadcast_new_variables()
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)))
+        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier)
         args, kwargs = data.values((args, kwargs))
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
+            step.verify_weights()
             if step.agree(self.graph_pass.options["strict"]):
                 self.graph_pass.expect()
             return result if step.is_keras_step else self._without_borrowed_rows(step, result)
@@ -351,13 +361,16 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-def _check_options(policy, servers, kv_pair_bytes, timeout_s, startup_timeout_s):
+def _check_options(policy, servers, verify, kv_pair_bytes, timeout_s, startup_timeout_s):
     if policy not in planning.POLICIES:
         raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(planning.POLICIES)}.")
     size, _ = mpi.launched_size()
     if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
         raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
                             "leave it away to let every rank be a server.")
+    if verify is not None and not (isinstance(verify, int) and verify >= 1):
+        raise PoseidonError(f"verify={verify!r}, expected the number of steps from one check to the "
+                            "next, or None.")
     if not 4096 <= kv_pair_bytes <= 2**30:
         raise PoseidonError(f"kv_pair_bytes={kv_pair_bytes}, expected 4096 to 2**30; the default is "
                             "2 MiB.")

@@ -30,35 +30,34 @@ def sync(gradient, site, contributes=True, shape=None):
             shape=tf.TensorShape(shape)))
 
 
-def sync_slices(gradient, site, contributes=True):
+def sync_slices(gradient, shape, site, contributes=True):
     """Returns the sum of one variable's gradient, which is slices, over all ranks.
 
     Like `sync`, a marker and by itself a complete synchronisation.
 
     Args:
-        gradient: `tf.IndexedSlices` with a dense shape that is known; its values are half, bfloat16,
-            float or double. An index may occur often.
+        gradient: `tf.IndexedSlices` of half, bfloat16, float or double. An index may occur often.
+        shape: The shape of the variable, fully known.
         site, contributes: As for `sync`.
 
     Returns:
         `tf.IndexedSlices` in which every index occurs once, with the same bits on all ranks.
     """
-    shape = tf.get_static_value(gradient.dense_shape)
+    shape = tf.TensorShape(shape)
     # Half the bytes of an index: TensorFlow gives 64 bits to all.
     index_type = tf.int32 if shape[0] < 2**31 else tf.int64
     with tf.device("CPU:0"):
         indices, values = library.load()[0].poseidon_sync_slices(
             indices=tf.cast(gradient.indices, index_type), values=gradient.values,
-            contributes=contributes, site=site, shape=tf.TensorShape(shape))
-        return tf.IndexedSlices(_unordered(values), indices, tf.constant(shape))
+            contributes=contributes, site=site, shape=shape)
+        return tf.IndexedSlices(_unordered(values), indices, tf.constant(shape.as_list()))
 
 
-def dense_slices(gradient):
-    """Returns `tf.IndexedSlices` of a known dense shape as a tensor, adding rows in their order."""
-    shape = tf.get_static_value(gradient.dense_shape)
+def dense_slices(gradient, shape):
+    """Returns `tf.IndexedSlices` as a tensor of a known shape, adding rows in their order."""
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_dense_slices(
-            indices=gradient.indices, values=gradient.values, shape=tf.TensorShape(shape))
+            indices=gradient.indices, values=gradient.values, shape=shape)
 
 
 def all_gather(value, site, contributes=True):
@@ -122,6 +121,22 @@ def agree(sites, rows, static_rows, strict):
             static_rows=-1 if static_rows is None else static_rows, strict=strict)
 
 
+def verify(gradient, synchronised, site, contributes, is_due):
+    """Ends the job if a gradient was not synchronised as it should be.
+
+    Args:
+        gradient: This rank's gradient, as given to `sync`.
+        synchronised: What came back.
+        site, contributes: As given to `sync`.
+        is_due: Scalar bool; nothing happens unless it is true.
+    """
+    with tf.device("CPU:0"):
+        operation = library.load()[0].poseidon_verify(
+            gradient=gradient, synchronised=synchronised, contributes=contributes, is_due=is_due,
+            masks=[], factors=[], site=site)
+    return None if operation is None else _unordered(operation)
+
+
 def outer_product(u, v, dtype=None):
     """Returns U^T V, the gradient of a dense layer from its sufficient factors.
 
@@ -169,9 +184,10 @@ def _unordered(output):
     wait for the gradients before it, and nothing could travel while backpropagation goes on.
     """
     if not tf.executing_eagerly():
-        manager = output.graph.experimental_acd_manager
+        operation = getattr(output, "op", output)
+        manager = operation.graph.experimental_acd_manager
         if manager is not None:
-            manager.run_independently(output.op)
+            manager.run_independently(operation)
     return output
 
 

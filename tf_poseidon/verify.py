@@ -1,0 +1,71 @@
+"""Verify mode: compares, every so many steps, what was synchronised with a plain sum, and the weights
+of all ranks with each other."""
+
+import zlib
+
+import tensorflow as tf
+
+from tf_poseidon import data
+from tf_poseidon import ops
+
+_COUNTS = 4096
+
+
+class Verifier:
+    """Adds checks to the steps of a strategy.
+
+    Attributes:
+        every: From one check to the next, in synchronisations.
+    """
+
+    def __init__(self, every, rank):
+        self.every = every
+        self._rank = rank
+        # Functions cannot make variables of their own when they are traced again.
+        with tf.device("CPU:0"):
+            self._counts = tf.Variable(tf.zeros([_COUNTS], tf.int64), trainable=False)
+
+    def is_due(self, name):
+        """Returns whether the check `name` is due, a scalar bool, and counts."""
+        # Names may share a count: it only has to be the same on all ranks.
+        count = zlib.crc32(name.encode()) % _COUNTS
+        with tf.device("CPU:0"):
+            self._counts.scatter_nd_add([[count]], tf.ones([1], tf.int64))
+            return tf.equal(tf.gather(self._counts, count) % self.every, 0)
+
+    def check_gradient(self, gradient, synchronised, shape, site, contributes, is_due):
+        """Compares a synchronised gradient with the plain sum; see the op PoseidonVerify."""
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient, synchronised = (ops.dense_slices(g, shape) for g in (gradient, synchronised))
+        ops.verify(gradient, synchronised, site, contributes, is_due)
+
+    def check_weights(self, weights, site):
+        """Compares variables with rank 0's, by checksums; only where these differ bit by bit.
+
+        Args:
+            weights: Variables by path.
+            site: A function that makes a name unique in the step.
+        """
+        names = "verify/checksums", "verify/differ", "verify/weights"
+        checksums_site, differ_site, weights_site = map(site, names)
+
+        def check():
+            mine = tf.stack([data.checksum(variable) for variable in weights.values()])
+            differs = tf.not_equal(mine, ops.broadcast(mine, checksums_site))
+            somewhere = ops.all_reduce(tf.cast(differs, tf.int32), differ_site) > 0
+            return [tf.cond(somewhere[i], lambda v=v, p=p, i=i: compare(v, p, differs[i]),
+                            lambda: True) for i, (p, v) in enumerate(weights.items())]
+
+        def compare(variable, path, is_different):
+            mine = tf.convert_to_tensor(variable)
+            of_rank_0 = ops.broadcast(mine, f"{weights_site}/{path}")
+            message = tf.strings.format(
+                "verify: the variable '" + path + "' is not the same on all ranks: on rank "
+                + str(self._rank) + " it is up to {} away from rank 0's. It was changed outside of "
+                "synchronised steps; do what assigns it on all ranks.",
+                tf.reduce_max(tf.abs(tf.cast(mine, tf.float64) - tf.cast(of_rank_0, tf.float64))))
+            with tf.control_dependencies([tf.debugging.Assert(~is_different, [message])]):
+                return tf.constant(True)
+
+        with tf.device("CPU:0"):
+            tf.cond(self.is_due("/".join(weights)), check, lambda: [True] * len(weights))
