@@ -47,7 +47,7 @@ Ends the job if a gradient was not synchronised as it should be.
 Sums the gradients of all ranks anew, and compares: bit by bit, or where the gradient was rebuilt of
 factors, within the bound that rounding has. A sum of n products u_k v_k, in whichever order, is off by
 at most n e sum |u_k v_k|, where e is the unit roundoff (N. Higham, Accuracy and Stability of Numerical
-Algorithms, section 3.1).
+Algorithms, section 3.1), if nothing underflows; what does is added.
 
 gradient: This rank's gradient.
 synchronised: What was made of it.
@@ -82,17 +82,29 @@ double UnitRoundoff(tensorflow::DataType dtype) {
   }
 }
 
-// Returns sum |u_k v_k| for each element of the gradient.
+// Below the smallest normal number, rounding does not become smaller any more.
+double SmallestNormal(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF: return 0x1p-14;
+    case tensorflow::DT_DOUBLE: return 0x1p-1022;
+    default: return 0x1p-126;
+  }
+}
+
+// Returns sum |u_k v_k| for each element of the gradient, with what rounding of small factors adds.
 std::vector<double> Magnitudes(const OpInputList& factors, int64_t size) {
   const Tensor& v = factors[factors.size() - 1];
   const int64_t rows = v.dim_size(0), columns = v.dim_size(1);
+  const double tiny = SmallestNormal(v.dtype());
   std::vector<double> magnitudes(size, 0.0);
   for (int64_t k = 0; k < rows; ++k) {
     for (int64_t i = 0; i < size / columns; ++i) {
       const double u = factors.size() == 2 ? std::abs(At(factors[0], k * (size / columns) + i)) : 1;
-      if (u == 0) continue;
       double* row = magnitudes.data() + i * columns;
-      for (int64_t j = 0; j < columns; ++j) row[j] += u * std::abs(At(v, k * columns + j));
+      for (int64_t j = 0; j < columns; ++j) {
+        const double w = std::abs(At(v, k * columns + j));
+        row[j] += u * w + tiny * (u + w);
+      }
     }
   }
   return magnitudes;

@@ -88,6 +88,14 @@ def test_outer_product_of_halves_adds_in_float(dtype):
     assert float(ops.outer_product(u, u)[0, 0]) == 4096 + 64
 
 
+def test_small_halves_are_not_taken_for_zero():
+    """TensorFlow's threads treat subnormal floats as zeros; halves that are subnormal are not."""
+    v = tf.constant([[2.0**-24, -3 * 2.0**-24, 2.0**-15, 2.0**-14]], tf.float16)
+    np.testing.assert_array_equal(ops.outer_product(tf.ones((1, 1), tf.float16), v, tf.float32), v)
+    np.testing.assert_array_equal(ops.outer_product(tf.ones((1, 1), tf.float16), v), v)
+    np.testing.assert_array_equal(ops.sum_of_rows(v, tf.float32), v[0])
+
+
 def test_outer_product_adds_in_the_order_of_rows_on_any_number_of_threads():
     """The bits of a large product are those of each of its columns alone, by one thread."""
     rng = np.random.default_rng(3)

@@ -39,10 +39,13 @@ struct Float16 {
   static float ToFloat(Float16 value) {
     const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
-    // Multiplying by 2^112 moves the exponent's bias from 15 to 127, subnormal numbers included.
-    const uint32_t scaled = BitCast<uint32_t>(BitCast<float>(magnitude) * 0x1p112f);
+    const uint32_t normal = magnitude + (112u << 23);  // moves the exponent's bias from 15 to 127
+    // Without subnormal floats on the way: TensorFlow's threads take those for zero.
+    const uint32_t subnormal =
+        BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) - 0x1p-14f);
+    const uint32_t finite = magnitude < (1u << 23) ? subnormal : normal;
     const bool is_finite = magnitude < (0x7c00u << 13);
-    return BitCast<float>((is_finite ? scaled : magnitude | 0x7f800000u) | sign);
+    return BitCast<float>((is_finite ? finite : magnitude | 0x7f800000u) | sign);
   }
 
   static Float16 FromFloat(float value) {
