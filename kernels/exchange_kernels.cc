@@ -15,6 +15,7 @@ namespace poseidon {
 namespace {
 
 using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -143,10 +144,24 @@ class GatherKernel : public ExchangeKernel {
   }
 };
 
+class AbortKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const std::string reason = context->input(0).scalar<tensorflow::tstring>()();
+    if (Communicator* communicator = CommunicatorOf(context, *this, "")) {
+      communicator->Abort(reason, /*seconds=*/0);
+      context->SetStatus(absl::AbortedError(reason));
+    }
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU), GatherKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonAbort").Device(tensorflow::DEVICE_CPU), AbortKernel);
 
 }  // namespace
 }  // namespace poseidon

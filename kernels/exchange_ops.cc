@@ -107,6 +107,17 @@ site: A name that is the same on all ranks and not in flight twice.
 root: The rank whose value is sent.
 )doc");
 
+REGISTER_OP("PoseidonAbort")
+    .Input("reason: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends the job: all ranks fail with the reason.
+
+reason: A scalar, a sentence for the user.
+)doc");
+
 REGISTER_OP("PoseidonAllGather")
     .Input("value: T")
     .Input("contributes: bool")

@@ -43,6 +43,16 @@ def matmul():
     sync(product())
 
 
+def verified():
+    """In verify mode the sums are compared: with bounds, which the factors give."""
+    x, error = data(K, M), data(K, N)
+    for gradient, site in ((tf.matmul(x, error, transpose_a=True), "kernel"),
+                           (tf.raw_ops.BiasAddGrad(out_backprop=error), "bias")):
+        library.load()[0].poseidon_verify(
+            gradient=gradient, synchronised=sync(gradient, site), contributes=tf.constant(True),
+            is_due=tf.constant(True), masks=[], factors=[], site=site, name=f"verify_{site}")
+
+
 def matmul_of_columns():
     """U comes as [M, K]."""
     sync(tf.matmul(data(M, K), data(K, N)))
@@ -201,7 +211,7 @@ def gradient_with_other_reader():
 
 
 RECOGNISED = (
-    matmul, matmul_of_columns, matmul_of_two_columns, matmul_transposed_twice, unknown_rows,
+    matmul, verified, matmul_of_columns, matmul_of_two_columns, matmul_transposed_twice, unknown_rows,
     through_reshape, through_identity, through_cast, half, times_scalar, times_constant,
     over_scalar, negative, times_variable, added_products, regularized, regularized_twice, einsum,
     einsum_of_heads, einsum_in_other_orders, batch_matmul, batch_matmul_by_broadcast, bias,
@@ -379,6 +389,31 @@ def accumulated_in_a_loop():
             (tf.constant(0), tf.zeros((M, N))))[1]
     sync(total)
 
+
+# ---- slices -------------------------------------------------------------------------------------
+
+
+def sync_slices(rows, slices, columns=3):
+    """The gradient of a table with so many rows, made of so many slices."""
+    library.load()[0].poseidon_sync_slices(
+        indices=data(slices, dtype=tf.int32), values=data(slices, columns),
+        contributes=tf.constant(True), site="table", shape=tf.TensorShape((rows, columns)),
+        name="table")
+
+
+def slices_of_large_table():
+    sync_slices(100, K)
+
+
+def slices_of_small_table():
+    sync_slices(4, K)
+
+
+def slices_of_unknown_number():
+    sync_slices(100, None)
+
+
+SLICES = (slices_of_large_table, slices_of_small_table, slices_of_unknown_number)
 
 REFUSED = (
     vector, convolution, times_data, plus_data, times_variable_of_this_rank,

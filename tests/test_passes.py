@@ -17,8 +17,9 @@ from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
-NAMES = [builder.__name__ for builder in (*graphs.RECOGNISED, *graphs.REFUSED)]
-BUILDERS = {builder.__name__: builder for builder in (*graphs.RECOGNISED, *graphs.REFUSED)}
+BUILDERS = {builder.__name__: builder
+            for builder in (*graphs.RECOGNISED, *graphs.REFUSED, *graphs.SLICES)}
+NAMES = list(BUILDERS)
 
 
 def graph_def_of(name):
@@ -110,7 +111,7 @@ def run(graph_def, fetches, feeds):
 
 # Not: a product of integers, which TensorFlow has no kernel for, a variable without a value, random
 # numbers, and what takes TensorFlow's own optimizer for ever.
-RUNNABLE = [name for name in NAMES if name not in (
+RUNNABLE = [name for name in NAMES if BUILDERS[name] not in graphs.SLICES and name not in (
     "integers", "times_variable_of_nobody", "times_random", "doubled_again_and_again")]
 
 
@@ -135,6 +136,27 @@ def test_same_values(name, policy, alone):
         for a, b in zip(expected, got, strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_array_equal(a, b, err_msg=case)
+
+
+@pytest.mark.parametrize("name, scheme, reason", [
+    ("slices_of_large_table", "sparse", "6 slices to 1 others are 192 bytes, at most the 2,400 of"),
+    ("slices_of_small_table", "ps", "6 slices to 1 others are 192 bytes, more than the 96 of"),
+    ("slices_of_unknown_number", "ps", "the number of rows is not known before the step")])
+def test_slices(name, scheme, reason, alone):
+    before = graph_def_of(name)
+    result = rewrite(before)
+    decision, = result.plan.decisions
+    assert decision.scheme == scheme and reason in decision.reason
+    indices, values = np.array([3, 0, 3, 3, 1, 0], np.int32), np.arange(18.0).reshape(6, 3)
+    rows = before.node[[n.name for n in before.node].index("table")].attr["shape"].shape.dim[0].size
+    expected = np.zeros((rows, 3))
+    np.add.at(expected, indices, values)
+    for case, graph_def in (("marker", before), ("rewritten", result.graph_def)):
+        got = run(renamed(graph_def, f"{name}/{case}"), ["table:0", "table:1"],
+                  {"Placeholder:0": indices, "Placeholder_1:0": values})
+        all_rows = case == "rewritten" and scheme == "ps"
+        np.testing.assert_array_equal(got[0], range(rows) if all_rows else [0, 1, 3])
+        np.testing.assert_array_equal(got[1], expected if all_rows else expected[[0, 1, 3]])
 
 
 def renamed(graph_def, prefix):

@@ -249,15 +249,14 @@ def _check_first(index, batch, rank, name):
     def check():
         mine = checksum(batch)
         is_same = tf.equal(mine, ops.broadcast(mine, f"{name}/first_batch"))
-        message = (
+        ops.abort_unless(is_same, (
             f"Rank {rank} reads other data than rank 0: the first batch of {name} differs. All "
             "ranks must read the same global batches in the same order. Seed what shuffles or "
             "generates the data: keras.utils.set_random_seed(...) before the dataset is made, "
-            "shuffle(seed=...), a seeded generator.")
-        with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
-            return tf.identity(is_same)
+            "shuffle(seed=...), a seeded generator."))
+        return True
 
-    passed = tf.cond(index == 0, check, lambda: tf.constant(True))
+    passed = tf.cond(index == 0, check, lambda: True)
     with tf.control_dependencies([passed]):  # nothing is handed out before it was compared
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import functools
 import os
+import re
 import socket
 import sys
 import traceback
@@ -75,7 +76,9 @@ def _tell_others_and_exit(previous_hook, kind, error, trace):
     cause = _communicator.failure
     if cause is None:
         previous_hook(kind, error, trace)
-        summary = "".join(traceback.format_exception_only(kind, error)).strip()
+        summary = "".join(traceback.format_exception_only(kind, error))
+        # TensorFlow adds lines about its nodes below the message.
+        summary = re.sub(r"(?m)^\s*\[\[.*\n?", "", summary).strip()
         cause = f"Rank {_communicator.rank} on {socket.gethostname()} failed: {summary}"
     else:
         # This exception is only the echo of that failure; its own traceback would hide the cause.

@@ -137,6 +137,16 @@ def verify(gradient, synchronised, site, contributes, is_due):
     return None if operation is None else _unordered(operation)
 
 
+def abort_unless(condition, reason):
+    """Ends the job with a reason, a string tensor or Python string, unless a scalar is true."""
+    def abort():
+        with tf.device("CPU:0"):
+            library.load()[0].poseidon_abort(reason=reason)
+        return False
+
+    tf.cond(condition, lambda: True, abort)
+
+
 def outer_product(u, v, dtype=None):
     """Returns U^T V, the gradient of a dense layer from its sufficient factors.
 

@@ -1,0 +1,67 @@
+"""Training in verify mode, with and without a fault: verifying.py FAULT POLICY, on several ranks."""
+
+import dataclasses
+import sys
+
+import keras
+from rewritten import BATCH
+from rewritten import small_model
+from rewritten import write_report
+
+import tf_poseidon as poseidon
+from tf_poseidon.graph_passes import match_factors
+from tf_poseidon.graph_passes import matches
+from tf_poseidon.graph_passes import rewrite
+
+EVERY = 2
+
+
+def scale_factors():
+    """Makes the passes rebuild gradients a thousandth too large, on all ranks alike."""
+    original = match_factors.match_factors
+
+    def wrong(*args):
+        match = original(*args)
+        if not isinstance(match, matches.Match):
+            return match
+        scale = (matches.Scalar(value=1.001),)
+        return dataclasses.replace(match, products=tuple(
+            dataclasses.replace(p, scale=p.scale + scale) for p in match.products))
+
+    match_factors.match_factors = wrong
+
+
+def double_sums():
+    """Makes the passes double what comes from the parameter server."""
+    def wrong(site):
+        total = site._send_and_receive("", "send", "recv", [site._marker.gradient], "ps",
+                                       [site._marker.dtype], [site._marker.shape])
+        site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
+
+    rewrite._SiteRewriter.dense = wrong
+
+
+class ChangeWeights(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        kernel = self.model.layers[-1].kernel
+        kernel.assign(kernel + 0.25)
+
+
+def main(fault, policy):
+    keras.config.set_floatx("float64")
+    strategy = poseidon.PoseidonStrategy(policy, verify=EVERY, timeout_s=30)
+    callbacks = []
+    if fault == "factors":
+        scale_factors()
+    elif strategy.rank == 1 and fault == "sums":
+        double_sums()
+    elif strategy.rank == 1 and fault == "weights":
+        callbacks = [ChangeWeights()]
+    model, x, y = small_model(strategy)
+    model.fit(x, y, batch_size=BATCH, epochs=4, verbose=0, callbacks=callbacks)
+    counts = {name: site["count"] for name, site in strategy.stats()["sites"].items()}
+    write_report(strategy, counts=counts, schemes={d.site: d.scheme for d in strategy.plan.decisions})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
