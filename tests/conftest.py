@@ -38,7 +38,7 @@ class Jobs:
             self._names.setdefault((ranks, policy), []).append(cell)
             self._names.setdefault((1, ONE), []).append(cell)
         for ranks in (1, *scenarios.OTHER_RANKS):
-            others = [*scenarios.WAYS, *scenarios.BITS]
+            others = [*scenarios.WAYS, *scenarios.BITS, *scenarios.HALVES]
             self._names.setdefault((ranks, scenarios.OTHERS if ranks > 1 else ONE), []).extend(others)
         for name, policy in repeated(full):
             self._repeated.setdefault((3, policy), []).append(name)

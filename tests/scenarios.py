@@ -32,6 +32,7 @@ from models import embedding
 from models import make_data
 from models import two_in_two_out
 import numpy as np
+from recipes import RECIPES
 import tensorflow as tf
 import wrappers
 
@@ -306,6 +307,29 @@ def generator(strategy):
     return result(model, **flat(model.fit(batches(), verbose=0)))
 
 
+def mixed_precision(dtype):
+    """Trains in mixed precision; with float16, Keras scales the loss."""
+    def way(strategy):
+        keras.config.set_dtype_policy(f"mixed_{dtype}")
+        try:
+            with strategy.scope():
+                x, ids = keras.Input((8,)), keras.Input((5,), dtype="int32")
+                h = keras.layers.Flatten()(keras.layers.Embedding(400, 4)(ids))
+                h = keras.layers.Dense(16, "tanh")(keras.layers.Concatenate()([x, h]))
+                model = keras.Model([x, ids], keras.layers.Dense(3, dtype="float32")(h))
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+            assert (dtype == "float16") == hasattr(model.optimizer, "initial_scale")
+            x, y = make_data(model)
+            before = model.get_weights()
+            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+            return {"step": [np.abs(a - b).max() for a, b in zip(before, model.get_weights())],
+                    **result(model)}
+        finally:
+            keras.config.set_dtype_policy("float64")
+
+    return way
+
+
 def class_weights_and_mixed_precision(strategy):
     """Half-precision layers around a batch norm whose statistics are in single precision."""
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -503,7 +527,7 @@ WAYS = {way.__name__: way for way in (
     built_by_first_batch, generator, py_dataset, gathered,
     own_batches_of_each_rank, predictions,
     predictions_of_two_outputs, on_batch, gan, module_without_keras, metrics_with_weights,
-    logs_of_batches, callbacks_that_decide, terminated_on_nan)}
+    logs_of_batches, callbacks_that_decide, terminated_on_nan)} | RECIPES
 
 
 # ---- equal bits, but not one process' result ------------------------------------------------------
@@ -608,4 +632,6 @@ BITS = {way.__name__: way for way in (
     default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision,
     stopped_by_one_rank, rows_of_predict, changed_on_one_rank)}
 
-SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS}
+HALVES = {f"mixed_{dtype}": mixed_precision(dtype) for dtype in ("float16", "bfloat16")}
+
+SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES}

@@ -88,6 +88,33 @@ def test_ranks_hold_the_same_bits(jobs, name, ranks):
     assert_same_bits(jobs.results(name, ranks, OTHERS))
 
 
+@pytest.mark.parametrize("ranks", OTHER_RANKS)
+@pytest.mark.parametrize("name", scenarios.HALVES)
+def test_mixed_precision(jobs, name, ranks):
+    """Gradients have an error of a few roundings to half, and so has what they change."""
+    roundoff = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}[name]
+    results = jobs.results(name, ranks, OTHERS)
+    assert_same_bits(results)
+    one = jobs.one_process(name)
+    weights = [key for key in one if key.startswith("weights")]
+    for i, key in enumerate(weights):
+        # Each rank rounds its part, and later steps begin with what earlier ones have rounded.
+        np.testing.assert_allclose(results[0][key], one[key], rtol=0,
+                                   atol=2 * (ranks + 1) * roundoff * one["step"][i], err_msg=key)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_infinity_on_one_rank_skips_the_step_on_all(jobs, rows):
+    for result in jobs.results(f"recipe_infinity_on_rank_{rows}", 2, OTHERS):
+        assert result["scale"] == 512 and result["unchanged"].all()
+
+
+def test_two_processes_do_not_train_on_halves(jobs):
+    both = jobs.results("recipe_all_rows", 2, OTHERS)[0]
+    half = jobs.one_process("recipe_half_of_the_rows")
+    assert np.abs(both["weights/0"] - half["weights/0"]).max() > 1e-3
+
+
 def test_runs_give_the_same_bits(jobs, repeated, policy):
     first, again = (jobs.results(repeated, 3, policy, repeat)[0] for repeat in (0, 1))
     assert_same_bits([first, again])
