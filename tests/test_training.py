@@ -165,6 +165,12 @@ def test_predict_computes_each_row_once(jobs, ranks):
     assert sum(counts) == 96 and max(counts) - min(counts) <= 3  # one row in each of 3 batches
 
 
+def test_dropout_is_the_same_in_every_run(jobs):
+    first, again = (jobs.results("dropout", 3, OTHERS, repeat) for repeat in (0, 1))
+    for one, other in zip(first, again, strict=True):
+        assert one["local/keep"].tobytes() == other["local/keep"].tobytes()
+
+
 def test_cover_has_every_pair():
     def pairs(rows):
         return set().union(*(scenarios.pairs((*cell.split("-"), *rest)) for cell, *rest in rows))
