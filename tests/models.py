@@ -1,4 +1,4 @@
-"""The models, optimizers, losses and data of the training tests.
+"""The models, optimizers, losses and data of the training tests, and what of them is compared.
 
 Data are integer-valued. Models are functions that return (inputs, outputs) for `keras.Model`.
 """
@@ -124,3 +124,22 @@ def make_data(model, seed=5):
     x = [array(t, 0, 11) if t.dtype == "int32" else array(t, -3, 4) for t in model.inputs]
     y = [array(t, -3, 4) for t in model.outputs]
     return (x[0], y[0]) if len(x) == 1 else (x, y)
+
+
+def result(model, **more):
+    """Returns the arrays of a trained model, and whatever else is to be compared."""
+    weights = {f"weights/{i:02} {v.path}": v.numpy() for i, v in enumerate(model.weights)}
+    return {**weights, **{name: np.asarray(value) for name, value in more.items()}}
+
+
+def flat(history):
+    """Returns a history as named arrays."""
+    return {f"log/{name}": values for name, values in history.history.items()}
+
+
+def small(strategy, optimizer=OPTIMIZERS["momentum"], **compile_options):
+    """Returns (model, x, y): a small model, compiled, and its data."""
+    with strategy.scope():
+        model = keras.Model(*dense())
+        model.compile(optimizer(), "mse", **compile_options)
+    return model, *make_data(model)

@@ -1,0 +1,381 @@
+"""Ways to train that are not in the table: scenarios that give what one process gives."""
+
+import time
+
+from custom import CanonicalStep
+from custom import Gan
+from custom import OwnStep
+from custom import Positives
+from custom import Regression
+from custom import ScaledStep
+from custom import TransposedDense
+import keras
+from models import BATCH
+from models import OPTIMIZERS
+from models import ROWS
+from models import MaskRows
+from models import dense
+from models import embedding
+from models import flat
+from models import make_data
+from models import result
+from models import small
+from models import two_in_two_out
+import numpy as np
+from recipes import RECIPES
+import tensorflow as tf
+
+
+def eager(strategy):
+    model, x, y = small(strategy, run_eagerly=True)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+def several_steps_per_execution(strategy):
+    model, x, y = small(strategy, steps_per_execution=3)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)))
+
+
+def tf_data_with_validation(strategy):
+    model, x, y = small(strategy)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).batch(BATCH)
+    history = model.fit(data, epochs=2, validation_data=(x[:50], y[:50]), verbose=0)
+    return result(model, **flat(history))
+
+
+def repeated_data_by_steps(strategy):
+    model, x, y = small(strategy)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).repeat()
+    return result(model, **flat(model.fit(data, epochs=2, steps_per_epoch=3, verbose=0)))
+
+
+def clipped(strategy):
+    """Clips by the norm of the whole gradient: wrong if clipped before it is summed."""
+    model, x, y = small(strategy, lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05))
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+def regularized(strategy):
+    with strategy.scope():
+        x = keras.Input((8,))
+        layer = keras.layers.Dense(3, kernel_regularizer="l2", bias_regularizer="l1")
+        model = keras.Model(x, layer(x))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+
+
+def scaled_gradients_of_transposed_kernel(strategy):
+    with strategy.scope():
+        x = keras.Input((8,))
+        model = ScaledStep(x, keras.layers.Dense(3)(TransposedDense()(x)))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return result(model)
+
+
+def train_step_without_keras_loss(strategy):
+    with strategy.scope():
+        model = OwnStep(*embedding())
+        model.compile(OPTIMIZERS["sgd"]())
+    x, y = make_data(model)
+    # On 3 ranks, the last batch leaves one of them without a row.
+    history = model.fit(x[:34], y[:34], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return result(model, **flat(history))
+
+
+def canonical_train_step(strategy):
+    with strategy.scope():
+        model = CanonicalStep(*dense())
+        model.compile(OPTIMIZERS["sgd"](), "mse", metrics=["mae"])
+    history = model.fit(*make_data(model), batch_size=BATCH, epochs=2, verbose=0)
+    logs = {name: np.array([list(v.values()) if isinstance(v, dict) else v for v in values])
+            for name, values in flat(history).items()}
+    return result(model, **logs)
+
+
+def unusual_metrics(strategy):
+    def scalar(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+    with strategy.scope():
+        model = keras.Model(*dense())
+        model.compile(OPTIMIZERS["sgd"](), "mse",
+                      metrics=[scalar, Positives(), keras.losses.MeanSquaredError()])
+    x, y = make_data(model)
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0)
+    return result(model, **flat(history))
+
+
+def two_runs_in_one_function(strategy):
+    """Exchanges of the same names, of ranks that are not equally fast."""
+    with strategy.scope():
+        weight = keras.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+
+    def late(x, first):
+        slow = (strategy.rank == 0) == first  # rank 0 is late with the first, the others with the next
+        return tf.numpy_function(lambda v: time.sleep(0.2 * slow) or v, [x], tf.float64)
+
+    def run(value, first):
+        def step(x):
+            share = x / strategy.num_replicas_in_sync
+            gradient = tf.ensure_shape(late(share, first), [1])
+            optimizer.apply([gradient], [weight])
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", tf.ensure_shape(late(share, first), [1]))
+        return strategy.run(step, args=(tf.constant([value], tf.float64),))
+
+    @tf.function
+    def both():
+        return run(1.0, True), run(100.0, False)
+
+    sums = both()
+    return {"weight": weight.numpy(), "sums": np.array(sums)}
+
+
+def rows_reduced_along_their_axis(strategy):
+    """Two rows: on three ranks, one has none to give."""
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices([3.0, 5.0]).batch(2))
+    results = [strategy.run(lambda x: x * 1.0, args=(rows,)) for rows in data]
+    return {"mean": np.array([strategy.reduce("MEAN", r, axis=0) for r in results])}
+
+
+def _own_loop(strategy, model, optimizer, x, y, epochs):
+    """Trains in a loop over strategy.run, scaling the loss as tf.distribute asks its users to."""
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - model(x, training=True))) / BATCH
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    @tf.function
+    def run(x, y):
+        return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+    return result(model, losses=[run(x, y) for _ in range(epochs) for x, y in data])
+
+
+def custom_loop(strategy):
+    with strategy.scope():
+        model = keras.Model(*dense())
+        optimizer = OPTIMIZERS["adam"]()
+    return _own_loop(strategy, model, optimizer, *make_data(model), epochs=2)
+
+
+def other_seeds(strategy):
+    """Ranks that draw other initial values start with rank 0's."""
+    keras.utils.set_random_seed(1 + strategy.rank)
+    model, x, y = small(strategy)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)))
+
+
+def custom_loop_that_builds_the_model(strategy):
+    """Variables are created while the function of the step is traced, other values on each rank."""
+    keras.utils.set_random_seed(1 + strategy.rank)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        optimizer = OPTIMIZERS["momentum"]()
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (6, 1))
+    return _own_loop(strategy, model, optimizer, x, y, epochs=1)
+
+
+def generator(strategy):
+    model, x, y = small(strategy)
+
+    def batches():
+        for begin in range(0, ROWS, BATCH):
+            yield x[begin:begin + BATCH], y[begin:begin + BATCH]
+
+    return result(model, **flat(model.fit(batches(), verbose=0)))
+
+
+def built_by_first_batch(strategy):
+    """A model without input shape: its variables are created inside fit."""
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(-3, 4, (ROWS, 6)), rng.integers(-3, 4, (ROWS, 1))
+    model.fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH, verbose=0)
+    return result(model)
+
+
+def predictions(strategy):
+    model, x, y = small(strategy, steps_per_execution=3)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    batches = []
+    watch = keras.callbacks.LambdaCallback(
+        on_predict_batch_end=lambda _, logs: batches.append(logs["outputs"]))
+    whole = model.predict(x, batch_size=BATCH, verbose=0, callbacks=[watch])
+    by_generator = model.predict(((x[i:i + 5],) for i in range(0, 25, 5)), verbose=0)
+    return {"predict": whole, "of_callback": np.concatenate(batches), "generator": by_generator,
+            "on_batch": model.predict_on_batch(x[:5]), "one_row": model.predict_on_batch(x[:1])}
+
+
+def predictions_of_two_outputs(strategy):
+    with strategy.scope():
+        model = keras.Model(*two_in_two_out())
+        model.compile()
+    return dict(zip("ab", model.predict(make_data(model)[0], batch_size=BATCH, verbose=0)))
+
+
+def on_batch(strategy):
+    model, x, y = small(strategy, metrics=["mae"])
+    weights = np.arange(10) % 3
+    logs = [model.train_on_batch(x[:10], y[:10], weights), model.test_on_batch(x[10:], y[10:]),
+            list(model.train_on_batch(x[:1], y[:1], return_dict=True).values())]
+    return result(model, logs=logs)
+
+
+def py_dataset(strategy):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return -(-ROWS // BATCH)
+
+        def __getitem__(self, i):
+            return x[i * BATCH:(i + 1) * BATCH], y[i * BATCH:(i + 1) * BATCH]
+
+    model, x, y = small(strategy)
+    history = model.fit(Batches(workers=2), epochs=2, validation_data=Batches(), verbose=0)
+    return result(model, **flat(history))
+
+
+def own_batches_of_each_rank(strategy):
+    """Ranks read rows of their own; rank 0 has one batch more than the others."""
+    model, x, y = small(strategy)
+
+    def rows(context):
+        each = 12 // context.num_replicas_in_sync
+        mine = np.arange(ROWS) % 12 // each == context.input_pipeline_id
+        return tf.data.Dataset.from_tensor_slices((x[mine], y[mine])).batch(each)
+
+    data = strategy.distribute_datasets_from_function(rows)
+    return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
+
+
+def gathered(strategy):
+    """What strategy.run makes of a rank's rows, put together again."""
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(np.arange(10.0).reshape(5, 2)).batch(5))
+    rows, = data
+    doubled, columns = strategy.run(lambda x: (x * 2, tf.transpose(x)), args=(rows,))
+
+    def norm(x):
+        return tf.norm(tf.distribute.get_replica_context().all_gather(x, axis=0))
+
+    return {"rows": strategy.gather(doubled, axis=0), "columns": strategy.gather(columns, axis=1),
+            "last": strategy.gather(columns, axis=-1),
+            "in_run": tf.function(lambda: strategy.run(norm, args=(rows,)))()}
+
+
+def gan(strategy):
+    with strategy.scope():
+        model = Gan()
+        model.compile(OPTIMIZERS["adam"](), OPTIMIZERS["momentum"]())
+    rng = np.random.default_rng(2)
+    noise, real = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (4, 3))
+    history = model.fit(noise, real, batch_size=BATCH, epochs=2, verbose=0)
+    return result(model, **flat(history))
+
+
+def module_without_keras(strategy):
+    """An optimizer of the user's own, for a gradient that is a product and one that is slices."""
+    with strategy.scope():
+        module = Regression(8, 3)
+
+    def step(x, ids, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(module(x, ids) - y)) / BATCH
+        variables = [module.kernel, module.table]
+        kernel, table = strategy.synchronize(tape.gradient(loss, variables), variables)
+        module.kernel.assign_sub(0.01 * kernel)
+        module.table.scatter_sub(tf.IndexedSlices(0.01 * table.values, table.indices))
+        return loss
+
+    run = tf.function(lambda *batch: strategy.reduce("SUM", strategy.run(step, args=batch), None))
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (8, 3))
+    ids = rng.integers(0, 11, ROWS)
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, ids, y)).batch(BATCH))
+    losses = [run(*batch) for batch in data]
+    return {"kernel": module.kernel, "table": module.table, "losses": losses}
+
+
+def metrics_with_weights(strategy):
+    """Metrics whose state is more than a mean, with weights of classes, weights of rows and a mask."""
+    with strategy.scope():
+        inputs, outputs = dense()
+        outputs = MaskRows()([inputs, keras.layers.Softmax()(outputs)])
+        model = keras.Model(inputs, outputs)
+        model.compile(OPTIMIZERS["sgd"](), "categorical_crossentropy",
+                      metrics=["accuracy", keras.metrics.F1Score(average="macro")],
+                      weighted_metrics=[keras.metrics.AUC(name="auc"), "mse",
+                                        keras.metrics.Recall(name="recall")])
+    x, y = make_data(model)
+    y = np.eye(3)[y.argmax(1)]
+    fit = dict(batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+    by_class = model.fit(x, y, class_weight={0: 1.0, 1: 2.0, 2: 3.0}, **fit)
+    by_row = model.fit(x, y, sample_weight=np.arange(ROWS) % 3, **fit)
+    evaluated = model.evaluate(x, y, sample_weight=np.arange(ROWS) % 5, verbose=0)
+    return result(model, evaluate=evaluated, **flat(by_class),
+                  **{f"by_row/{k}": v for k, v in flat(by_row).items()})
+
+
+def logs_of_batches(strategy):
+    """With global_batch_logs, callbacks see after each batch what one process sees."""
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(list(logs.values())))
+    strategy.extended.global_batch_logs = True
+    try:
+        model, x, y = small(strategy, metrics=["mae"])
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch])
+        with strategy.scope():
+            own = OwnStep(*dense())
+            own.compile(OPTIMIZERS["sgd"]())
+        own.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[watch])
+    finally:
+        strategy.extended.global_batch_logs = False
+    return {"logs": np.concatenate(seen)}
+
+
+def callbacks_that_decide(strategy):
+    """By logs of epochs: on all ranks alike."""
+    model, x, y = small(strategy, metrics=["mae"])
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=8, validation_split=0.3, verbose=0, callbacks=[
+            keras.callbacks.EarlyStopping("val_mae", patience=2, min_delta=0.05,
+                                          restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3)])
+    assert len(history.epoch) < 8
+    return result(model, epochs=history.epoch, **flat(history))
+
+
+def terminated_on_nan(strategy):
+    """The loss of one rank is not a number: all stop after that batch."""
+    model, x, y = small(strategy)
+    x[BATCH + 1] = np.nan
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False,
+              callbacks=[keras.callbacks.TerminateOnNaN()])
+    return {"iterations": model.optimizer.iterations}
+
+
+WAYS = {way.__name__: way for way in (
+    eager, several_steps_per_execution, tf_data_with_validation,
+    repeated_data_by_steps, clipped, regularized,
+    scaled_gradients_of_transposed_kernel, train_step_without_keras_loss, canonical_train_step,
+    unusual_metrics, two_runs_in_one_function, rows_reduced_along_their_axis,
+    custom_loop, other_seeds, custom_loop_that_builds_the_model,
+    built_by_first_batch, generator, py_dataset, gathered,
+    own_batches_of_each_rank, predictions,
+    predictions_of_two_outputs, on_batch, gan, module_without_keras, metrics_with_weights,
+    logs_of_batches, callbacks_that_decide, terminated_on_nan)} | RECIPES
