@@ -37,6 +37,9 @@ bench: setup
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py \
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
+	for ranks in 2 4; do \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
+	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 

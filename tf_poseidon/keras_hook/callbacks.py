@@ -50,7 +50,8 @@ def coordinate(model, callbacks, communicator):
     mine = {
         **{phase: any(_acts_on_batches(c, phase) for c in callbacks) for phase in _STOP},
         "restore": any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks),
-        "write in epochs": any(getattr(c, "save_freq", "epoch") != "epoch" for c in callbacks),
+        "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
+                               for c in callbacks),
     }
     # Users may give callbacks to one rank only.
     sums = communicator.sum("callbacks", np.array(list(mine.values()), np.int64))
@@ -76,7 +77,7 @@ class _Complete(keras.callbacks.Callback):
         self._fold()
 
     def _fold(self, *_, **__):
-        fold_accumulators(self.model.optimizer, self._communicator)
+        fold_accumulators(self.model, self._communicator)
 
 
 class _Agree(keras.callbacks.Callback):
@@ -120,11 +121,10 @@ def share_state(model, communicator, is_expected):
         is_expected: Whether that is usual, since rank 0 may have restored a checkpoint.
     """
     model.distribute_strategy.extended.broadcast_new_variables()
-    accumulators = _accumulators(model.optimizer)
-    local = {id(v) for v in (*model.metrics_variables, *accumulators)}
-    optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
-    variables = {id(v): v for v in (*model.variables, *optimizer_variables) if id(v) not in local}
-    variables = list(variables.values())
+    owned = optimizers_of(model)
+    local = {id(v) for v in (*model.metrics_variables, *_accumulators(owned))}
+    candidates = (*model.variables, *(v for optimizer in owned for v in optimizer.variables))
+    variables = list({id(v): v for v in candidates if id(v) not in local}.values())
     mine = np.array([_checksum(variable) for variable in variables], np.int64)
     differs = mine != communicator.broadcast("state/checksums", mine)
     differs = communicator.sum("state/differs", differs.astype(np.int64)) > 0
@@ -137,19 +137,20 @@ def share_state(model, communicator, is_expected):
     if waits and not is_expected and communicator.rank == 0:
         _log.warning("%d variables of the model differed between the ranks, the first of them '%s'; "
                      "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
-    if model.optimizer in optimizers.accumulating:
-        fold_accumulators(model.optimizer, communicator)
-    elif communicator.rank != 0:  # loaded, on all ranks alike or on rank 0 only
-        for variable in accumulators:
-            variable.assign(np.zeros(variable.shape, variable.dtype))
+    # What has not been accumulated here was loaded, on all ranks alike or on rank 0 only.
+    for optimizer in owned:
+        if optimizer not in optimizers.accumulating and communicator.rank != 0:
+            for variable in _accumulators([optimizer]):
+                variable.assign(np.zeros(variable.shape, variable.dtype))
+    fold_accumulators(model, communicator)
 
 
-def fold_accumulators(optimizer, communicator):
+def fold_accumulators(model, communicator):
     """Moves the gradients that ranks have accumulated to rank 0; their sum stays what it is.
 
     So what rank 0 saves is what one process would, and any number of ranks can go on with it.
     """
-    accumulators = _accumulators(optimizer)
+    accumulators = _accumulators(optimizers_of(model))
     waits = [communicator.submit(f"accumulator {i}", variable.numpy())
              for i, variable in enumerate(accumulators)]
     for variable, wait in zip(accumulators, waits):
@@ -157,11 +158,20 @@ def fold_accumulators(optimizer, communicator):
         variable.assign(total if communicator.rank == 0 else np.zeros_like(total))
 
 
-def _accumulators(optimizer):
+def optimizers_of(model):
+    """Returns the optimizers of a model: the compiled one, and others among its attributes."""
+    found = {}
+    for value in vars(model).values():
+        values = value.values() if isinstance(value, dict) else value
+        for leaf in values if isinstance(value, (dict, list, tuple)) else [value]:
+            if isinstance(leaf, keras.optimizers.Optimizer):
+                found[id(leaf)] = leaf
+    return list(found.values())
+
+
+def _accumulators(owned):
     """Returns the variables in which each rank adds up gradients of its own rows."""
-    if optimizer is None:
-        return []
-    return [variable for o in optimizers.with_inner(optimizer)
+    return [variable for optimizer in owned for o in optimizers.with_inner(optimizer)
             if o.gradient_accumulation_steps and o.built for variable in o._accumulated_gradients]
 
 
