@@ -26,6 +26,7 @@ def train(strategy, callbacks=(), epochs=1000, features=4):
         model.compile("sgd", "mse")
     x, y = np.ones((64, features), "float32"), np.ones((64, 3), "float32")
     model.fit(x, y, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    return model, x, y
 
 
 class AtBatch(keras.callbacks.Callback):
@@ -101,6 +102,14 @@ def kill_on_rank_1():
 
 def stall_on_rank_1(policy):
     strategy = poseidon.PoseidonStrategy(policy, timeout_s=2)
+    model, x, y = train(strategy, epochs=1)
+    if strategy.rank == 1:
+        time.sleep(100)
+    model.train_on_batch(x, y)
+
+
+def stall_in_callback_on_rank_1():
+    strategy = poseidon.PoseidonStrategy(timeout_s=2)
     train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
 
 
@@ -185,10 +194,40 @@ def refuse():
         strategy.experimental_distribute_dataset(dataset.with_options(options))
 
     def gather():
-        strategy.gather(tf.ones(2), axis=0)
+        strategy.gather(tf.constant(["text"]), axis=0)
+
+    def gather_slices():
+        strategy.gather(tf.RaggedTensor.from_row_lengths([1, 2], [2]), axis=1)
 
     def from_function():
-        strategy.distribute_datasets_from_function(lambda context: None)
+        strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(3))
+
+    def synchronize_outside_run():
+        strategy.synchronize([tf.ones(1)], [tf.Variable([1.0])])
+
+    def float8():
+        with strategy.scope():
+            model = keras.Sequential([
+                keras.Input((4,)), keras.layers.Dense(1, dtype="float8_from_float32")])
+            model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+
+    def metric_without_aggregation():
+        class Last(keras.metrics.Metric):
+            def __init__(self):
+                super().__init__(name="last")
+                self.value = self.add_variable((), "zeros", aggregation="none", name="value")
+
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                self.value.assign(keras.ops.sum(y_pred))
+
+            def result(self):
+                return self.value
+
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile("sgd", "mse", metrics=[Last()])
+        model.fit(x, y, verbose=0)
 
     def other_options():
         poseidon.PoseidonStrategy(timeout_s=31)
@@ -224,13 +263,6 @@ def refuse():
         parts = tf.data.Dataset.from_tensors((tf.ones((6, 2)), tf.ones((7, 2))))
         strategy.experimental_distribute_dataset(parts)
 
-    def predict_distributed():
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), dense()])
-            model.compile("sgd", "mse")
-        model.predict(strategy.experimental_distribute_dataset(
-            tf.data.Dataset.from_tensor_slices(x).batch(8)), verbose=0)
-
     def server_out_of_range():
         poseidon.PoseidonStrategy(servers=[5])
 
@@ -240,6 +272,9 @@ def refuse():
     def no_time():
         poseidon.PoseidonStrategy(timeout_s=0)
 
+    def no_steps():
+        poseidon.PoseidonStrategy(verify=0)
+
     def no_policy():
         poseidon.PoseidonStrategy("fastest")
 
@@ -247,9 +282,10 @@ def refuse():
         poseidon.PoseidonStrategy("sfb", timeout_s=30)
 
     for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
-                 gather, from_function, other_options, on_batch_outside, function_in_eager_run,
-                 apply_in_condition, unequal_parts, predict_distributed, server_out_of_range,
-                 no_kv_pair, no_time, no_policy, other_policy):
+                 gather, gather_slices, from_function, synchronize_outside_run, float8,
+                 metric_without_aggregation, other_options, on_batch_outside, function_in_eager_run,
+                 apply_in_condition, unequal_parts, server_out_of_range, no_kv_pair, no_time,
+                 no_steps, no_policy, other_policy):
         try:
             case()
         except PoseidonError as error:

@@ -96,6 +96,12 @@ def test_mpi_not_found(tmp_path):
     assert "pip install mpich" in outcome.own_lines[-1]
 
 
+def test_rank_that_stalls_in_a_callback_is_named():
+    outcome = launch.run(["programs.py", "stall_in_callback_on_rank_1"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert "waited 2 s for rank 1 to exchange 'model.stop_training'" in outcome.own_lines[-1]
+
+
 REFUSALS = {
     "outside": "model 'outside' was built outside of strategy.scope()",
     "layer_outside": "variable 'early/kernel' of model",
@@ -104,16 +110,20 @@ REFUSALS = {
     "apply_outside_run": "optimizer 'free' was asked to apply gradients outside of strategy.run",
     "scalars": "Add .batch(GLOBAL_BATCH_SIZE)",
     "files": "auto_shard_policy is FILE",
-    "gather": "strategy.gather is not supported",
-    "from_function": "distribute_datasets_from_function is not supported",
+    "gather": "A string tensor of shape (1,) cannot be gathered",
+    "gather_slices": "A RaggedTensor cannot be gathered from all ranks along axis 1",
+    "from_function": "distribute_datasets_from_function has elements with the part",
+    "synchronize_outside_run": "strategy.synchronize was called outside of strategy.run",
+    "float8": "is overwritten with its gradient, as in layers that compute in float8",
+    "metric_without_aggregation": "The metric variable 'last/value' has aggregation='none'",
     "on_batch_outside": "model 'on_batch' was built outside of strategy.scope()",
     "function_in_eager_run": "A tf.function was called inside of a strategy.run that runs eagerly",
     "apply_in_condition": "optimizer 'sometimes' was asked to apply gradients inside of a tf.cond",
     "unequal_parts": "parts of a batch have [6, 7] rows",
-    "predict_distributed": "predict was given a dataset that is split",
     "server_out_of_range": "servers=[5], expected distinct ranks from 0 to 1",
     "no_kv_pair": "kv_pair_bytes=0, expected 4096 to 2**30",
     "no_time": "timeout_s=0, expected a positive number of seconds",
+    "no_steps": "verify=0, expected the number of steps",
     "no_policy": "policy='fastest', expected one of ps, sfb, paper",
     "other_policy": "This process rewrites training graphs with {'policy': 'paper'",
     "other_options": "give every PoseidonStrategy of a process the same options",

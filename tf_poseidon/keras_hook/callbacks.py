@@ -109,7 +109,7 @@ class _Agree(keras.callbacks.Callback):
     def _agree(self, phase):
         name = _STOP[phase]
         stops = np.array(bool(getattr(self.model, name)), np.int64)
-        setattr(self.model, name, bool(self._communicator.sum(f"callbacks/{name}", stops)))
+        setattr(self.model, name, bool(self._communicator.sum(f"model.{name}", stops)))
 
 
 def share_state(model, communicator, is_expected):
