@@ -27,7 +27,9 @@ class Outcome:
         for line in self.output.splitlines():
             if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
                 break
-            if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the")):
+            # "[[" is the second line of some of TensorFlow's.
+            if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the",
+                                                     "\t [[")):
                 lines.append(line)
         return lines
 

@@ -20,11 +20,14 @@ ROWS, BATCH = 70, 32  # the last batch has 6 rows
 
 
 def small_model(strategy):
-    """Returns (model, x, y): factors, a regularizer and a bias that rides along."""
+    """Returns (model, x, y): factors, a regularizer, a bias that rides along; slices, and dense ones."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         x, regularizer = keras.Input((8,)), keras.regularizers.L1L2(0.01, 0.01)
         h = keras.layers.Dense(16, "tanh", kernel_regularizer=regularizer, name="first")(x)
+        ids = keras.ops.cast(keras.ops.abs(2 * x), "int32")
+        tables = [keras.layers.Embedding(rows, 2, name=f"table{rows}")(ids) for rows in (4, 400)]
+        h = keras.layers.Concatenate()([h, *map(keras.layers.Flatten(), tables)])
         model = keras.Model(x, keras.layers.Dense(3, name="second")(h))
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     rng = np.random.default_rng(2)
