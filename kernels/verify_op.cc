@@ -164,10 +164,11 @@ class VerifyKernel : public AsyncOpKernel {
     const int64_t size = sum.NumElements();
     const bool is_rebuilt = factors.size() > 0 && factors[factors.size() - 1].NumElements() > 0;
     std::vector<double> magnitudes;
-    double rounding = 0;
+    double rounding = 0, tiny = 0;
     if (is_rebuilt) {
       magnitudes = Magnitudes(factors, size);
       const Tensor& v = factors[factors.size() - 1];
+      tiny = std::max(SmallestNormal(v.dtype()), SmallestNormal(sum.dtype()));
       // The plain sum rounds as often as there are rows, and some times more: scales, masks, a
       // regularizer, and the sum over the ranks. The rebuilt one does so too.
       const double roundings = 2.0 * (v.dim_size(0) + communicator->size() + 8);
@@ -179,9 +180,10 @@ class VerifyKernel : public AsyncOpKernel {
       const double x = At(mine, i), y = At(sum, i);
       double bound = 0;
       if (is_rebuilt) {
-        double magnitude = magnitudes[i];
+        double magnitude = magnitudes[i] + tiny;
         for (const Tensor& mask : masks) magnitude *= std::abs(At(mask, i));
-        bound = rounding * (2 * magnitude + std::abs(y));  // 2: for what is added to the product
+        // Twice: for what is added to the product, a regularizer.
+        bound = rounding * (2 * magnitude + std::abs(y) + tiny);
       }
       if (x == y || std::abs(x - y) <= bound) continue;
       // Which of the values that are not finite it is depends on the order; and products in half

@@ -30,10 +30,10 @@ class Step:
             that has none runs a borrowed row, and nothing that it computes from it may count.
         is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
             loops of their own, users scale, as everywhere in tf.distribute.
+        is_computing_loss: Whether the loss of a Keras step is being computed, and scaled then.
         has_scaled_loss: Whether a loss of this step is scaled already.
-        is_applying: Whether an optimizer is at work, which has been given gradients that are
-            synchronised already, or
-        applies_own_parts: this rank's parts of them, to accumulate.
+        is_applying: Whether an optimizer is at work; its gradients are synchronised already, unless
+        applies_own_parts: it was given this rank's parts of them, to accumulate.
         applied_variables: The variables of the innermost optimizer at work.
     """
 
@@ -53,6 +53,7 @@ class Step:
         self._contributors = rows.contributors if self._has_rows else tf.constant(size)
         self.contributes = True if rows is None or rows.never_empty else rows.count > 0
         self.is_keras_step = False
+        self.is_computing_loss = False
         self.has_scaled_loss = False
         self.is_applying = False
         self.applies_own_parts = False

@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import random
+import re
 import weakref
 
 import tensorflow as tf
@@ -182,6 +183,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.size = communicator.size if communicator else 1
         self.global_batch_logs = False
         self.verifier = None
+        self.is_predicting = False  # whether the step that runs is one of predict
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
         self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
@@ -239,12 +241,12 @@ class _Extended(one_device_strategy.OneDeviceExtended):
 
     def _check_same_variables(self, name, mine):
         of_rank_0 = self.communicator.broadcast_text(name, "\n".join(mine)).split("\n")
-        if mine == of_rank_0:
+        if list(map(_without_numbers, mine)) == list(map(_without_numbers, of_rank_0)):
             return
         length = max(len(mine), len(of_rank_0))
         padded = [lines + ["missing"] * (length - len(lines)) for lines in (mine, of_rank_0)]
         number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
-                                     if pair[0] != pair[1])
+                                     if _without_numbers(pair[0]) != _without_numbers(pair[1]))
         raise PoseidonError(
             f"Rank {self.rank} has created other variables than rank 0: number {number} is {here} "
             f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
@@ -268,13 +270,15 @@ class _Extended(one_device_strategy.OneDeviceExtended):
                 self.graph_pass.expect()
             return result if step.is_keras_step else self._without_borrowed_rows(step, result)
 
-    @staticmethod
-    def _without_borrowed_rows(step, result):
-        """Returns the result of a user's step: where this rank had no rows, zeros and no rows."""
+    def _without_borrowed_rows(self, step, result):
+        """Returns the result of predict or a user's step: without what a borrowed row has given."""
         def without(x):
-            if step.contributes is True or not tf.is_tensor(x):
+            if step.contributes is True or not (tf.is_tensor(x) or isinstance(x, tf.RaggedTensor)):
                 return x
+            if self.is_predicting and x.shape.rank:
+                return x[:tf.where(step.contributes, tf.shape(x, tf.int64)[0], 0)]
             zeros = step.select(x, tf.zeros_like(x))
+            # Of a user's step, a tensor without rows, or what was computed from a single one.
             if x.shape.rank == 0 or x.shape[0] not in (None, 1):
                 return zeros
             rows = tf.shape(x)[0]
@@ -323,10 +327,9 @@ class _Extended(one_device_strategy.OneDeviceExtended):
                 raise PoseidonError(f"A {type(part).__name__} cannot be gathered from all ranks along "
                                     f"axis {axis}; convert it to a dense tensor.")
             part = tf.convert_to_tensor(part)
-            if part.dtype == tf.string or part.shape.rank == 0:
-                raise PoseidonError(
-                    f"A {part.dtype.name} tensor of shape {part.shape} cannot be gathered from all "
-                    "ranks; give numbers, with at least one dimension.")
+            if part.shape.rank == 0:
+                raise PoseidonError("A scalar cannot be gathered from all ranks; give it a dimension "
+                                    "with tf.expand_dims, or use strategy.reduce.")
             # The axis becomes the rows, and goes back to its place.
             front = list(range(part.shape.rank))
             front.insert(0, front.pop(axis))
@@ -381,6 +384,14 @@ def _check_options(policy, servers, verify, kv_pair_bytes, timeout_s, startup_ti
 
 def _describe(variable):
     return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
+
+
+def _without_numbers(description):
+    """Returns a description without the numbers that Keras has given to names.
+
+    They depend on what else the process has made: a rank that saves a model makes more of them.
+    """
+    return re.sub(r"_\d+(?=[/'])", "", description)
 
 
 def _agree_on_options(communicator, **options):

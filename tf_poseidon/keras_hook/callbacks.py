@@ -32,13 +32,13 @@ _BATCH_METHODS = {
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def coordinate(model, callbacks, communicator):
+def coordinate(callbacks, communicator, phase):
     """Returns the callbacks that this rank runs.
 
     Args:
-        model: The model.
         callbacks: What the user gave to fit, evaluate or predict.
         communicator: This rank's communicator.
+        phase: Which of these it is.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if any(isinstance(callback, _Agree) for callback in callbacks.callbacks):
@@ -54,7 +54,7 @@ def coordinate(model, callbacks, communicator):
                                for c in callbacks),
     }
     # Users may give callbacks to one rank only.
-    sums = communicator.sum("callbacks", np.array(list(mine.values()), np.int64))
+    sums = communicator.sum(f"callbacks of {phase}", np.array(list(mine.values()), np.int64))
     needs = {name for name, total in zip(mine, sums) if total}
     return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
 
@@ -90,9 +90,22 @@ class _Agree(keras.callbacks.Callback):
         # Methods for batches are given only where they are needed: each is a small exchange.
         for phase in needs.intersection(_STOP):
             setattr(self, f"on_{phase}_batch_end", lambda *_, p=phase, **__: self._agree(p))
+        self._has_shared = False
+
+    def on_test_begin(self, logs=None):
+        self._share()
+
+    def on_predict_begin(self, logs=None):
+        self._share()
+
+    def _share(self):
+        if not self._has_shared:  # fit has, when it evaluates
+            self._has_shared = True
+            share_state(self.model, self._communicator, self._restores)
 
     def on_train_begin(self, logs=None):
-        share_state(self.model, self._communicator, is_expected=self._restores)
+        self._share()
+        share_accumulators(self.model, self._communicator)
         epoch = self.model._initial_epoch
         epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
         self.model._initial_epoch = int(epoch) or None
@@ -125,9 +138,7 @@ def share_state(model, communicator, is_expected):
     local = {id(v) for v in (*model.metrics_variables, *_accumulators(owned))}
     candidates = (*model.variables, *(v for optimizer in owned for v in optimizer.variables))
     variables = list({id(v): v for v in candidates if id(v) not in local}.values())
-    mine = np.array([_checksum(variable) for variable in variables], np.int64)
-    differs = mine != communicator.broadcast("state/checksums", mine)
-    differs = communicator.sum("state/differs", differs.astype(np.int64)) > 0
+    differs = communicator.sum("state/differs", _differs_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
              for i, v in enumerate(variables) if differs[i]]
     for variable, wait in waits:
@@ -137,12 +148,22 @@ def share_state(model, communicator, is_expected):
     if waits and not is_expected and communicator.rank == 0:
         _log.warning("%d variables of the model differed between the ranks, the first of them '%s'; "
                      "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
-    # What has not been accumulated here was loaded, on all ranks alike or on rank 0 only.
-    for optimizer in owned:
-        if optimizer not in optimizers.accumulating and communicator.rank != 0:
-            for variable in _accumulators([optimizer]):
-                variable.assign(np.zeros(variable.shape, variable.dtype))
+
+
+def share_accumulators(model, communicator):
+    """Moves accumulated gradients to rank 0; those that all ranks have loaded count once."""
+    accumulators = _accumulators(optimizers_of(model))
+    differs = _differs_from_rank_0(accumulators, communicator)
+    for variable, is_own in zip(accumulators, differs):
+        if communicator.rank != 0 and not is_own:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
     fold_accumulators(model, communicator)
+
+
+def _differs_from_rank_0(variables, communicator):
+    """Returns an array of 0 and 1, for each variable."""
+    mine = np.array([_checksum(variable) for variable in variables], np.int64)
+    return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
 
 
 def fold_accumulators(model, communicator):

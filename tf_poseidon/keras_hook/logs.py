@@ -1,5 +1,9 @@
 """Logs and metrics of all ranks: their states are summed, and means weighted by rows."""
 
+import contextlib
+import functools
+import weakref
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -24,12 +28,59 @@ def get_metrics_result_or_logs(original, model, logs):
 
     with strategy.scope(), _global_state(model.metrics_variables, reduce):
         result = original(model, logs)
-        if result is logs and set(logs) == {metric.name for metric in model.metrics}:
-            result = {metric.name: metric.result() for metric in model.metrics}
+        # Now, not later: some metrics return the variable that holds their state.
         if result is not logs:
-            # Now, not later: some metrics return the variable that holds their state.
             return keras.tree.map_structure(_value, result)
-    return _average_logs(communicator, strategy.extended.last_share, logs)
+        of_metrics = keras.tree.map_structure(_value, _results(model, logs))
+    others = {name: value for name, value in logs.items() if name not in of_metrics}
+    averages = _average_logs(communicator, strategy.extended.last_share, others)
+    return {name: of_metrics.get(name, averages.get(name)) for name in logs}
+
+
+# By model and by the names of the logs that its train_step or test_step returns: functions that give
+# those of them that are results of metrics. Names alone do not say.
+_sources = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def noting_sources(model):
+    """Yields a function that is to be called with the logs that a step returns."""
+    seen = []  # (result, function that gives it anew)
+
+    def watched(metric):
+        original = metric.result
+
+        @functools.wraps(original)
+        def result(*args, **kwargs):
+            value = original(*args, **kwargs)
+            seen.append((value, original))
+            if isinstance(value, dict):  # of all metrics that were compiled
+                seen.extend((part, lambda name=name: original()[name])
+                            for name, part in value.items())
+            return value
+
+        return result
+
+    def note(logs):
+        if isinstance(logs, dict):
+            _sources.setdefault(model, {})[frozenset(logs)] = {
+                name: source for name, value in logs.items() for result, source in seen
+                if value is result}
+
+    metrics = model.metrics
+    for metric in metrics:
+        vars(metric)["result"] = watched(metric)  # past Keras, which would track it
+    try:
+        yield note
+    finally:
+        for metric in metrics:
+            del vars(metric)["result"]
+
+
+def _results(model, logs):
+    """Returns the results, from their present states, of the metrics that are in the logs."""
+    sources = _sources.get(model, {}).get(frozenset(logs), {})
+    return {name: source() for name, source in sources.items()}
 
 
 def _value(x):
@@ -37,9 +88,11 @@ def _value(x):
 
 
 def _average_logs(communicator, share, logs):
-    """Averages the logs of a user's own train_step over ranks, by their rows of the last batch."""
+    """Averages logs that are not of metrics over ranks, by their rows of the last batch."""
+    if not logs:
+        return {}
     values = keras.tree.map_structure(_value, logs)
-    # A metric of all ranks, or a name: anything else than a number is left as it is.
+    # A name, say: anything else than a number is left as it is.
     is_number = [isinstance(v, (int, float)) or getattr(v, "shape", None) == ()
                  for v in keras.tree.flatten(values)]
     mine = [float(v) if n else 0.0 for v, n in zip(keras.tree.flatten(values), is_number)]
@@ -77,16 +130,16 @@ def global_batch_logs(model, step, logs):
         return [ops.all_reduce(tf.convert_to_tensor(v.value), step.site(f"batch_logs/{v.path}"))
                 for v in variables]
 
-    if set(logs) == set(model.get_metrics_result()):
-        with _global_state(model.metrics_variables, reduce):
-            return keras.tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    with _global_state(model.metrics_variables, reduce):
+        of_metrics = keras.tree.map_structure(tf.convert_to_tensor, _results(model, logs))
 
     def mean(value):
         if not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
             return value
         return step.all_reduce(value * step.share(value.dtype), "batch_logs")
 
-    return keras.tree.map_structure(mean, logs)
+    return {name: of_metrics[name] if name in of_metrics else keras.tree.map_structure(mean, value)
+            for name, value in logs.items()}
 
 
 def update_mean(original, metric, values, sample_weight=None):

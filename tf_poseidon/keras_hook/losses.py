@@ -1,11 +1,14 @@
 """Losses: each rank's mean is scaled by its share of what the mean is taken over.
 
-In the steps of fit and evaluate, the scale is put on the gradient of the loss alone. The value is what
-a mean over ranks, weighted by their rows, makes the value of the whole batch: that is what metrics
-take. In loops of the user's own, value and gradient are scaled alike, as everywhere in tf.distribute.
+In the steps of fit and evaluate, this rank's share of the rows is put on the gradient alone. Values are
+what a mean over ranks, weighted by their rows, makes the value of the whole batch: that is what metrics
+take. The loss that `compute_loss` returns gets the share as a whole, with whatever the user has added
+to it. In loops of the user's own, value and gradient are scaled alike, as everywhere in tf.distribute.
 """
 
+import contextlib
 import dataclasses
+import functools
 import importlib
 import threading
 
@@ -24,12 +27,12 @@ class _Loss:
     """One call of a Keras loss.
 
     Attributes:
-        part: What its mean is taken over on this rank, when that is not the rows: the number of
+        divisor: What its mean is divided by on this rank, when that is not the rows: the number of
             valid entries of a mask, the sum of the weights.
         is_scaled: Whether Keras has asked for the scale.
     """
 
-    part: tf.Tensor | None
+    divisor: tf.Tensor | None
     is_scaled: bool = False
 
 
@@ -40,12 +43,11 @@ def reduce_weighted_values(original, values, sample_weight=None, mask=None,
     if step is None:
         return original(values, sample_weight, mask, reduction, dtype)
     outer = getattr(_loss, "current", None)
-    _loss.current = loss = _Loss(_part_of_mean(values, sample_weight, mask, reduction))
+    _loss.current = loss = _Loss(_divisor_of_mean(values, sample_weight, mask, reduction))
     try:
         result = original(values, sample_weight, mask, reduction, dtype)
     finally:
         _loss.current = outer
-    step.has_scaled_loss = True
     if loss.is_scaled or result.shape.rank != 0:
         return result
     if reduction == "sum":
@@ -63,21 +65,48 @@ def _scaled(step, value, scale=None):
         value: The loss.
         scale: A scalar; None for this rank's share of the rows.
     """
+    step.has_scaled_loss = True
     share = step.share(value.dtype)
+    scale = None if scale is None else tf.cast(scale, value.dtype)
     if not step.is_keras_step:
-        return value * (share if scale is None else tf.cast(scale, value.dtype))
-
-    @tf.custom_gradient
-    def scaled(x):
-        if scale is None:
-            return tf.identity(x), lambda upstream: upstream * share
-        factor = tf.cast(scale, x.dtype)
-        return tf.math.divide_no_nan(x * factor, share), lambda upstream: upstream * factor
-
-    return scaled(value)
+        return value * (share if scale is None else scale)
+    value = value if scale is None else tf.math.divide_no_nan(value * scale, share)
+    return value if step.is_computing_loss else _with_shared_gradient(step, value)
 
 
-def _part_of_mean(values, sample_weight, mask, reduction):
+def _with_shared_gradient(step, value):
+    """Returns a loss of which the gradient is this rank's share."""
+    share = step.share(value.dtype)
+    return tf.custom_gradient(lambda x: (tf.identity(x), lambda upstream: upstream * share))(value)
+
+
+@contextlib.contextmanager
+def scaled_as_a_whole(model, step):
+    """While what the model's `compute_loss` returns, the user's or Keras', is scaled as a whole."""
+    compute_loss = model.compute_loss
+
+    @functools.wraps(compute_loss)
+    def scaled(*args, **kwargs):
+        if step.is_computing_loss:
+            return compute_loss(*args, **kwargs)
+        step.is_computing_loss = True
+        try:
+            loss = compute_loss(*args, **kwargs)
+        finally:
+            step.is_computing_loss = False
+        step.has_scaled_loss = True
+        # Losses of rows, which nobody has reduced: their gradients are added up.
+        is_scalar = tf.is_tensor(loss) and loss.shape.rank == 0
+        return _with_shared_gradient(step, loss) if is_scalar else loss
+
+    vars(model)["compute_loss"] = scaled  # past Keras, which would track it
+    try:
+        yield
+    finally:
+        del vars(model)["compute_loss"]
+
+
+def _divisor_of_mean(values, sample_weight, mask, reduction):
     """Returns what a loss's mean is divided by on this rank, or None when it is the rows."""
     wide = "float64" if values.dtype == tf.float64 else "float32"
     if reduction in ("sum_over_batch_size", "mean") and mask is not None:
@@ -94,12 +123,11 @@ def scale_loss(original, value):
     step = step_lib.current()
     if step is None:
         return original(value)
-    step.has_scaled_loss = True
     loss = getattr(_loss, "current", None)
     if loss is None:  # regularizers and add_loss: the shares of the rows add up to one
         return _scaled(step, value)
     loss.is_scaled = True
-    return _scaled(step, value, None if loss.part is None else step.share_of(loss.part))
+    return _scaled(step, value, None if loss.divisor is None else step.share_of(loss.divisor))
 
 
 def unscale_loss(original, value):

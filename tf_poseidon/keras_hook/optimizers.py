@@ -5,17 +5,11 @@ finite. Where gradients are accumulated over several steps, each rank adds up it
 are synchronised in the step that updates the variables, again before clipping.
 """
 
-import weakref
-
 import tensorflow as tf
 
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook.common import is_ours
-
-
-# Optimizers whose accumulators hold, on each rank, a part of a sum.
-accumulating = weakref.WeakSet()
 
 
 def apply(original, optimizer, grads, trainable_variables=None):
@@ -41,7 +35,6 @@ def apply(original, optimizer, grads, trainable_variables=None):
         optimizer.built = True
     accumulates = any(o.gradient_accumulation_steps for o in with_inner(optimizer))
     if accumulates:
-        accumulating.add(optimizer)
         grads = step.own_parts(grads, is_mean_of_rank)
     else:
         grads = step.synchronize(grads, variables, is_mean_of_rank)

@@ -13,6 +13,7 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import logs as logs_lib
+from tf_poseidon.keras_hook import losses
 from tf_poseidon.keras_hook.common import is_ours
 
 
@@ -21,7 +22,8 @@ def run(original, model, *args, **kwargs):
     strategy = check_model(model)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.arguments["callbacks"] = callbacks_lib.coordinate(
-        model, bound.arguments.get("callbacks"), strategy.extended.communicator)
+        bound.arguments.get("callbacks"), strategy.extended.communicator,
+        phase=original.__name__)
     if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return original(*bound.args, **bound.kwargs)
@@ -108,10 +110,12 @@ def make_function(original, model, step_function):
         step = step_lib.current()
         step.is_keras_step = True
         strategy.extended.last_share.assign(step.share(tf.float64))
-        result = step_function(batch)
+        with losses.scaled_as_a_whole(model, step), logs_lib.noting_sources(model) as note:
+            logs = step_function(batch)
+            note(logs)
         if strategy.extended.global_batch_logs:
-            result = logs_lib.global_batch_logs(model, step, result)
-        return result
+            logs = logs_lib.global_batch_logs(model, step, logs)
+        return logs
 
     function = original(model, keras_step)
 
@@ -132,8 +136,12 @@ def make_predict_function(original, model, force=False):
         return
 
     def with_split_batches(batches):
-        return function([batch if data.first_rows(batch) is not None else _split(strategy, batch)
-                         for batch in batches])
+        strategy.extended.is_predicting = True
+        try:
+            return function([batch if data.first_rows(batch) is not None else
+                             _split(strategy, batch) for batch in batches])
+        finally:
+            strategy.extended.is_predicting = False
 
     model.predict_function = with_split_batches
 

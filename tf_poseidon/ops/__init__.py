@@ -7,7 +7,10 @@ import ctypes
 
 import tensorflow as tf
 
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.ops import library
+
+SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def sync(gradient, site, contributes=True, shape=None):
@@ -64,8 +67,8 @@ def all_gather(value, site, contributes=True):
     """Returns the rows of all ranks, in rank order.
 
     Args:
-        value: Tensor of any type but text, with rows that are not empty; a `tf.RaggedTensor` of
-            such. Ranks may have different numbers of rows.
+        value: Tensor of any type, text included, with rows that are not empty; a `tf.RaggedTensor`
+            of such. Ranks may have different numbers of rows.
         site: As for `all_reduce`.
         contributes: Scalar bool; False takes none of this rank's rows.
 
@@ -76,9 +79,24 @@ def all_gather(value, site, contributes=True):
         return tf.RaggedTensor.from_row_lengths(
             all_gather(value.values, f"{site}/values", contributes),
             all_gather(value.row_lengths(), f"{site}/lengths", contributes))
+    if value.dtype == tf.string:
+        return _all_gather_texts(value, site, contributes)
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_all_gather(
             value=value, contributes=contributes, site=site)
+
+
+def _all_gather_texts(value, site, contributes):
+    """Gathers the bytes of all texts, and how many each of them has."""
+    with tf.device("CPU:0"):
+        texts = tf.reshape(value, [-1])
+        lengths = all_gather(tf.strings.length(texts), f"{site}/lengths", contributes)
+        numbers = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        numbers = all_gather(numbers, f"{site}/bytes", contributes)
+        characters = tf.gather([bytes([i]) for i in range(256)], tf.cast(numbers, tf.int32))
+        ragged = tf.RaggedTensor.from_row_lengths(characters, lengths)
+        shape = tf.concat([[-1], tf.shape(value)[1:]], 0)
+        return tf.reshape(tf.strings.reduce_join(ragged, axis=-1), shape)
 
 
 def all_reduce(value, site, contributes=True, ordered=True):
@@ -91,7 +109,14 @@ def all_reduce(value, site, contributes=True, ordered=True):
 
     Returns:
         A tensor like `value`, with the same bits on all ranks.
+
+    Raises:
+        PoseidonError: If values of this type cannot be summed.
     """
+    if value.dtype not in SUMMABLE:
+        raise PoseidonError(
+            f"'{site}' has dtype {value.dtype.name}, which cannot be summed over ranks; cast it to "
+            f"one of {', '.join(dtype.name for dtype in SUMMABLE)}.")
     with tf.device("CPU:0"):
         total = library.load()[0].poseidon_all_reduce(
             value=value, contributes=contributes, site=site)
