@@ -127,3 +127,31 @@ class Regression(tf.Module):
 
     def __call__(self, x, ids):
         return x @ self.kernel + tf.gather(self.table, ids)
+
+
+class PenaltyInLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.3 * tf.reduce_mean(tf.square(y_pred))
+
+
+class LossOfRows(keras.Model):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            rows = keras.losses.MeanSquaredError(reduction="none")(y, self(x, training=True))
+            loss = tf.reduce_mean(rows)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables))
+        self.mean.update_state(loss)
+        # Names of its own: the metric's is another, and this epoch's last batch has one row.
+        return {"mse": self.mean.result(), "rate": self.optimizer.learning_rate}
+
+
+class UnusualPredictions(keras.Model):
+    def predict_step(self, batch):
+        y = self(keras.utils.unpack_x_y_sample_weight(batch)[0])
+        numbers = tf.argmax(y, 1)
+        return {"twice": tf.repeat(y, 2, axis=0), "text": tf.strings.as_string(numbers),
+                "number": numbers, "is_zero": numbers == 0,
+                "ragged": tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(numbers)),
+                                                           numbers)}

@@ -194,7 +194,10 @@ def refuse():
         strategy.experimental_distribute_dataset(dataset.with_options(options))
 
     def gather():
-        strategy.gather(tf.constant(["text"]), axis=0)
+        strategy.gather(tf.constant(1.0), axis=0)
+
+    def reduce_bytes():
+        strategy.reduce("SUM", tf.constant([1], tf.int8), axis=None)
 
     def gather_slices():
         strategy.gather(tf.RaggedTensor.from_row_lengths([1, 2], [2]), axis=1)
@@ -282,7 +285,7 @@ def refuse():
         poseidon.PoseidonStrategy("sfb", timeout_s=30)
 
     for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
-                 gather, gather_slices, from_function, synchronize_outside_run, float8,
+                 gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
                  metric_without_aggregation, other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_kv_pair, no_time,
                  no_steps, no_policy, other_policy):

@@ -1,14 +1,18 @@
 """Ways to train that are not in the table: scenarios that give what one process gives."""
 
+import tempfile
 import time
 
 from custom import CanonicalStep
 from custom import Gan
+from custom import LossOfRows
 from custom import OwnStep
+from custom import PenaltyInLoss
 from custom import Positives
 from custom import Regression
 from custom import ScaledStep
 from custom import TransposedDense
+from custom import UnusualPredictions
 import keras
 from models import BATCH
 from models import OPTIMIZERS
@@ -258,6 +262,8 @@ def own_batches_of_each_rank(strategy):
         return tf.data.Dataset.from_tensor_slices((x[mine], y[mine])).batch(each)
 
     data = strategy.distribute_datasets_from_function(rows)
+    for _ in range(3):
+        next(iter(data))  # iterators that are dropped leave nothing behind
     return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
 
 
@@ -274,6 +280,65 @@ def gathered(strategy):
     return {"rows": strategy.gather(doubled, axis=0), "columns": strategy.gather(columns, axis=1),
             "last": strategy.gather(columns, axis=-1),
             "in_run": tf.function(lambda: strategy.run(norm, args=(rows,)))()}
+
+
+def saved_and_loaded(strategy):
+    """Rank 0 saves, in the middle of accumulated gradients; all load, and go on."""
+    model, x, y = small(strategy, lambda: keras.optimizers.Adam(
+        0.01, epsilon=1e-3, gradient_accumulation_steps=3))
+    fit = dict(batch_size=BATCH, verbose=0, shuffle=False)
+    model.fit(x, y, **fit)  # four steps
+    with tempfile.TemporaryDirectory() as directory:
+        directory = communicated(strategy, directory)
+        if strategy.rank == 0:
+            model.save(f"{directory}/model.keras")
+            model.save_weights(f"{directory}/model.weights.h5")
+        model.fit(x, y, **fit)
+        model.load_weights(f"{directory}/model.weights.h5")
+        model.fit(x, y, **fit)
+        with strategy.scope():
+            loaded = keras.models.load_model(f"{directory}/model.keras")
+        loaded.fit(x, y, **fit)
+    return {**result(model), **{f"loaded/{k}": v for k, v in result(loaded).items()}}
+
+
+def communicated(strategy, text):
+    """Returns rank 0's text; all ranks have come here then."""
+    return str(strategy.gather(tf.constant([text]), axis=0)[0].numpy(), "utf8")
+
+
+def weights_of_rank_0(strategy):
+    """Rank 0 alone has other weights before evaluate: rows must not be mixed from two models."""
+    model, x, y = small(strategy)
+    if strategy.rank == 0:
+        model.set_weights([w + 1 for w in model.get_weights()])
+    return {"evaluate": model.evaluate(x, y, verbose=0), "predict": model.predict(x, verbose=0)}
+
+
+def losses_with_additions(strategy):
+    """What users add to losses, or make of them, in the methods that Keras has for it."""
+    results = {}
+    for kind in (PenaltyInLoss, LossOfRows):
+        with strategy.scope():
+            model = kind(*dense())
+            model.mean = keras.metrics.Mean(name="mean")
+            model.compile(OPTIMIZERS["sgd"](), "mse")
+        x, y = make_data(model)
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False)
+        results |= {f"{kind.__name__}/{k}": v for k, v in result(model, **flat(history)).items()}
+    return results
+
+
+def unusual_predictions(strategy):
+    """Two rows for each, texts, ragged rows; of batches with fewer rows than ranks too."""
+    with strategy.scope():
+        model = UnusualPredictions(*dense())
+        model.compile()
+    x, _ = make_data(model)
+    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    predicted |= {f"one/{k}": v for k, v in model.predict(x[:1], verbose=0).items()}
+    return {name: v.row_lengths() if name.endswith("ragged") else
+            v.astype("S") if name.endswith("text") else v for name, v in predicted.items()}
 
 
 def gan(strategy):
@@ -378,4 +443,5 @@ WAYS = {way.__name__: way for way in (
     built_by_first_batch, generator, py_dataset, gathered,
     own_batches_of_each_rank, predictions,
     predictions_of_two_outputs, on_batch, gan, module_without_keras, metrics_with_weights,
-    logs_of_batches, callbacks_that_decide, terminated_on_nan)} | RECIPES
+    logs_of_batches, callbacks_that_decide, terminated_on_nan, saved_and_loaded, weights_of_rank_0,
+    losses_with_additions, unusual_predictions)} | RECIPES

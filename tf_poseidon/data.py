@@ -157,9 +157,11 @@ def join_datasets(dataset, size, name):
 
     batches = dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE).concatenate(ended)
     joined = batches.map(join).take_while(lambda has_rows, _: has_rows).map(only_batch)
-    # Read ahead, one rank could start an exchange that another leaves to the next iteration.
+    # Nothing may read ahead: when an iterator is dropped, one rank could have started an exchange that
+    # another leaves to the next iteration.
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
     return joined.with_options(options)
 
 
