@@ -5,6 +5,7 @@ import keras
 from models import BATCH
 from models import OPTIMIZERS
 from models import batch_norm
+from models import dense
 from models import flat
 from models import make_data
 from models import result
@@ -43,6 +44,21 @@ def float32(strategy):
         x, y = make_data(model)
         history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         return result(model, **flat(history))
+    finally:
+        keras.config.set_floatx("float64")
+
+
+def bfloat16(strategy):
+    """Everything in half precision: weights, slots, metrics."""
+    keras.config.set_floatx("bfloat16")
+    try:
+        with strategy.scope():
+            model = keras.Model(*dense())
+            model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        x, y = make_data(model)
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        return {name: np.asarray(value, "float32")
+                for name, value in result(model, **flat(history)).items()}
     finally:
         keras.config.set_floatx("float64")
 
@@ -147,7 +163,7 @@ def class_weights_and_mixed_precision(strategy):
 
 
 BITS = {way.__name__: way for way in (
-    default_batch_norm, dropout, float32, noisy_weights, class_weights_and_mixed_precision,
+    default_batch_norm, dropout, float32, bfloat16, noisy_weights, class_weights_and_mixed_precision,
     stopped_by_one_rank, rows_of_predict, changed_on_one_rank)}
 
 HALVES = {f"mixed_{dtype}": mixed_precision(dtype) for dtype in ("float16", "bfloat16")}

@@ -124,10 +124,6 @@ class Step:
         """Returns the mean of `value` over the ranks that contribute."""
         return self.all_reduce(value, name) / tf.cast(self._contributors, value.dtype)
 
-    def all_gather(self, value, name):
-        """Returns the rows of the ranks that contribute, in rank order."""
-        return ops.all_gather(value, self.site(name), self.contributes)
-
     def synchronize(self, gradients, variables, is_mean_of_rank=False, are_own_parts=False):
         """Returns the gradients summed over all ranks.
 

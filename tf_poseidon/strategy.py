@@ -273,7 +273,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
     def _without_borrowed_rows(self, step, result):
         """Returns the result of predict or a user's step: without what a borrowed row has given."""
         def without(x):
-            if step.contributes is True or not (tf.is_tensor(x) or isinstance(x, tf.RaggedTensor)):
+            if step.contributes is True or not tf.is_tensor(x):
                 return x
             if self.is_predicting and x.shape.rank:
                 return x[:tf.where(step.contributes, tf.shape(x, tf.int64)[0], 0)]

@@ -32,13 +32,13 @@ _BATCH_METHODS = {
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def coordinate(callbacks, communicator, phase):
+def coordinate(callbacks, communicator, method):
     """Returns the callbacks that this rank runs.
 
     Args:
         callbacks: What the user gave to fit, evaluate or predict.
         communicator: This rank's communicator.
-        phase: Which of these it is.
+        method: Which of these it is.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if any(isinstance(callback, _Agree) for callback in callbacks.callbacks):
@@ -54,7 +54,7 @@ def coordinate(callbacks, communicator, phase):
                                for c in callbacks),
     }
     # Users may give callbacks to one rank only.
-    sums = communicator.sum(f"callbacks of {phase}", np.array(list(mine.values()), np.int64))
+    sums = communicator.sum(f"callbacks of {method}", np.array(list(mine.values()), np.int64))
     needs = {name for name, total in zip(mine, sums) if total}
     return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
 
@@ -197,5 +197,6 @@ def _accumulators(owned):
 
 
 def _checksum(variable):
-    digest = hashlib.blake2b(np.ascontiguousarray(variable.numpy()), digest_size=8).digest()
+    value = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
+    digest = hashlib.blake2b(value, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

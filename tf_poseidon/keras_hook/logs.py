@@ -84,7 +84,7 @@ def _results(model, logs):
 
 
 def _value(x):
-    return keras.ops.convert_to_numpy(x) if keras.ops.is_tensor(x) else x
+    return keras.ops.convert_to_tensor(x).numpy() if keras.ops.is_tensor(x) else x
 
 
 def _average_logs(communicator, share, logs):

@@ -23,7 +23,7 @@ def run(original, model, *args, **kwargs):
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.arguments["callbacks"] = callbacks_lib.coordinate(
         bound.arguments.get("callbacks"), strategy.extended.communicator,
-        phase=original.__name__)
+        method=original.__name__)
     if strategy.rank != 0:
         bound.arguments["verbose"] = 0
     return original(*bound.args, **bound.kwargs)
