@@ -49,8 +49,8 @@ def float32(strategy):
 
 
 def bfloat16(strategy):
-    """Everything in half precision: weights, slots, metrics."""
-    keras.config.set_floatx("bfloat16")
+    """Weights and slots in half precision, not only what is computed with them."""
+    keras.config.set_dtype_policy("bfloat16")
     try:
         with strategy.scope():
             model = keras.Model(*dense())
@@ -60,7 +60,7 @@ def bfloat16(strategy):
         return {name: np.asarray(value, "float32")
                 for name, value in result(model, **flat(history)).items()}
     finally:
-        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
 
 
 def noisy_weights(strategy):
