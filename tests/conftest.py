@@ -31,15 +31,10 @@ class Jobs:
         self._done = {}
         self._names = {}
         self._repeated = {}
-        for cell, ranks, policy in table(full):
-            self._names.setdefault((ranks, policy), []).append(cell)
-            self._names.setdefault((1, ONE), []).append(cell)
-        for cell, ranks, policy in wrappers.full():
-            self._names.setdefault((ranks, policy), []).append(cell)
-            self._names.setdefault((1, ONE), []).append(cell)
-        for ranks in (1, *scenarios.OTHER_RANKS):
-            others = [*scenarios.WAYS, *scenarios.BITS, *scenarios.HALVES]
-            self._names.setdefault((ranks, scenarios.OTHERS if ranks > 1 else ONE), []).extend(others)
+        others = [(name, ranks, scenarios.OTHERS) for name, ranks in scenarios.others(full)]
+        for name, ranks, policy in (*table(full), *wrapped(full), *others):
+            self._names.setdefault((ranks, policy), []).append(name)
+            self._names.setdefault((1, ONE), []).append(name)
         for name, policy in repeated(full):
             self._repeated.setdefault((3, policy), []).append(name)
 
@@ -77,9 +72,15 @@ def table(full):
     return scenarios.full() if full else scenarios.cover()
 
 
+def wrapped(full):
+    """Returns the (cell, ranks, policy) of the wrappers of optimizers to run."""
+    return wrappers.full() if full else wrappers.cover()
+
+
 def repeated(full):
     """Returns the (scenario, policy) that run a second time, on 3 ranks, to see the same bits."""
-    cells = [(cell, policy) for cell, ranks, policy in table(full) if ranks == 3]
+    cells = [(cell, policy) for cell, ranks, policy in table(full)
+             if ranks == 3 and (full or policy == scenarios.OTHERS)]
     return [*cells, *((name, scenarios.OTHERS) for name in scenarios.BITS)]
 
 
@@ -87,5 +88,13 @@ def pytest_generate_tests(metafunc):
     full = metafunc.config.getoption("--full")
     if "cell" in metafunc.fixturenames:
         metafunc.parametrize("cell, ranks, policy", table(full))
+    if "wrapper" in metafunc.fixturenames:
+        metafunc.parametrize("wrapper, ranks, policy", wrapped(full))
+    if "accumulating" in metafunc.fixturenames:
+        metafunc.parametrize("accumulating, ranks, policy",
+                             [row for row in wrapped(full) if "accumulation" in row[0]])
+    if "way" in metafunc.fixturenames:
+        metafunc.parametrize("way, ranks", [row for row in scenarios.others(full)
+                                            if row[0] in scenarios.WAYS])
     if "repeated" in metafunc.fixturenames:
         metafunc.parametrize("repeated, policy", repeated(full))

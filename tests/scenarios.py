@@ -23,13 +23,13 @@ from models import flat
 from models import make_data
 from models import result
 import numpy as np
+from recipes import RECIPES
 from ways import WAYS
 import wrappers
 
 RANKS = (2, 3, 4)
 POLICIES = ("ps", "sfb", "paper")
-# Of scenarios that are not in the table.
-OTHERS, OTHER_RANKS = "sfb", (2, 3)
+OTHERS = "sfb"  # the policy of scenarios that are in no table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +102,12 @@ def full():
              policies[(m + o + l + r) % len(policies)])
             for m, o, l, r in itertools.product(*(range(len(c)) for c in (models, optimizers, losses,
                                                                            ranks)))]
+
+
+def others(full):
+    """Returns (scenario, ranks) of those that are in no table."""
+    return [(name, ranks) for name in (*WAYS, *BITS, *HALVES)
+            for ranks in ((2,) if name in RECIPES else (2, 3) if full else (3,))]
 
 
 SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES}

@@ -135,3 +135,9 @@ def table():
 def full():
     """Returns (cell, ranks, policy) for every cell."""
     return list(itertools.product(table(), RANKS, POLICIES))
+
+
+def cover():
+    """Returns (cell, ranks, policy) such that every wrapper meets each of the other values."""
+    return [(f"{wrapper}-{optimizer}", RANKS[(i + j) % 2], POLICIES[(i // 2 + j) % 2])
+            for i, wrapper in enumerate(WRAPPERS) for j, optimizer in enumerate(OPTIMIZERS)]
