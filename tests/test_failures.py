@@ -20,7 +20,8 @@ def test_program_runs_alone():
 
 def test_shuffling_agrees_without_a_seed():
     outcome = launch.run_ok(["programs.py", "train_without_seed"], ranks=3, timeout_s=90)
-    weights = re.findall(r"weights (\w+)", outcome.output)
+    # Lines of ranks can run into each other.
+    weights = re.findall(r"weights ([0-9a-f]{64})", outcome.output)
     assert len(weights) == 3 and len(set(weights)) == 1
 
 
