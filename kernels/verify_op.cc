@@ -82,12 +82,14 @@ double UnitRoundoff(tensorflow::DataType dtype) {
   }
 }
 
-// Below the smallest normal number, rounding does not become smaller any more.
-double SmallestNormal(tensorflow::DataType dtype) {
+// A magnitude whose rounding error is as large as what underflow loses: half of the smallest step in
+// half precision, and in the others, since TensorFlow's threads flush them to zero, all of a number
+// below the smallest normal one.
+double Tiny(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_HALF: return 0x1p-14;
-    case tensorflow::DT_DOUBLE: return 0x1p-1022;
-    default: return 0x1p-126;
+    case tensorflow::DT_HALF: return 0x1p-25 / UnitRoundoff(dtype);
+    case tensorflow::DT_DOUBLE: return 0x1p-1022 / UnitRoundoff(dtype);
+    default: return 0x1p-126 / UnitRoundoff(dtype);
   }
 }
 
@@ -95,7 +97,7 @@ double SmallestNormal(tensorflow::DataType dtype) {
 std::vector<double> Magnitudes(const OpInputList& factors, int64_t size) {
   const Tensor& v = factors[factors.size() - 1];
   const int64_t rows = v.dim_size(0), columns = v.dim_size(1);
-  const double tiny = SmallestNormal(v.dtype());
+  const double tiny = Tiny(v.dtype());
   std::vector<double> magnitudes(size, 0.0);
   for (int64_t k = 0; k < rows; ++k) {
     for (int64_t i = 0; i < size / columns; ++i) {
@@ -168,7 +170,7 @@ class VerifyKernel : public AsyncOpKernel {
     if (is_rebuilt) {
       magnitudes = Magnitudes(factors, size);
       const Tensor& v = factors[factors.size() - 1];
-      tiny = std::max(SmallestNormal(v.dtype()), SmallestNormal(sum.dtype()));
+      tiny = std::max(Tiny(v.dtype()), Tiny(sum.dtype()));
       // The plain sum rounds as often as there are rows, and some times more: scales, masks, a
       // regularizer, and the sum over the ranks. The rebuilt one does so too.
       const double roundings = 2.0 * (v.dim_size(0) + communicator->size() + 8);
