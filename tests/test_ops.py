@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_poseidon import communicator
 from tf_poseidon import ops
+from tf_poseidon.ops import library
 
 
 @pytest.mark.parametrize("ranks, largest", [(2, 2**29 + 3), (3, 10**6)])  # more than 2^31 bytes
@@ -125,3 +127,32 @@ def test_shapes_of_factors():
         return ops.outer_product(u, v), ops.sum_of_rows(v)
 
     assert [o.shape.as_list() for o in function.get_concrete_function().outputs] == [[3, 5], [5]]
+
+
+@pytest.mark.parametrize("dtype, u, v, difference, is_fine", [
+    ("float32", 1.0, 1.0, 2.0**-23, True),  # a rounding
+    ("float32", 1.0, 1.0, 2.0**-16, False),
+    ("float32", 0.0, 0.0, 2.0**-100, False),
+    ("float32", 2.0**-70, 2.0**-60, 2.0**-130, True),  # flushed to zero on one of two ways
+    ("float16", 2.0**-10, 2.0**-10, 2.0**-24, True),  # the smallest half
+    ("float16", 2.0**-10, 2.0**-10, 2.0**-14, False),
+])
+def test_verify_knows_rounding_and_underflow(dtype, u, v, difference, is_fine):
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    plain = tf.constant([[u * v]], dtype)
+
+    def verify():
+        library.load()[0].poseidon_verify(
+            gradient=plain, synchronised=tf.constant([[u * v + difference]], dtype),
+            contributes=True, is_due=True, masks=[], site="kernel",
+            factors=[tf.constant([[u]], dtype), tf.constant([[v]], dtype)])
+
+    try:
+        if is_fine:
+            verify()
+        else:
+            with pytest.raises(tf.errors.DataLossError, match="gradient of 'kernel' on rank 0"):
+                verify()
+    finally:
+        rank.leave()

@@ -1,7 +1,22 @@
-"""What several hooks ask."""
+"""What several hooks use."""
+
+import contextlib
 
 
 def is_ours(strategy):
     """Whether a strategy is a PoseidonStrategy in a job of several processes."""
     # By what it can do, since strategy.py imports the hooks.
     return getattr(strategy.extended, "communicator", None) is not None
+
+
+@contextlib.contextmanager
+def replaced(owner, name, value):
+    """While a Keras object has another attribute, set past Keras, which would track it."""
+    attributes = vars(owner)
+    own = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        del attributes[name]
+        attributes.update(own)

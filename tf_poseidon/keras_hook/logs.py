@@ -12,6 +12,7 @@ from tf_poseidon import ops
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.keras_hook.common import replaced
 
 
 def get_metrics_result_or_logs(original, model, logs):
@@ -67,14 +68,10 @@ def noting_sources(model):
                 name: source for name, value in logs.items() for result, source in seen
                 if value is result}
 
-    metrics = model.metrics
-    for metric in metrics:
-        vars(metric)["result"] = watched(metric)  # past Keras, which would track it
-    try:
+    with contextlib.ExitStack() as stack:
+        for metric in model.metrics:
+            stack.enter_context(replaced(metric, "result", watched(metric)))
         yield note
-    finally:
-        for metric in metrics:
-            del vars(metric)["result"]
 
 
 def _results(model, logs):

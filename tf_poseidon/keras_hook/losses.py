@@ -15,6 +15,7 @@ import threading
 import tensorflow as tf
 
 from tf_poseidon import step as step_lib
+from tf_poseidon.keras_hook.common import replaced
 
 LOSS_MODULE = "keras.src.losses.loss"
 
@@ -99,11 +100,8 @@ def scaled_as_a_whole(model, step):
         is_scalar = tf.is_tensor(loss) and loss.shape.rank == 0
         return _with_shared_gradient(step, loss) if is_scalar else loss
 
-    vars(model)["compute_loss"] = scaled  # past Keras, which would track it
-    try:
+    with replaced(model, "compute_loss", scaled):
         yield
-    finally:
-        del vars(model)["compute_loss"]
 
 
 def _divisor_of_mean(values, sample_weight, mask, reduction):
