@@ -12,29 +12,14 @@ def check_graph(graph_def):
     names = {node.name for node in graph_def.node}
     if len(names) != len(graph_def.node):
         raise InvalidGraph("two nodes have the same name")
-    readers, missing = {}, {}
-    ready = []
     for node in graph_def.node:
         sources = {graph_lib.node_of(tensor) for tensor in node.input}
         if not sources <= names:
             raise InvalidGraph(f"node '{node.name}' reads '{min(sources - names)}', which does not "
                                "exist")
-        # Loops are closed by NextIteration: what it hands back does not count.
-        missing[node.name] = 0 if node.op in ("NextIteration", "RefNextIteration") else len(sources)
-        if missing[node.name] == 0:
-            ready.append(node.name)
-        else:
-            for source in sources:
-                readers.setdefault(source, []).append(node.name)
-    done = 0
-    while ready:
-        done += 1
-        for reader in readers.get(ready.pop(), ()):
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                ready.append(reader)
-    if done < len(names):
-        raise InvalidGraph(f"node '{min(n for n in names if missing[n] > 0)}' depends on itself")
+    ordered = {node.name for node in graph_lib.in_order(graph_def)}
+    if ordered != names:
+        raise InvalidGraph(f"node '{min(names - ordered)}' depends on itself")
 
 
 def check_rewrite(before, after, markers):

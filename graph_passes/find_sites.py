@@ -9,6 +9,8 @@ kind returns the same `Marker`s.
 
 import dataclasses
 
+from tensorflow.python.framework import dtypes
+
 from tf_poseidon.graph_passes import graph as graph_lib
 
 
@@ -24,6 +26,7 @@ class Marker:
         shape: The gradient's shape, None if it is unknown.
         dtype: The gradient's `types_pb2.DataType`.
         indices: The indices of slices, a tensor; None of a dense gradient.
+        wire_dtype: The `types_pb2.DataType` in which it travels if it is wider; None for its own.
     """
 
     site: str
@@ -33,6 +36,7 @@ class Marker:
     shape: tuple[int | None, ...] | None
     dtype: int
     indices: str | None = None
+    wire_dtype: int | None = None
 
 
 def find_sites(graph):
@@ -58,7 +62,9 @@ def _marker(graph, node):
         return None
     site, dtype = node.attr["site"].s.decode(), node.attr["T"].type
     if node.op == "PoseidonSync":
-        return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype)
+        wire = node.attr["wire_dtype"].s.decode() if "wire_dtype" in node.attr else ""
+        return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype,
+                      wire_dtype=dtypes.as_dtype(wire).as_datatype_enum if wire else None)
     indices, values, contributes = graph_lib.data_inputs(node)
     shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)
     return Marker(site, node.name, values, contributes, shape, dtype, indices)

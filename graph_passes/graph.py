@@ -62,6 +62,29 @@ class Graph:
         return tensor_util.MakeNdarray(node.attr["value"].tensor) if node.op == "Const" else None
 
 
+def in_order(graph_def):
+    """Returns the nodes, each after its inputs; without those that depend on themselves.
+
+    Loops are closed by NextIteration: what it hands back does not count.
+    """
+    readers, missing, ready, ordered = collections.defaultdict(list), {}, [], []
+    for node in graph_def.node:
+        sources = set() if node.op in ("NextIteration", "RefNextIteration") else {
+            node_of(tensor) for tensor in node.input}
+        missing[node.name] = len(sources)
+        for source in sources:
+            readers[source].append(node)
+        if not sources:
+            ready.append(node)
+    while ready:
+        ordered.append(ready.pop())
+        for reader in readers[ordered[-1].name]:
+            missing[reader.name] -= 1
+            if missing[reader.name] == 0:
+                ready.append(reader)
+    return ordered
+
+
 def data_inputs(node):
     """Returns the inputs of a node that are tensors."""
     return [tensor for tensor in node.input if not is_control(tensor)]

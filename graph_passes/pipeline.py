@@ -7,6 +7,7 @@ from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import check
+from tf_poseidon.graph_passes import count_operations
 from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import match_biases
@@ -23,35 +24,36 @@ class Rewritten:
     Attributes:
         graph_def: The GraphDef; None if there was nothing to synchronise.
         sites: What the graph synchronises, `planning.Site`s.
-        plan: How, a `planning.Plan`.
+        plan: How, a `planning.Plan`; None if there was nothing.
     """
 
     graph_def: object
     sites: tuple
-    plan: planning.Plan
+    plan: planning.Plan | None
 
 
-def rewrite(graph_def, policy, workers, servers):
+def rewrite(graph_def, planner):
     """Rewrites a training graph so that each gradient travels as the plan says.
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
             NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
-        policy: A name in `planning.POLICIES`.
-        workers: Number of ranks.
-        servers: Number of ranks that are servers.
+        planner: The `planning.Planner`.
 
     Returns:
         `Rewritten`. A graph that was rewritten before has nothing left to do.
 
     Raises:
         ValueError: If the graph synchronises two gradients under the same name.
+        PoseidonError: If the planner refuses the graph.
         check.InvalidGraph: If the graph is not valid, or would not be afterwards.
     """
     check.check_graph(graph_def)
     graph = graph_lib.Graph(graph_def)
     step = _step(graph_def)
     markers = _in_order_of_trace(find_sites.find_sites(graph), step)
+    if not markers:
+        return Rewritten(None, (), None)
     # Before matching: which tensors ranks have in common is a question to the whole graph.
     independent = rank_independence.RankIndependence(graph)
     dense = [marker for marker in markers if marker.indices is None]
@@ -59,10 +61,10 @@ def rewrite(graph_def, policy, workers, servers):
     # After it: biases follow the layers whose factors are known.
     matches |= match_biases.match_biases(graph, dense, matches)
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
-    sites = tuple(_site(marker, matches[marker.site], step) for marker in markers)
-    plan = planning.make_plan(sites, policy, workers, servers)
-    if not markers:
-        return Rewritten(None, sites, plan)
+    operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
+    sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
+                  for marker, count in zip(markers, before))
+    plan = planner.plan(sites, operations)
     result = rewrite_lib.rewrite(graph, markers, matches, plan, independent.digest, step.strict)
     check.check_rewrite(graph_def, result, markers)
     return Rewritten(result, sites, plan)
@@ -110,6 +112,12 @@ def _slices(graph, marker):
                                    graph.nodes[marker.node].attr["Tidx"].type)
 
 
+def _itemsize(marker, dtype):
+    """Returns the bytes of an element of `dtype` on its way."""
+    size = dtypes.as_dtype(dtype).size
+    return size if marker.wire_dtype is None else min(size, dtypes.as_dtype(marker.wire_dtype).size)
+
+
 def _planned(k, rows, static_rows):
     """Returns K in a full batch of the rank with most rows, when this rank's shapes are fixed.
 
@@ -124,7 +132,7 @@ def _site(marker, match, step):
     """Returns what planning needs to know of a gradient."""
     dtype = dtypes.as_dtype(marker.dtype)
     shape = marker.shape
-    site = planning.Site(marker.site, dtype.name, dtype.size,
+    site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          None if shape is None or None in shape else shape)
     if isinstance(match, matches_lib.Refusal):
         return dataclasses.replace(site, refusal=str(match))
@@ -140,5 +148,5 @@ def _site(marker, match, step):
     k = [_planned(product.k, step.rows, step.static_rows) for product in match.products]
     factors = planning.Factors(
         m=first.u.columns, n=first.v.columns, k=None if None in k else sum(k),
-        itemsize=dtypes.as_dtype(first.dtype).size, extra_bytes=len(match.terms) * dtype.size)
+        itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
     return dataclasses.replace(site, factors=factors)

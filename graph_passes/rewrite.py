@@ -104,8 +104,7 @@ class _SiteRewriter:
 
     def dense(self):
         """gradient -> Send -> Recv, the last under the marker's name."""
-        self._send_and_receive("", "send", "", [self._marker.gradient], "ps",
-                               [self._marker.dtype], [self._marker.shape])
+        self._exchange_dense("", self._marker.gradient, "")
 
     def slices(self):
         """Keeps the marker, and notes that it has been decided about."""
@@ -116,8 +115,7 @@ class _SiteRewriter:
         marker, index_type = self._marker, self._node.attr["Tidx"].type
         dense = self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
                                 T=marker.dtype, Tidx=index_type, shape=marker.shape)
-        total = self._send_and_receive("", "send", "recv", [dense], "ps", [marker.dtype],
-                                       [marker.shape])
+        total = self._exchange_dense("", dense, "sum")
         limits = [self.writer.constant(name, _array(value, index_type), dense)
                   for name, value in (("start", 0), ("limit", marker.shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=index_type)
@@ -133,10 +131,13 @@ class _SiteRewriter:
         """
         first = match.products[0]
         columns = [first.u.columns, first.v.columns]
-        parts = [self._matrices("u", [p.u for p in match.products], first.dtype),
-                 self._matrices("v", [p.v for p in match.products], first.dtype,
-                                [p.scale for p in match.products])]
-        types, shapes = [first.dtype] * 2, [(None, c) for c in columns]
+        u = self._matrices("u", [p.u for p in match.products], first.dtype)
+        v = self._matrices("v", [p.v for p in match.products], first.dtype,
+                           [p.scale for p in match.products])
+        dtype = self._on_wire(first.dtype)
+        parts = [self._cast("wire_u", u, first.dtype, dtype),
+                 self._cast("wire_v", v, first.dtype, dtype)]
+        types, shapes = [dtype] * 2, [(None, c) for c in columns]
         for i, term in enumerate(match.terms):
             one = self.writer.constant(f"one{i}", _array([[1]], self._marker.dtype),
                                        self._marker.contributes)
@@ -150,14 +151,14 @@ class _SiteRewriter:
                           *sorted(riders)])
         recv = self._send_and_receive("", "send", "recv", parts, "sfb", types, shapes, form)
         masks = [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
-        self._verify_by([f"{recv}:0", f"{recv}:1"], [first.dtype] * 2, masks)
+        self._verify_by([f"{recv}:0", f"{recv}:1"], [dtype] * 2, masks)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
                     for i, t in enumerate(types)]
-        out_type = self._made_of(first.dtype)
-        total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2],
-                                T=first.dtype, Tout=out_type)
+        out_type = self._made_of(dtype)
+        total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
+                                Tout=out_type)
         total = self._as_gradient(total, out_type, tuple(columns))
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
@@ -174,13 +175,12 @@ class _SiteRewriter:
     def bias(self, leader, bias, match):
         """Adds up the rows of a factor that another site has received."""
         index = 0 if bias.factor == "u" else 1
-        first = match.products[0]
+        dtype = self._on_wire(match.products[0].dtype)
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
-        self._verify_by([f"{leader}/recv:{index}"], [first.dtype])
-        gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, first.dtype)
-        out_type = self._made_of(first.dtype)
-        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=first.dtype,
-                                Tout=out_type)
+        self._verify_by([f"{leader}/recv:{index}"], [dtype])
+        gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
+        out_type = self._made_of(dtype)
+        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type)
         self._merge_with_dense(self._as_gradient(total, out_type, self._marker.shape), is_complete)
 
     def only_for_dense(self, match):
@@ -206,7 +206,26 @@ class _SiteRewriter:
             f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
             T=types, site=self._marker.site, scheme=scheme, form=form,
             strict=self._strict)
-        return self.writer.add(f"{prefix}{recv}", "PoseidonRecv", [ticket], T=types, shapes=shapes)
+        return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
+
+    def _exchange_dense(self, prefix, gradient, name):
+        """Sums a gradient of the marker's shape over the parameter server, into `name`."""
+        dtype, wire = self._marker.dtype, self._on_wire(self._marker.dtype)
+        sent = self._cast(f"{prefix}wire", gradient, dtype, wire)
+        recv = name if wire == dtype else f"{prefix}recv"
+        total = self._send_and_receive(prefix, "send", recv, [sent], "ps", [wire],
+                                       [self._marker.shape])
+        return self._cast(name, total, wire, dtype)
+
+    def _on_wire(self, dtype):
+        """Returns the type that values of `dtype` travel in."""
+        wire = self._marker.wire_dtype
+        return wire if wire is not None and dtype not in _HALVES else dtype
+
+    def _cast(self, name, tensor, source, target):
+        if source == target:
+            return tensor
+        return self.writer.add(name, "Cast", [tensor], SrcT=source, DstT=target)
 
     def _verify_by(self, factors, types, masks=()):
         """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
@@ -234,8 +253,7 @@ class _SiteRewriter:
         dtype = self._marker.dtype
         gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
                                    T=dtype)
-        dense = self._send_and_receive("dense_", "send", "recv", [gradient], "ps", [dtype],
-                                       [self._marker.shape])
+        dense = self._exchange_dense("dense_", gradient, "dense_recv")
         self.writer.add("", "Merge", [dense, total], T=dtype, N=2)
 
     def _matrices(self, name, factors, dtype, scales=None):
@@ -282,8 +300,7 @@ class _SiteRewriter:
         return self._reshaped(name, tensor, self._marker.shape, self._marker.dtype)
 
     def _as_gradient(self, tensor, dtype, shape):
-        if dtype != self._marker.dtype:
-            tensor = self.writer.add("cast", "Cast", [tensor], SrcT=dtype, DstT=self._marker.dtype)
+        tensor = self._cast("cast", tensor, dtype, self._marker.dtype)
         if shape != self._marker.shape:
             tensor = self._reshaped("gradient", tensor, self._marker.shape, self._marker.dtype)
         return tensor

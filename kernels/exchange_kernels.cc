@@ -62,13 +62,76 @@ class SumKernel : public ExchangeKernel {
   using ExchangeKernel::ExchangeKernel;
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    Run(context, ToExchange(context, context->input(0)), std::move(done));
+  }
+
+ protected:
+  Exchange ToExchange(OpKernelContext* context, const Tensor& value) {
     Exchange exchange;
-    exchange.dtype = ToDataType(context->input(0).dtype());
-    exchange.count = context->input(0).NumElements();
+    exchange.dtype = ToDataType(value.dtype());
+    exchange.count = value.NumElements();
     exchange.contributes = context->input(1).scalar<bool>()();
     exchange.is_gradient = type_string() == "PoseidonSync";
-    Run(context, std::move(exchange), std::move(done));
+    return exchange;
   }
+};
+
+// A sum of gradients, which may travel in a narrower type.
+class SyncKernel : public SumKernel {
+ public:
+  explicit SyncKernel(OpKernelConstruction* context) : SumKernel(context) {
+    std::string wire_dtype;
+    OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_dtype));
+    const tensorflow::DataType own = context->input_type(0);
+    is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT ||
+                                           own == tensorflow::DT_DOUBLE);
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    if (!is_narrowed_) return SumKernel::ComputeAsync(context, std::move(done));
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator) return done();
+    auto wire = std::make_shared<Tensor>();
+    OP_REQUIRES_OK_ASYNC(context,
+                         context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(),
+                                                wire.get()),
+                         done);
+    Convert(context->input(0), wire.get());
+    Exchange exchange = ToExchange(context, *wire);
+    exchange.input = exchange.output = wire->data();
+    communicator->Submit(
+        std::move(exchange), [context, wire, done = std::move(done)](const std::string& error) {
+          if (!error.empty()) {
+            new std::shared_ptr<Tensor>(wire);  // the network may still use it
+            context->SetStatus(absl::AbortedError(error));
+            return done();
+          }
+          // Converting takes a while: not on the progress thread.
+          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+              [context, wire, done] {
+                Tensor* output = nullptr;
+                context->SetStatus(context->allocate_output(0, wire->shape(), &output));
+                if (context->status().ok()) Convert(*wire, output);
+                done();
+              });
+        });
+  }
+
+ private:
+  static void Convert(const Tensor& from, Tensor* to) {
+    using tensorflow::bfloat16;
+    if (from.dtype() == tensorflow::DT_FLOAT) {
+      to->flat<bfloat16>() = from.flat<float>().cast<bfloat16>();
+    } else if (from.dtype() == tensorflow::DT_DOUBLE) {
+      to->flat<bfloat16>() = from.flat<double>().cast<bfloat16>();
+    } else if (to->dtype() == tensorflow::DT_FLOAT) {
+      to->flat<float>() = from.flat<bfloat16>().cast<float>();
+    } else {
+      to->flat<double>() = from.flat<bfloat16>().cast<double>();
+    }
+  }
+
+  bool is_narrowed_ = false;
 };
 
 class BroadcastKernel : public ExchangeKernel {
@@ -157,7 +220,7 @@ class AbortKernel : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SumKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SyncKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU), GatherKernel);

@@ -51,6 +51,7 @@ REGISTER_OP("PoseidonSync")
     .Attr("T: {half, bfloat16, float, double, int32, int64}")
     .Attr("site: string")
     .Attr("shape: shape = { unknown_rank: true }")
+    .Attr("wire_dtype: {'', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SyncShape)
@@ -66,6 +67,7 @@ contributes: A scalar. False leaves this rank out of the sum, whatever its gradi
 sum: The sum over the ranks that contribute; zeros when none does.
 site: The path of the variable, and which synchronisation of it within the step this is.
 shape: What is known of the gradient's shape.
+wire_dtype: The type that the gradient and its sum travel in; empty for their own. Rounds both.
 )doc");
 
 REGISTER_OP("PoseidonAllReduce")

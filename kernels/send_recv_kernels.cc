@@ -274,10 +274,10 @@ class AgreeKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Communicator* communicator = CommunicatorOf(context, *this, "");
     if (!communicator) return done();
-    if (strict_ && form_.plan.empty()) {
+    if ((strict_ || !refusal_.empty()) && form_.plan.empty()) {
       const std::string error = absl::StrCat(
-          "strict=True, but the training graph of rank ", communicator->rank(),
-          " was not rewritten: ",
+          strict_ ? "strict=True, but the" : "The", " training graph of rank ",
+          communicator->rank(), " was not rewritten: ",
           refusal_.empty() ? std::string(kNotTaken) : refusal_);
       communicator->Abort(error, /*seconds=*/0);
       context->SetStatus(absl::FailedPreconditionError(error));

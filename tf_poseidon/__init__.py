@@ -11,14 +11,21 @@ with strategy.scope():
 Importing this package starts nothing and loads nothing; creating a strategy joins the job.
 """
 
+import importlib
+
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning import Cluster
+from tf_poseidon.planning import Plan
 
-__all__ = ["JobEndedError", "PoseidonError", "PoseidonStrategy"]
+__all__ = ["Cluster", "JobEndedError", "Plan", "PoseidonError", "PoseidonStrategy", "calibrate",
+           "explain"]
+
+# Late, since they import TensorFlow: which module has them.
+_LATE = {"PoseidonStrategy": "strategy", "calibrate": "calibration", "explain": "explaining"}
 
 
 def __getattr__(name):
-    if name == "PoseidonStrategy":  # late, since it imports TensorFlow
-        from tf_poseidon.strategy import PoseidonStrategy
-        return PoseidonStrategy
+    if name in _LATE:
+        return getattr(importlib.import_module(f"tf_poseidon.{_LATE[name]}"), name)
     raise AttributeError(f"module 'tf_poseidon' has no attribute '{name}'")

@@ -79,7 +79,7 @@ class Communicator:
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
 
-    def submit(self, site, value, contributes=True, root=None, is_gradient=False):
+    def submit(self, site, value, contributes=True, root=None, is_gradient=False, out=None):
         """Starts exchanging one array with all ranks.
 
         Args:
@@ -89,13 +89,14 @@ class Communicator:
             contributes: False leaves this rank's value out of the sum.
             root: None to sum over ranks, or the rank whose value all shall have.
             is_gradient: Whether other ranks may try to exchange factors under this name.
+            out: Array like `value` for the result, perhaps `value` itself; None makes one.
 
         Returns:
             A function that waits for the exchange and returns its result, an array like `value`.
             It raises JobEndedError when the job was ended.
         """
         value = np.asarray(value, order="C")
-        output = np.empty_like(value)
+        output = np.empty_like(value) if out is None else out
         if root is None and value.dtype.name not in _SUMMABLE:
             raise PoseidonError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
                                 f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")

@@ -23,24 +23,25 @@ _Passes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void
 _enabled = None
 
 
-def enable(rank, **options):
+def enable(rank, planner, strict):
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
     Args:
         rank: This rank; rank 0 logs what is rewritten.
-        **options: As `GraphPass` has them.
+        planner, strict: As `GraphPass` has them.
 
     Raises:
         PoseidonError: If they run already with other options, or cannot run and `strict` is set.
     """
     global _enabled
     if _enabled is None:
-        _enabled = GraphPass(rank, options)
+        _enabled = GraphPass(rank, planner, strict)
         _enabled.register()
-    elif _enabled.options != options:
+    elif (_enabled.planner, _enabled.strict) != (planner, strict):
         raise PoseidonError(
-            f"This process rewrites training graphs with {_enabled.options}, and cannot change that "
-            f"to {options}: give every PoseidonStrategy of a process the same options.")
+            f"This process rewrites training graphs with {_enabled.planner}, strict="
+            f"{_enabled.strict}, and cannot change that to {planner}, strict={strict}: give every "
+            "PoseidonStrategy of a process the same options.")
     return _enabled
 
 
@@ -48,14 +49,15 @@ class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
-        options: policy, workers, servers and strict, by name; as `PoseidonStrategy` has them, but
-            for servers, which is their number.
+        planner: The `planning.Planner`.
+        strict: As of `PoseidonStrategy`.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
-    def __init__(self, rank, options):
-        self.options = options
+    def __init__(self, rank, planner, strict):
+        self.planner = planner
+        self.strict = strict
         self.plan = None
         self._log_level = logging.INFO if rank == 0 else logging.DEBUG
         self._callback = _Passes(self._run)  # kept here, or it would be freed
@@ -69,21 +71,20 @@ class GraphPass:
         if not lib.poseidon_set_passes(self._callback):
             reason = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes "
                       "only one for each device; do without that one")
-            if self.options["strict"]:
+            if self.strict:
                 raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {reason}.")
             self._refuse(reason)
 
     def expect(self):
         """Notes that a training function was traced, which TensorFlow should hand to us."""
         if self.plan is None:
-            self.plan = self._without_rewrite("TensorFlow has not run the graph pass; enable "
-                                              "Grappler (tf.config.optimizer)")
+            self.plan = self.planner.refusal("TensorFlow has not run the graph pass; enable "
+                                             "Grappler (tf.config.optimizer)")
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
         try:
-            rewritten = pipeline.rewrite(graph_def, self.options["policy"],
-                                         self.options["workers"], self.options["servers"])
+            rewritten = pipeline.rewrite(graph_def, self.planner)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             self._refuse(f"{type(error).__name__}: {error}")
             return self._with_refusal(graph_def)
@@ -110,18 +111,14 @@ class GraphPass:
 
     def _refuse(self, reason):
         is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
-        self.plan = self._without_rewrite(reason)
-        if is_new and not self.options["strict"]:
+        self.plan = self.planner.refusal(reason)
+        if is_new and not (self.strict or self.planner.given):
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
 
-    def _without_rewrite(self, reason):
-        return planning.Plan(self.options["policy"], self.options["workers"],
-                             self.options["servers"], (), reason)
-
     def _with_refusal(self, graph_def):
-        """With strict=True, lets the function fail with the reason when it runs."""
-        if not self.options["strict"]:
+        """Lets the function fail with the reason when it runs, with strict=True or a given plan."""
+        if not (self.strict or self.planner.given):
             return None
         for node in graph_def.node:
             if node.op == "PoseidonAgree":

@@ -26,11 +26,18 @@ def communicator():
     return _communicator
 
 
-def start(**options):
+def servers():
+    """Returns the ranks that hold KV pairs, empty for all."""
+    return _options["servers"]
+
+
+def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0,
+          any_options=False):
     """Joins the job that this process was launched in, once per process.
 
     Args:
-        **options: As for `engines.mpi.join`.
+        servers, kv_pair_bytes, timeout_s, startup_timeout_s: As for `engines.mpi.join`.
+        any_options: Whether it is all right if the job was joined with other options.
 
     Returns:
         The communicator, or None when this process was launched alone.
@@ -39,8 +46,10 @@ def start(**options):
         PoseidonError: If the job cannot be joined, or was joined with other options.
     """
     global _communicator, _options
+    options = dict(servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
+                   startup_timeout_s=startup_timeout_s)
     if _options is not None:
-        if options != _options:
+        if options != _options and not any_options:
             raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
                                 f"change that to {options}: give every PoseidonStrategy of a "
                                 "process the same options.")

@@ -37,7 +37,7 @@ class Step:
         applied_variables: The variables of the innermost optimizer at work.
     """
 
-    def __init__(self, size, rows=None, verifier=None):
+    def __init__(self, size, rows=None, verifier=None, wire_dtype=None):
         """Makes a step.
 
         Args:
@@ -45,6 +45,7 @@ class Step:
             rows: `data.Rows` that the step works on, or None when it was given none: then all
                 ranks are taken to work on equally many.
             verifier: The `verify.Verifier` of the strategy, if it has one.
+            wire_dtype: What gradients travel in, as of the strategy.
         """
         self.size = size
         self._has_rows = rows is not None
@@ -65,6 +66,7 @@ class Step:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._gradients = []  # a line of text for each gradient site, in the order of the trace
         self._verifier = verifier
+        self._wire_dtype = wire_dtype
         self._weights = {}  # variables whose gradients were synchronised in this step, by path
         self._state = {}  # (path, variable) assigned in this step, by identity
 
@@ -175,8 +177,8 @@ class Step:
         self._gradients.append(f"'{site}' {gradient.dtype.name}{list(shape)}"
                                + (" slices" if is_slices else ""))
         if is_slices:
-            return ops.sync_slices(gradient, shape, site, contributes)
-        return ops.sync(gradient, site, contributes, shape)
+            return ops.sync_slices(gradient, shape, site, contributes, self._wire_dtype)
+        return ops.sync(gradient, site, contributes, shape, self._wire_dtype)
 
     def verify_weights(self):
         """In verify mode, compares the variables that were trained in this step."""

@@ -12,6 +12,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import context
 
+from tf_poseidon import calibration
 from tf_poseidon import data
 from tf_poseidon import grappler
 from tf_poseidon import keras_hook
@@ -45,8 +46,18 @@ class PoseidonStrategy(tf.distribute.Strategy):
     factors, as those.
 
     Args:
-        policy: What chooses: "ps", always the parameter server; "sfb", factors wherever it is
-            possible; "paper", whichever sends fewer numbers (Algorithm 1 of Zhang et al.).
+        policy: What chooses: "auto", whatever takes least time, by measured speeds; "ps", always the
+            parameter server; "sfb", factors wherever it is possible; "paper", whichever sends fewer
+            numbers (Algorithm 1 of Zhang et al.).
+        plan: A `Plan`, or the file of one, to follow instead of a policy. Training functions that it
+            was not made for fail. The same plan gives the same bits in every run.
+        pins: {pattern: scheme}: the first pattern that fits a variable's path decides it, as far as
+            that is possible, before the policy does: {"*/embeddings": "ps"}.
+        cluster: The `Cluster` to plan for, with its speeds. None measures them when the policy is
+            "auto"; `poseidon.calibrate()` returns what was measured.
+        wire_dtype: "bfloat16" lets gradients and factors of wider types travel rounded to it: half
+            the bytes of single precision, and results that differ from one process's by such
+            roundings. None never rounds.
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
@@ -68,25 +79,35 @@ class PoseidonStrategy(tf.distribute.Strategy):
             never comes, an op library built for another TensorFlow.
     """
 
-    def __init__(self, policy="paper", servers=None, strict=False, global_batch_logs=False,
-                 verify=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
-        servers = tuple(servers or ())
-        _check_options(policy, servers, verify, kv_pair_bytes, timeout_s, startup_timeout_s)
+    def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
+                 servers=None, strict=False, global_batch_logs=False, verify=None,
+                 kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+        servers, pins = tuple(servers or ()), tuple((pins or {}).items())
+        if plan is not None and not isinstance(plan, planning.Plan):
+            plan = planning.Plan.load(plan)
+        _check_options(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
+                       timeout_s, startup_timeout_s)
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(_Extended(self, communicator))
         self.extended.global_batch_logs = global_batch_logs
+        self.extended.wire_dtype = wire_dtype
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
-            _agree_on_options(communicator, policy=policy, strict=strict,
-                              global_batch_logs=global_batch_logs, verify=verify)
+            _agree_on_options(
+                communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=cluster,
+                wire_dtype=wire_dtype, strict=strict, global_batch_logs=global_batch_logs,
+                verify=verify)
+            if cluster is None:
+                is_measured = policy == "auto" and plan is None
+                cluster = (calibration.calibrate() if is_measured else
+                           planning.Cluster(communicator.size, len(servers)))
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             _agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
-                communicator.rank, policy=policy, workers=communicator.size,
-                servers=len(servers) or communicator.size, strict=strict)
+                communicator.rank, planning.Planner(cluster, policy, pins, plan), strict)
 
     @property
     def rank(self):
@@ -183,6 +204,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         self.size = communicator.size if communicator else 1
         self.global_batch_logs = False
         self.verifier = None
+        self.wire_dtype = None
         self.is_predicting = False  # whether the step that runs is one of predict
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         # This rank's part of the rows of the last batch of a Keras step.
@@ -260,13 +282,14 @@ class _Extended(one_device_strategy.OneDeviceExtended):
             with tf.device(self._device), _ReplicaContext(strategy, 0):
                 return fn(*args, **kwargs)
         self.broadcast_new_variables()
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier)
+        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
+                             self.wire_dtype)
         args, kwargs = data.values((args, kwargs))
         with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
             step.verify_weights()
-            if step.agree(self.graph_pass.options["strict"]):
+            if step.agree(self.graph_pass.strict):
                 self.graph_pass.expect()
             return result if step.is_keras_step else self._without_borrowed_rows(step, result)
 
@@ -364,10 +387,26 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-def _check_options(policy, servers, verify, kv_pair_bytes, timeout_s, startup_timeout_s):
-    if policy not in planning.POLICIES:
-        raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(planning.POLICIES)}.")
+def _check_options(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
+                   startup_timeout_s):
     size, _ = mpi.launched_size()
+    num_servers = len(servers) or size
+    planning.make_plan((), policy, planning.Cluster(size), pins)  # checks policy and pins
+    if plan is not None and (pins or policy != "auto"):
+        raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
+                            "every gradient travels; leave these away, or make another plan.")
+    if plan is not None and size > 1:
+        plan.check(plan.sites, planning.Cluster(size, num_servers))
+    if cluster is not None and (cluster.workers, cluster.servers) != (size, num_servers):
+        raise PoseidonError(
+            f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
+            f"has {size} and {num_servers}; give it those.")
+    if wire_dtype not in (None, "bfloat16"):
+        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+    if wire_dtype is not None and verify is not None:
+        raise PoseidonError(
+            f"verify={verify} compares gradients with their exact sums, but wire_dtype="
+            f"{wire_dtype!r} rounds them; leave one of the two away.")
     if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
         raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
                             "leave it away to let every rank be a server.")

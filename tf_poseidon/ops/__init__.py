@@ -13,7 +13,7 @@ from tf_poseidon.ops import library
 SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-def sync(gradient, site, contributes=True, shape=None):
+def sync(gradient, site, contributes=True, shape=None, wire_dtype=None):
     """Returns the sum of one variable's gradient over all ranks.
 
     This is the marker of a gradient site, and by itself a complete synchronisation.
@@ -23,6 +23,7 @@ def sync(gradient, site, contributes=True, shape=None):
         site: The variable's path, and which synchronisation of it in the step this is.
         contributes: Scalar bool; False leaves this rank out of the sum.
         shape: What is known of the gradient's shape, for graph passes.
+        wire_dtype: "bfloat16" lets float and double travel rounded to it; None never rounds.
 
     Returns:
         A tensor like `gradient`, with the same bits on all ranks.
@@ -30,10 +31,10 @@ def sync(gradient, site, contributes=True, shape=None):
     with tf.device("CPU:0"):
         return _unordered(library.load()[0].poseidon_sync(
             gradient=gradient, contributes=contributes, site=site,
-            shape=tf.TensorShape(shape)))
+            shape=tf.TensorShape(shape), wire_dtype=wire_dtype or ""))
 
 
-def sync_slices(gradient, shape, site, contributes=True):
+def sync_slices(gradient, shape, site, contributes=True, wire_dtype=None):
     """Returns the sum of one variable's gradient, which is slices, over all ranks.
 
     Like `sync`, a marker and by itself a complete synchronisation.
@@ -41,19 +42,23 @@ def sync_slices(gradient, shape, site, contributes=True):
     Args:
         gradient: `tf.IndexedSlices` of half, bfloat16, float or double. An index may occur often.
         shape: The shape of the variable, fully known.
-        site, contributes: As for `sync`.
+        site, contributes, wire_dtype: As for `sync`.
 
     Returns:
         `tf.IndexedSlices` in which every index occurs once, with the same bits on all ranks.
     """
     shape = tf.TensorShape(shape)
+    dtype = gradient.values.dtype
+    travels_as = tf.as_dtype(wire_dtype) if wire_dtype and dtype.size > 2 else dtype
     # Half the bytes of an index: TensorFlow gives 64 bits to all.
     index_type = tf.int32 if shape[0] < 2**31 else tf.int64
     with tf.device("CPU:0"):
         indices, values = library.load()[0].poseidon_sync_slices(
-            indices=tf.cast(gradient.indices, index_type), values=gradient.values,
-            contributes=contributes, site=site, shape=shape)
-        return tf.IndexedSlices(_unordered(values), indices, tf.constant(shape.as_list()))
+            indices=tf.cast(gradient.indices, index_type),
+            values=tf.cast(gradient.values, travels_as), contributes=contributes, site=site,
+            shape=shape)
+        return tf.IndexedSlices(tf.cast(_unordered(values), dtype), indices,
+                                tf.constant(shape.as_list()))
 
 
 def dense_slices(gradient, shape):

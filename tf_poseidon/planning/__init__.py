@@ -1,16 +1,21 @@
 """Deciding how each gradient travels: pure Python, without TensorFlow.
 
-A training graph is described by its `Site`s, and a `Plan` holds a `Decision` for each of them. Both
-are frozen values. Ranks plan apart from each other and must come to the same plan, so planning
-depends on its arguments alone.
+A training graph is described by its `Site`s, the machines by a `Cluster`, and a `Plan` holds a
+`Decision` for each site. All are frozen values. Ranks plan apart from each other and must come to the
+same plan, so planning depends on its arguments alone.
 """
 
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import parameter_server
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.planner import Planner
 from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 
-__all__ = ["Decision", "Factors", "POLICIES", "Plan", "Site", "Slices", "make_plan"]
+__all__ = ["Cluster", "Cost", "Decision", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
+           "make_plan", "parameter_server"]

@@ -1,9 +1,36 @@
-"""What each scheme costs: table 1 of H. Zhang et al., USENIX ATC 2017, in bytes instead of numbers.
+"""What each scheme costs, in bytes and in seconds.
 
-Symbols as in the paper: a layer's gradient is M x N, K is the batch of one worker, P1 the number of
-workers and P2 the number of servers. All costs are what one node, both worker and server, sends
-plus receives in a step.
+Bytes are table 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, in bytes instead of numbers. Symbols
+as there: a layer's gradient is M x N, K is the batch of one worker, P1 the number of workers and P2 the
+number of servers. All bytes are what one node, both worker and server, sends plus receives in a step.
+
+Seconds are what the paper leaves out: the time until a message is there, and the arithmetic by which
+every rank makes the gradients of the other ranks anew. They are those of one gradient by itself; what of
+them backpropagation hides depends on all gradients of a step (timeline.py).
 """
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one gradient costs a rank in a step.
+
+    Attributes:
+        num_bytes: Payload that it sends plus receives, as a mean over the ranks.
+        latency: Seconds until the messages that follow each other are there, without their bytes.
+        transfer: Seconds for the bytes of the rank that has most of them.
+        rebuild: Seconds for the arithmetic that one process alone would not have.
+    """
+
+    num_bytes: float
+    latency: float = 0.0
+    transfer: float = 0.0
+    rebuild: float = 0.0
+
+    @property
+    def seconds(self):
+        return self.latency + self.transfer + self.rebuild
 
 
 def parameter_server(dense_bytes, p1, p2):
@@ -27,3 +54,36 @@ def mean_parameter_server(dense_bytes, p1):
     is counted where it is sent and where it is received.
     """
     return 4 * dense_bytes * (p1 - 1) / p1
+
+
+def dense(site, cluster):
+    """Returns the `Cost` of a site over the parameter server, None if its shape is unknown."""
+    if site.num_bytes is None:
+        return None
+    p1, p2 = cluster.workers, cluster.servers
+    # A rank sends half of what it sends plus receives. To the server and back: two messages.
+    sent = parameter_server(site.num_bytes, p1, p2) / 2
+    return Cost(mean_parameter_server(site.num_bytes, p1),
+                latency=2 * cluster.latency_seconds if p1 > 1 else 0.0,
+                transfer=cluster.send_seconds(sent))
+
+
+def factors(site, cluster):
+    """Returns the `Cost` of broadcasting a site's factors.
+
+    The matrix product of this rank's own rows is part of training; that of the other ranks' rows, 2 K
+    (P1 - 1) M N operations, comes on top.
+    """
+    parts, p1 = site.factors, cluster.workers
+    return Cost(factor_broadcasting(parts.num_bytes, p1),
+                latency=cluster.latency_seconds if p1 > 1 else 0.0,
+                transfer=cluster.send_seconds(parts.num_bytes * (p1 - 1)),
+                rebuild=cluster.compute_seconds(2 * parts.k * (p1 - 1) * parts.m * parts.n))
+
+
+def slices(site, cluster):
+    """Returns the `Cost` of sending a site's slices to all: an upper bound, see `Slices`."""
+    p1 = cluster.workers
+    return Cost(factor_broadcasting(site.slices.num_bytes, p1),
+                latency=cluster.latency_seconds if p1 > 1 else 0.0,
+                transfer=cluster.send_seconds(site.slices.num_bytes * (p1 - 1)))

@@ -1,6 +1,13 @@
 """What will be done: the scheme of every site, with the reason."""
 
 import dataclasses
+import hashlib
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning import timeline
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.site import Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,18 +18,32 @@ class Decision:
         site: Name of the site.
         scheme: "ps", the sharded parameter server; "sfb", sufficient factor broadcasting; or
             "sparse", all slices to all.
-        num_bytes: Payload that a rank sends plus receives in a step with full batches, as a mean
-            over the ranks; None if that is not known before the step. Of "sparse" an upper bound:
-            slices with the same index are added up before they are sent.
+        cost: The predicted `Cost` of a step with full batches; None if that is not known before the
+            step. Of "sparse" an upper bound: slices with the same index are added up before they are
+            sent.
         reason: Why, in a sentence.
         rides_on: With "sfb", the site whose factors this one is computed from; it sends nothing.
+        runner_up: The scheme that lost, None if there was no other.
+        runner_up_cost: Its `Cost`.
     """
 
     site: str
     scheme: str
-    num_bytes: float | None
+    cost: Cost | None
     reason: str
     rides_on: str | None = None
+    runner_up: str | None = None
+    runner_up_cost: Cost | None = None
+
+    @property
+    def num_bytes(self):
+        """Payload that a rank sends plus receives, as a mean over the ranks; None if unknown."""
+        return self.cost and self.cost.num_bytes
+
+    @property
+    def seconds(self):
+        """Predicted time of this exchange by itself, rebuilding included; None if unknown."""
+        return self.cost and self.cost.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,44 +53,155 @@ class Plan:
     `print(plan)` shows it as a table.
 
     Attributes:
-        policy: What has decided: "ps", "sfb" or "paper".
-        workers: Number of ranks, P1 in the paper.
-        servers: Number of ranks that are servers, P2.
+        policy: What has decided: "auto", "ps", "sfb" or "paper".
+        cluster: The `Cluster` that it is made for.
+        sites: The `Site`s that it is made for.
         decisions: One for each site, in the order of the sites.
+        operations: Additions and multiplications of a step of one rank; None if that is unknown.
         refusal: Why the graph is not rewritten, or empty. Then all sites travel dense.
     """
 
     policy: str
-    workers: int
-    servers: int
-    decisions: tuple[Decision, ...]
+    cluster: Cluster
+    sites: tuple[Site, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    operations: float | None = None
     refusal: str = ""
 
     @property
     def total_bytes(self):
-        """Payload that a rank sends plus receives in a step, None if part of it is unknown."""
+        """Payload that a rank, worker and server, sends plus receives in a step; None if unknown."""
         parts = [decision.num_bytes for decision in self.decisions]
         return None if None in parts else sum(parts)
+
+    @property
+    def step_seconds(self):
+        """Predicted time of a step, None if its arithmetic is unknown."""
+        return self._times()[0]
+
+    @property
+    def compute_seconds(self):
+        """Predicted time of a step of one rank by itself, None if its arithmetic is unknown."""
+        return self._times()[1]
+
+    @property
+    def is_slower_than_one_process(self):
+        """Whether one process would be done with the rows of all ranks sooner; None if unknown."""
+        step, compute = self._times()
+        return None if step is None else step > self.cluster.workers * compute
+
+    def _times(self):
+        if not self.operations:
+            return None, None
+        return timeline.step_seconds(self.decisions, self.sites, self.cluster, self.operations)
 
     def form(self):
         """Returns what ranks compare: a line for each site, in the order of their names."""
         lines = [f"'{d.site}' by {d.scheme}" + (f" with '{d.rides_on}'" if d.rides_on else "")
                  for d in sorted(self.decisions, key=lambda d: d.site)]
-        return "\n".join([
-            f"policy {self.policy}, {self.workers} workers, {self.servers} servers", *lines])
+        return "\n".join([f"{self.cluster.workers} workers, {self.cluster.servers} servers", *lines])
+
+    @property
+    def digest(self):
+        """A short text that two plans have in common if they do the same to the same graph."""
+        sites = sorted(f"'{site.name}' {site.fingerprint()}" for site in self.sites)
+        return hashlib.sha256("\n".join([self.form(), *sites]).encode()).hexdigest()[:16]
+
+    def check(self, sites, cluster):
+        """Refuses a graph, or a job, that the plan was not made for.
+
+        Args:
+            sites: The `Site`s of the graph.
+            cluster: The `Cluster` of the job.
+
+        Raises:
+            PoseidonError: With the first difference.
+        """
+        mine, job = self.cluster, cluster
+        if (mine.workers, mine.servers) != (job.workers, job.servers):
+            raise PoseidonError(
+                f"The plan is for {mine.workers} workers and {mine.servers} servers, but this job has "
+                f"{job.workers} and {job.servers}; make a plan for these.")
+        planned = {site.name: site.fingerprint() for site in self.sites}
+        found = {site.name: site.fingerprint() for site in sites}
+        for name in [*found, *planned]:
+            if planned.get(name) != found.get(name):
+                raise PoseidonError(
+                    f"The plan was made for another training graph: the first difference is '{name}', "
+                    f"which is {planned.get(name, 'missing')} in the plan and "
+                    f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
+
+    def diff(self, other):
+        """Returns what another plan does differently: a line for each site, empty if nothing."""
+        lines = []
+        if (a := str(self.cluster)) != (b := str(other.cluster)):
+            lines.append(f"cluster: {a} -> {b}")
+        mine, theirs = ({d.site: d for d in plan.decisions} for plan in (self, other))
+        for name in dict.fromkeys([*mine, *theirs]):
+            a, b = (_summary(plan.get(name)) for plan in (mine, theirs))
+            if a != b:
+                lines.append(f"'{name}': {a} -> {b}")
+        return "\n".join(lines)
+
+    def save(self, path):
+        """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`."""
+        from tf_poseidon.planning import plan_file  # late, since it imports this module
+        plan_file.save(self, path)
+
+    @staticmethod
+    def load(path):
+        """Returns the plan in a file.
+
+        Raises:
+            PoseidonError: If the file is no plan, one of another version, or was changed.
+        """
+        from tf_poseidon.planning import plan_file
+        return plan_file.load(path)
 
     def __str__(self):
         if self.refusal:
             return f"Not rewritten, all gradients travel dense: {self.refusal}"
-        rows = [("site", "scheme", "bytes", "reason")]
-        rows += [(d.site, d.scheme, _bytes(d.num_bytes), d.reason) for d in self.decisions]
-        rows.append(("total", "", _bytes(self.total_bytes),
-                     f"sent and received by each of {self.workers} ranks in a step"))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
-        return "\n".join([f"plan by policy '{self.policy}' for {self.workers} workers, "
-                          f"{self.servers} servers", *lines])
+        rows = [("variable", "shape", "scheme", "bytes", "ms", "runner-up", "reason")]
+        for site, d in zip(self.sites, self.decisions, strict=True):
+            runner_up = f"{d.runner_up} {_ms(d.runner_up_cost)}" if d.runner_up else ""
+            rows.append((d.site, "x".join(map(str, site.shape)) if site.shape is not None else "?",
+                         d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
+        total = [d.cost for d in self.decisions if d.cost]
+        rows.append(("total", "", "", _bytes(self.total_bytes),
+                     f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
+                     "sent plus received by each rank in a step, half of it in each direction"))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        left = (0, 1, 2, 5, 6)
+        lines = ["  ".join(f"{text:{'<' if i in left else '>'}{widths[i]}}"
+                           for i, text in enumerate(row)).rstrip() for row in rows]
+        return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}", *lines,
+                          *self._expectation()])
+
+    def _expectation(self):
+        """Returns what the step is expected to take, as lines of text."""
+        step, compute = self._times()
+        if step is None:
+            return []
+        workers = self.cluster.workers
+        lines = [f"expected: {1e3 * step:.3g} ms for a step, {1e3 * compute:.3g} ms without other "
+                 f"ranks: {workers * compute / step:.3g} times as fast as one process"]
+        if self.is_slower_than_one_process:
+            lines.append(f"This plan is expected to be SLOWER than one process, which would take "
+                         f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
+                         "larger batches, fewer ranks, or a faster network.")
+        return lines
+
+
+def _summary(decision):
+    if decision is None:
+        return "missing"
+    rides = f" with '{decision.rides_on}'" if decision.rides_on else ""
+    return f"{decision.scheme}{rides}, {_bytes(decision.num_bytes)} bytes, {_ms(decision.cost)} ms"
 
 
 def _bytes(number):
     return "unknown" if number is None else f"{number:,.0f}"
+
+
+def _ms(cost):
+    return "unknown" if cost is None else f"{1e3 * cost.seconds:.3g}"

@@ -1,86 +1,135 @@
-"""The policies: functions that choose a scheme for one site."""
+"""The policies: what chooses a scheme for each site."""
 
-from tf_poseidon.planning import cost
+import fnmatch
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 
+SCHEMES = ("ps", "sfb", "sparse")
 
-def _ps(site, p1, p2):
-    del site, p1, p2
+
+def _ps(site, costs, cluster):
+    del site, costs, cluster
     return "ps", "the policy is 'ps'"
 
 
-def _sfb(site, p1, p2):
-    del p1, p2
+def _sfb(site, costs, cluster):
+    if "sparse" in costs:
+        return _sparse(site, costs, cluster)
     return "sfb", "the policy is 'sfb', and the gradient is a product of factors"
 
 
-def _paper(site, p1, p2):
-    """Algorithm 1 of H. Zhang et al., USENIX ATC 2017, to the letter.
+def _paper(site, costs, cluster):
+    """Algorithm 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, to the letter.
 
     SFB if 2 K (P1 - 1)(M + N) <= 2 MN (P1 + P2 - 2) / P2, else PS. It counts numbers, and so takes
     those of factors and gradient to be equally long.
     """
+    if "sparse" in costs:
+        return _sparse(site, costs, cluster)
     k, m, n = site.factors.k, site.factors.m, site.factors.n
-    sfb = cost.factor_broadcasting(k * (m + n), p1)
-    ps = cost.parameter_server(m * n, p1, p2)
+    sfb = cost_lib.factor_broadcasting(k * (m + n), cluster.workers)
+    ps = cost_lib.parameter_server(m * n, cluster.workers, cluster.servers)
     relation = "at most" if sfb <= ps else "more than"
     return ("sfb" if sfb <= ps else "ps",
             f"2K(P1-1)(M+N) = {sfb:,.0f} is {relation} 2MN(P1+P2-2)/P2 = {ps:,.0f} for K={k}, "
             f"M={m}, N={n}")
 
 
-def _sparse(site, p1, p2):
+def _sparse(site, costs, cluster):
     """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
-    sparse = cost.factor_broadcasting(site.slices.num_bytes, p1)
-    ps = cost.parameter_server(site.num_bytes, p1, p2)
+    sparse = costs["sparse"].num_bytes
+    ps = cost_lib.parameter_server(site.num_bytes, cluster.workers, cluster.servers)
     relation = "at most" if sparse <= ps else "more than"
     return ("sparse" if sparse <= ps else "ps",
-            f"{site.slices.k} slices to {p1 - 1} others are {sparse:,.0f} bytes, {relation} the "
-            f"{ps:,.0f} of the dense gradient")
+            f"{site.slices.k} slices to {cluster.workers - 1} others are {sparse:,.0f} bytes, "
+            f"{relation} the {ps:,.0f} of the dense gradient")
 
 
-POLICIES = {"ps": _ps, "sfb": _sfb, "paper": _paper}
+def _auto(site, costs, cluster):
+    """Compares seconds, rebuilding included."""
+    del site, cluster
+    ps = costs["ps"]
+    scheme, cost = next((s, c) for s, c in costs.items() if s != "ps")
+    what = {"sfb": "as factors", "sparse": "as slices"}[scheme]
+    rebuild = f", of which {_ms(cost.rebuild)} ms to rebuild it" if cost.rebuild else ""
+    return ("ps" if ps.seconds < cost.seconds else scheme,
+            f"{_ms(ps.seconds)} ms dense, {_ms(cost.seconds)} ms {what}{rebuild}")
 
 
-def make_plan(sites, policy, workers, servers):
+def _ms(seconds):
+    return f"{seconds * 1e3:.3g}"
+
+
+POLICIES = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
+
+
+def make_plan(sites, policy, cluster, pins=(), operations=None):
     """Plans how the sites of one training graph are synchronised.
 
     Args:
         sites: The `Site`s.
-        policy: "ps", "sfb" (wherever it is possible) or "paper". But for "ps", gradients that are
-            slices travel as those where that is fewer bytes.
-        workers: Number of ranks.
-        servers: Number of ranks that are servers.
+        policy: "auto" (whatever takes least time), "ps" (always the parameter server), "sfb" (factors
+            wherever it is possible) or "paper" (Algorithm 1: whatever sends fewer numbers). "sfb" and
+            "paper" let gradients that are slices travel as those where that is fewer bytes.
+        cluster: The `Cluster` to plan for.
+        pins: (pattern, scheme) pairs; the first pattern that fits the name of a site decides it, as
+            far as that is possible. "*" stands for any letters, as in file names.
+        operations: Additions and multiplications of the step, None if that is unknown.
 
     Returns:
         A `Plan`.
+
+    Raises:
+        PoseidonError: If there is no such policy or scheme.
     """
-    leaders = {site.name: _decide(site, policy, workers, servers) for site in sites
+    if policy not in POLICIES:
+        raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(POLICIES)}.")
+    for pattern, scheme in pins:
+        if scheme not in SCHEMES:
+            raise PoseidonError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
+                                f"{', '.join(SCHEMES)}.")
+    by_name = {site.name: _decide(site, policy, cluster, pins) for site in sites
                if site.bias_of is None}
     decisions = []
     for site in sites:
-        decision = leaders.get(site.name)
-        if decision is None and leaders[site.bias_of].scheme == "sfb":
-            decision = Decision(site.name, "sfb", 0,
-                                f"the sum of the rows of a factor of '{site.bias_of}'", site.bias_of)
-        decisions.append(decision or _decide(site, policy, workers, servers))
-    return Plan(policy, workers, servers, tuple(decisions))
+        decision = by_name.get(site.name)
+        pin = _pin(site, pins)
+        if decision is None and by_name[site.bias_of].scheme == "sfb" and pin in (None, "sfb"):
+            decision = Decision(site.name, "sfb", cost_lib.Cost(0),
+                                f"the sum of the rows of a factor of '{site.bias_of}'",
+                                rides_on=site.bias_of)
+        decisions.append(decision or _decide(site, policy, cluster, pins))
+    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
 
 
-def _decide(site, policy, p1, p2):
-    parts = site.factors or site.slices
-    if parts is None:
-        scheme, reason = "ps", site.refusal
-    elif policy != "ps" and parts.k is None:
-        scheme, reason = "ps", ("the number of rows is not known before the step; end the dataset "
-                                "with .batch(n)")
-    elif policy != "ps" and site.slices is not None:
-        scheme, reason = _sparse(site, p1, p2)
+def _pin(site, pins):
+    """Returns the scheme that a site is pinned to, or None."""
+    return next((scheme for pattern, scheme in pins if fnmatch.fnmatchcase(site.name, pattern)),
+                None)
+
+
+def _decide(site, policy, cluster, pins):
+    costs = {"ps": cost_lib.dense(site, cluster)}
+    parts, why_dense = site.factors or site.slices, site.refusal
+    if parts is not None and parts.k is None:
+        why_dense = "the number of rows is not known before the step; end the dataset with .batch(n)"
+    elif site.factors is not None:
+        costs["sfb"] = cost_lib.factors(site, cluster)
+    elif site.slices is not None:
+        costs["sparse"] = cost_lib.slices(site, cluster)
+    pin = _pin(site, pins)
+    if pin is not None:
+        is_possible = pin in costs
+        scheme = pin if is_possible else "ps"
+        reason = f"pinned to '{pin}'" + ("" if is_possible else f", which it cannot: {why_dense}")
+    elif len(costs) == 1:
+        scheme, reason = "ps", why_dense
     else:
-        scheme, reason = POLICIES[policy](site, p1, p2)
-    if scheme != "ps":
-        return Decision(site.name, scheme, cost.factor_broadcasting(parts.num_bytes, p1), reason)
-    dense = site.num_bytes
-    return Decision(site.name, scheme,
-                    None if dense is None else cost.mean_parameter_server(dense, p1), reason)
+        scheme, reason = POLICIES[policy](site, costs, cluster)
+    others = [(name, cost) for name, cost in costs.items() if name != scheme]
+    runner_up, runner_up_cost = others[0] if others else (None, None)
+    return Decision(site.name, scheme, costs[scheme], reason, runner_up=runner_up,
+                    runner_up_cost=runner_up_cost)

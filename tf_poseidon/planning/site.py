@@ -12,7 +12,7 @@ class Factors:
         m: M, columns of U.
         n: N, columns of V.
         k: K, rows that one worker has in a full batch; None if that is not known before the step.
-        itemsize: Bytes of an element.
+        itemsize: Bytes of an element on its way.
         extra_bytes: What has to travel with the factors whatever K is.
     """
 
@@ -54,13 +54,15 @@ class Site:
     Attributes:
         name: The path of its variable, and which synchronisation of it in the step this is.
         dtype: Name of its dtype.
-        itemsize: Bytes of an element.
+        itemsize: Bytes of an element on its way.
         shape: Its shape, None where that is unknown.
         factors: Its factors, or None.
         slices: Its slices, or None.
         refusal: Why there are none, a sentence.
         bias_of: Name of the site one of whose factors this gradient is the sum of the rows of: a
             dense layer's bias.
+        operations: Additions and multiplications that have to be done before the gradient is there,
+            those of the forward pass included.
     """
 
     name: str
@@ -71,8 +73,21 @@ class Site:
     slices: Slices | None = None
     refusal: str = ""
     bias_of: str | None = None
+    operations: float = 0.0
 
     @property
     def num_bytes(self):
         """Bytes of the dense gradient, None where its shape is unknown."""
-        return None if self.shape is None else math.prod(self.shape) * self.itemsize
+        if self.shape is None:
+            return self.factors and self.factors.m * self.factors.n * self.itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    def fingerprint(self):
+        """Returns what a plan is made for: all but the rows, which change with the batch."""
+        text = f"{self.dtype}{list(self.shape) if self.shape is not None else ' of unknown shape'}"
+        text += f", {self.itemsize} bytes each"
+        if self.factors:
+            text += f", factors with {self.factors.m} and {self.factors.n} columns"
+        if self.slices:
+            text += f", slices of {self.slices.row_bytes} bytes"
+        return text + (f", a bias of '{self.bias_of}'" if self.bias_of else "")

@@ -1,0 +1,93 @@
+"""Counts additions and multiplications: those of a step, and those that come before a gradient.
+
+Requires: shapes. Ensures: what is counted are matrix products and convolutions, which is nearly all of a
+step's arithmetic; of a loop, one iteration; nothing where shapes are unknown.
+"""
+
+import math
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+
+def _product(graph, node):
+    """Of a [b, m, k] times [b, k, n]: 2 b m k n, whatever is transposed."""
+    a, b = (graph_lib.num_elements(graph.shape(t)) for t in graph_lib.data_inputs(node)[:2])
+    out_shape = graph.shape(node.name)
+    out = graph_lib.num_elements(out_shape)
+    if None in (a, b, out):
+        return 0
+    batch = math.prod(out_shape[:-2])
+    return 2 * round(math.sqrt(a * b * out / batch)) if batch else 0
+
+
+def _convolution(graph, node, filters, positions):
+    """Each output position takes a product with all filters.
+
+    Args:
+        graph: The graph.
+        node: The node.
+        filters: A tensor with the shape of the filters, the last dimension that of the outputs.
+        positions: A tensor with the shape of the convolution's output.
+    """
+    filters, outputs = graph.shape(filters), graph.shape(positions)
+    if filters is None or outputs is None or None in (*filters, *outputs):
+        return 0
+    is_channels_first = node.attr["data_format"].s.startswith(b"NC") if (
+        "data_format" in node.attr) else False
+    channels = outputs[1 if is_channels_first else -1]
+    return 2 * math.prod(filters) * math.prod(outputs) // max(channels, 1)
+
+
+def _forward(graph, node):
+    return _convolution(graph, node, graph_lib.data_inputs(node)[1], node.name)
+
+
+def _of_filters(graph, node):
+    return _convolution(graph, node, node.name, graph_lib.data_inputs(node)[2])
+
+
+def _of_inputs(graph, node):
+    _, filters, errors = graph_lib.data_inputs(node)[:3]
+    return _convolution(graph, node, filters, errors)
+
+
+def _einsum(graph, node):
+    """2 times the product of the sizes of all indices."""
+    terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
+    sizes = {}
+    for term, tensor in zip(terms, graph_lib.data_inputs(node)):
+        shape = graph.shape(tensor)
+        if shape is None or None in shape or len(shape) != len(term):
+            return 0
+        sizes.update(zip(term, shape))
+    return 2 * math.prod(sizes.values()) if len(terms) == 2 else 0
+
+
+_COUNTED = {
+    **dict.fromkeys(("MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
+                    _product),
+    "Einsum": _einsum,
+    **dict.fromkeys(("Conv2D", "_FusedConv2D", "Conv3D"), _forward),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), _of_filters),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _of_inputs),
+}
+
+
+def count_operations(graph, tensors):
+    """Returns (operations of the whole graph, operations that come before each of some tensors)."""
+    counts = []  # of the nodes that count
+    before = {}  # by node: which of them come before it, as bits
+    for node in graph_lib.in_order(graph.graph_def):
+        bits = 0
+        for tensor in node.input:
+            bits |= before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
+        count = _COUNTED[node.op](graph, node) if node.op in _COUNTED else 0
+        if count:
+            bits |= 1 << len(counts)
+            counts.append(count)
+        before[node.name] = bits
+
+    def total(bits):
+        return sum(count for i, count in enumerate(counts) if bits >> i & 1)
+
+    return sum(counts), [total(before[graph_lib.node_of(tensor)]) for tensor in tensors]

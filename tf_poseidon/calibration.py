@@ -1,0 +1,101 @@
+"""Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
+
+import functools
+import logging
+import statistics
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon import ops
+from tf_poseidon import planning
+from tf_poseidon import runtime
+
+_log = logging.getLogger("tf_poseidon")
+
+_ROUND_TRIPS = 30
+# Tensors grow until their sum takes this long: then latency does not matter, even on a slow network.
+_LONG_ENOUGH_S = 0.05
+_FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
+# As large as the factors of a wide layer: 2 K M N = 0.27e9 operations.
+_K, _M, _N = 128, 1024, 1024
+_COMPUTE_S = 0.1
+
+
+@functools.cache
+def calibrate():
+    """Measures the speeds of this job, once per process; all ranks have to call it.
+
+    It takes less than three seconds, on networks of 0.1 Gbit/s and more. Ranks measure at the same time,
+    so those that share a machine share its speed. All get the numbers of rank 0.
+
+    Returns:
+        A `Cluster`. Bandwidth is that of sums over the parameter server: it includes the time for adding
+        up.
+
+    Raises:
+        PoseidonError: If the job cannot be joined, or ends.
+    """
+    communicator = runtime.start(any_options=True)
+    if communicator is None:
+        return planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
+    begin = time.perf_counter()
+    num_servers = len(runtime.servers()) or communicator.size
+    latency = _latency(communicator)
+    bits_per_second = _bandwidth(communicator, num_servers, latency)
+    communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
+    mine = np.array([latency * 1e6, bits_per_second / 1e9, measure_gflops()])
+    latency_us, bandwidth_gbps, gflops = map(_rounded, communicator.broadcast("calibration", mine))
+    cluster = planning.Cluster(communicator.size, num_servers, bandwidth_gbps, latency_us, gflops)
+    _log.log(logging.INFO if communicator.rank == 0 else logging.DEBUG,
+             "Measured in %.1f s: %s.", time.perf_counter() - begin, cluster)
+    return cluster
+
+
+def measure_gflops():
+    """Returns how fast this process multiplies factors, in 10^9 operations per second."""
+    rng = np.random.default_rng(0)
+    with tf.device("CPU:0"):
+        u, v = (tf.constant(rng.normal(size=(_K, size)), tf.float32) for size in (_M, _N))
+        ops.outer_product(u, v).numpy()
+        times, end = [], time.perf_counter() + _COMPUTE_S
+        while time.perf_counter() < end or len(times) < 3:
+            begin = time.perf_counter()
+            ops.outer_product(u, v).numpy()
+            times.append(time.perf_counter() - begin)
+    return 2e-9 * _K * _M * _N / statistics.median(times)
+
+
+def _latency(communicator):
+    """Returns the seconds of one message: a sum takes two, to the server and back."""
+    times = _time_sums(communicator, 4, _ROUND_TRIPS)
+    return statistics.median(times[_ROUND_TRIPS // 3:]) / 2
+
+
+def _bandwidth(communicator, num_servers, latency):
+    """Returns the bits that a rank sends in a second while it receives as many."""
+    num_bytes = _FIRST_BYTES
+    while True:
+        seconds = statistics.median(_time_sums(communicator, num_bytes, 4)[1:])  # the first is cold
+        # Rank 0 decides, or ranks would sum tensors of other sizes.
+        is_enough = seconds >= _LONG_ENOUGH_S or num_bytes >= _LAST_BYTES
+        if communicator.broadcast("calibration/is_enough", np.array([is_enough]))[0]:
+            sent = planning.parameter_server(num_bytes, communicator.size, num_servers) / 2
+            return 8 * sent / max(seconds - 2 * latency, 1e-6)
+        num_bytes *= 4
+
+
+def _time_sums(communicator, num_bytes, repeats):
+    """Returns the seconds of some sums, in place: fresh memory would cost as much as the network."""
+    value, times = np.zeros(num_bytes // 4, np.float32), []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        communicator.submit("calibration/sum", value, out=value)()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def _rounded(value):
+    """Returns three digits: more are noise."""
+    return float(f"{value:.3g}")

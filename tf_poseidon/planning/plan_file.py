@@ -1,0 +1,110 @@
+"""Plans as files: JSON with one site to a line, so that people and `diff` can read it."""
+
+import dataclasses
+import json
+import pathlib
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.plan import Decision
+from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.site import Factors
+from tf_poseidon.planning.site import Site
+from tf_poseidon.planning.site import Slices
+
+VERSION = 1
+
+
+def save(plan, path):
+    """Writes a plan.
+
+    Args:
+        plan: The `Plan`.
+        path: Where to; a file that is there is replaced.
+
+    Raises:
+        PoseidonError: If the plan is that of a graph that was not rewritten.
+    """
+    if plan.refusal:
+        raise PoseidonError(f"There is no plan to save, since the graph was not rewritten: "
+                            f"{plan.refusal}")
+    pathlib.Path(path).write_text(to_text(plan))
+
+
+def load(path):
+    """Returns the plan that `save` has written.
+
+    Raises:
+        PoseidonError: If the file is no plan, one of another version, or was changed.
+    """
+    try:
+        text = pathlib.Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PoseidonError(f"The plan '{path}' cannot be read: {error}.") from error
+    try:
+        return from_text(text)
+    except PoseidonError as error:
+        raise PoseidonError(f"'{path}': {error}") from error
+
+
+def to_text(plan):
+    """Returns a plan as text."""
+    head = {"tf_poseidon_plan": VERSION, "digest": plan.digest, "policy": plan.policy,
+            "cluster": dataclasses.asdict(plan.cluster), "operations": plan.operations}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    sites = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
+             for site, decision in zip(plan.sites, plan.decisions, strict=True)]
+    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in sites), " ]", "}", ""])
+
+
+def from_text(text):
+    """Returns the plan that `to_text` has made text of.
+
+    Raises:
+        PoseidonError: If it is no plan, one of another version, or was changed.
+    """
+    try:
+        fields = json.loads(text)
+        version = fields["tf_poseidon_plan"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PoseidonError("This is not a plan of tf_poseidon; make one with plan.save(...) or "
+                            "tf-poseidon explain --plan.") from error
+    if version != VERSION:
+        raise PoseidonError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
+                            "make the plan anew.")
+    try:
+        sites = tuple(_site(dict(entry["site"])) for entry in fields["sites"])
+        plan = Plan(fields["policy"], Cluster(**fields["cluster"]), sites,
+                    tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
+                    fields["operations"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise PoseidonError(f"The plan is damaged ({error!r}); make it anew.") from error
+    digest = fields.get("digest")
+    if digest not in (None, plan.digest):
+        raise PoseidonError(f"The plan was changed after it was saved: its digest says {digest}, but "
+                            f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
+    return plan
+
+
+def _filled(value):
+    """Returns the attributes that are not at their defaults, by name."""
+    return {field.name: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v
+            for field in dataclasses.fields(value)
+            if (v := getattr(value, field.name)) != field.default}
+
+
+def _site(fields):
+    shape = fields.get("shape")
+    fields["shape"] = None if shape is None else tuple(shape)
+    for name, kind in (("factors", Factors), ("slices", Slices)):
+        if fields.get(name) is not None:
+            fields[name] = kind(**fields[name])
+    return Site(**fields)
+
+
+def _decision(fields):
+    for name in ("cost", "runner_up_cost"):
+        if fields.get(name) is not None:
+            fields[name] = Cost(**fields[name])
+    return Decision(**fields)

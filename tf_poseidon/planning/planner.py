@@ -1,0 +1,39 @@
+"""What makes the plans of a job: a policy, or a plan that was made before."""
+
+import dataclasses
+
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.policies import make_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Makes a plan for each training graph of a job.
+
+    Attributes:
+        cluster: The `Cluster` to plan for.
+        policy: As for `make_plan`.
+        pins: As for `make_plan`.
+        given: A `Plan` to follow instead.
+    """
+
+    cluster: Cluster
+    policy: str = "auto"
+    pins: tuple[tuple[str, str], ...] = ()
+    given: Plan | None = None
+
+    def plan(self, sites, operations=None):
+        """Returns the `Plan` of a graph with these sites.
+
+        Raises:
+            PoseidonError: If the given plan was made for another graph or job.
+        """
+        if self.given is None:
+            return make_plan(sites, self.policy, self.cluster, self.pins, operations)
+        self.given.check(sites, self.cluster)
+        return self.given
+
+    def refusal(self, reason):
+        """Returns the plan of a graph that is not rewritten."""
+        return Plan(self.given.policy if self.given else self.policy, self.cluster, refusal=reason)
