@@ -5,6 +5,7 @@ make it faster; where they do not run, a warning says so, and the result is the 
 """
 
 import collections
+import contextlib
 import ctypes
 import logging
 
@@ -74,6 +75,18 @@ class GraphPass:
             if self.strict:
                 raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {reason}.")
             self._refuse(reason)
+
+    @contextlib.contextmanager
+    def registered(self):
+        """While TensorFlow runs these passes, and not those of `enable`."""
+        self.register()
+        try:
+            yield
+        finally:
+            if _enabled is None:
+                library.load()[1].poseidon_set_passes(_Passes())
+            else:
+                _enabled.register()
 
     def expect(self):
         """Notes that a training function was traced, which TensorFlow should hand to us."""

@@ -90,7 +90,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
-        super().__init__(_Extended(self, communicator))
+        super().__init__(Extended(self, communicator))
         self.extended.global_batch_logs = global_batch_logs
         self.extended.wire_dtype = wire_dtype
         keras_hook.install(alone=communicator is None)
@@ -190,7 +190,7 @@ class _ReplicaContext(distribute_lib.ReplicaContext):
         return self._strategy.extended.worker_devices
 
 
-class _Extended(one_device_strategy.OneDeviceExtended):
+class Extended(one_device_strategy.OneDeviceExtended):
     """One device in this process, and a job of `size` processes around it.
 
     TensorFlow asks a strategy to override the methods below, underscored names included.

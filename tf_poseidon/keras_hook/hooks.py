@@ -1,5 +1,6 @@
 """Every function of Keras that is wrapped, and why."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -96,15 +97,30 @@ HOOKS = (
 )
 
 
+@contextlib.contextmanager
+def installed():
+    """While the functions of HOOKS are wrapped."""
+    replaced = install()
+    try:
+        yield
+    finally:
+        for owner, attribute, original in replaced:
+            setattr(owner, attribute, original)
+
+
 def install(alone=False):
     """Wraps the functions of HOOKS, once per process.
 
     Args:
         alone: Wrap only those that are of use to one process.
 
+    Returns:
+        (owner, attribute, function) of each that was not wrapped before.
+
     Raises:
         PoseidonError: If this Keras is not one that the hooks were made for.
     """
+    replaced = []
     for hook in HOOKS:
         if alone and not hook.alone:
             continue
@@ -118,6 +134,8 @@ def install(alone=False):
 
         wrapped._is_poseidon_hook = True
         setattr(owner, attribute, wrapped)
+        replaced.append((owner, attribute, original))
+    return replaced
 
 
 def resolve(hook):

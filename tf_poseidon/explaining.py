@@ -1,0 +1,191 @@
+"""Says how a model's gradients would travel, on any number of ranks: in one process, without any of them."""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.grappler import tf_optimizer
+
+from tf_poseidon import calibration
+from tf_poseidon import grappler
+from tf_poseidon import planning
+from tf_poseidon import strategy as strategy_lib
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import common
+from tf_poseidon.keras_hook import hooks
+from tf_poseidon.keras_hook import optimizers
+from tf_poseidon.keras_hook import trainer
+
+
+def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
+            latency_us=50.0, gflops=None, pins=None, wire_dtype=None):
+    """Returns the plan that training a model would follow, and why.
+
+    Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
+    computed and nothing is sent, but a model that is not built yet is built.
+
+    ```python
+    print(poseidon.explain(model, batch_size=32, workers=8, bandwidth_gbps=10))
+    ```
+
+    Args:
+        model: A Keras model. One that is not compiled is explained with the mean square of its outputs
+            as the loss.
+        batch_size: Rows of a full batch on each worker, K in the paper: `fit` is given
+            batch_size * workers.
+        workers: Number of ranks, P1.
+        bandwidth_gbps: What a rank sends, and receives at the same time, in 10^9 bits per second.
+        policy, pins, wire_dtype: As of `PoseidonStrategy`.
+        data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
+            None makes one by the inputs and outputs of the model, with whole numbers as targets of
+            sparse losses; subclassed models have no such inputs before they are built.
+        servers: Number of ranks that are servers, P2; 0 for all.
+        latency_us: Latency of a message in microseconds.
+        gflops: How fast a rank computes, in 10^9 operations per second; None measures this process.
+
+    Returns:
+        A `Plan`. Its `total_bytes` are what a rank that is worker and server sends plus receives in a
+        step.
+
+    Raises:
+        PoseidonError: If the model cannot be traced, or a value is out of range.
+    """
+    if batch_size < 1:
+        raise PoseidonError(f"batch_size={batch_size}, expected at least one row for each worker.")
+    if gflops is None:
+        gflops = float(f"{calibration.measure_gflops():.3g}")
+    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
+    planner = planning.Planner(cluster, policy, tuple((pins or {}).items()))
+    planner.plan(())  # checks policy and pins before anything takes long
+    strategy = _Planned(workers, wire_dtype)
+    element = _element(model, data)
+    with hooks.installed():
+        function = _trace(model, element, batch_size * workers, strategy)
+        graph_pass = grappler.GraphPass(0, planner, strict=False)
+        with graph_pass.registered():
+            _optimize(function)
+    if graph_pass.plan is None:
+        raise PoseidonError(f"The model '{model.name}' has no trainable variables, so there is nothing "
+                            "to synchronise.")
+    if graph_pass.plan.refusal:
+        raise PoseidonError(f"The training step of '{model.name}' cannot be planned: "
+                            f"{graph_pass.plan.refusal}")
+    return graph_pass.plan
+
+
+class _Planned(tf.distribute.Strategy):
+    """Rank 0 of a job that there is only in thought: its steps can be traced, but not run."""
+
+    def __init__(self, workers, wire_dtype):
+        extended = _PlannedExtended(self, workers)
+        extended.wire_dtype = wire_dtype
+        super().__init__(extended)
+
+
+class _PlannedExtended(strategy_lib.Extended):
+
+    def __init__(self, strategy, workers):
+        super().__init__(strategy, communicator=None)
+        self.size = workers
+        self.communicator = object()  # what tells the hooks to act
+        self.graph_pass = self
+
+    strict = False
+
+    def expect(self):
+        """Called where a training function was traced."""
+
+    def broadcast_new_variables(self):
+        """There is nobody to have them."""
+
+    def _create_variable(self, next_creator, **kwargs):
+        return next_creator(**kwargs)
+
+
+def _element(model, data):
+    """Returns the specs of one row of a batch: nested like what `fit` hands to a step."""
+    if data is not None:
+        rows = tf.data.Dataset.from_tensor_slices(data).element_spec
+        return rows if isinstance(rows, tuple) else (rows,)
+    functional = getattr(model, "_functional", None) or model  # of a Sequential
+    if getattr(functional, "_inputs_struct", None) is None:
+        raise PoseidonError(
+            f"The model '{model.name}' does not say what its inputs are, since it was subclassed or is "
+            "not built; give explain a batch: data=(x, y).")
+    x = keras.tree.map_structure(_row, functional._inputs_struct)
+    if not model.compiled:
+        return (x,)
+    outputs, loss = functional._outputs_struct, model._compile_loss._user_loss
+    if not keras.tree.is_nested(loss):  # one for all outputs
+        return x, keras.tree.map_structure(lambda output: _target(output, loss), outputs)
+    if isinstance(loss, dict):  # by name
+        return x, {name: _target(output, loss.get(name))
+                   for name, output in zip(model.output_names, keras.tree.flatten(outputs))}
+    return x, [_target(output, part) for output, part in zip(keras.tree.flatten(outputs), loss)]
+
+
+def _target(output, loss):
+    """Returns the spec of one row of the targets of an output."""
+    row = _row(output)
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
+    is_sparse = "sparse" in name or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    return tf.TensorSpec(row.shape[:-1], tf.int32) if is_sparse else row
+
+
+def _row(tensor):
+    """Returns the spec of one row of a KerasTensor; sizes that are unknown are taken to be 1."""
+    return tf.TensorSpec([size or 1 for size in tensor.shape[1:]], tensor.dtype)
+
+
+def _trace(model, element, total, strategy):
+    """Returns the training step of a model as a concrete function, for batches of `total` rows."""
+    dataset = tf.data.Dataset.range(total).map(lambda _: tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, spec.dtype), element)).batch(total)
+    has_call = type(model).call is not keras.Model.call  # as that of a GAN has not
+    if model.compiled and has_call:
+        with model.distribute_strategy.scope():
+            model._symbolic_build(data_batch=dataset.element_spec)
+
+    steps = [functools.partial(_plain_step, model, strategy)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(common.replaced(model, "_distribute_strategy", strategy))
+        for optimizer in optimizers.with_inner(model.optimizer) if model.compiled else ():
+            stack.enter_context(common.replaced(optimizer, "_distribution_strategy", strategy))
+        if model.compiled:  # the step that the hook makes of the model's
+            trainer.make_function(lambda _, step: steps.append(step), model, model.train_step)
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+
+        @tf.function
+        @tf.autograph.experimental.do_not_convert
+        def function(iterator):
+            return strategy.run(steps[-1], args=(iterator.get_next(),))
+
+        return function.get_concrete_function(iterator)
+
+
+def _plain_step(model, strategy, batch):
+    """A training step of a model that is not compiled."""
+    with tf.GradientTape() as tape:
+        outputs = keras.tree.flatten(model(batch[0], training=True))
+        loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
+    variables = [v.value for v in model.trainable_variables]
+    gradients = tape.gradient(loss, variables)
+    return strategy_lib.step_lib.current().synchronize(gradients, model.trainable_variables)
+
+
+def _optimize(function):
+    """Runs TensorFlow's graph optimizer, and with it our passes, on a concrete function."""
+    graph_def = function.graph.as_graph_def(add_shapes=True)
+    for library_function in graph_def.library.function:
+        # Alternatives for other devices would keep calls from being inlined.
+        library_function.attr.pop("api_implements", None)
+    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
+    fetches = [tensor.name for tensor in function.inputs + function.outputs]
+    fetches += [operation.name for operation in function.graph.control_outputs]
+    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs too
+    tf_optimizer.OptimizeGraph(config, meta_graph)
