@@ -1,11 +1,14 @@
 """Planning: the paper's formulas and numbers, the policies, and what they print."""
 
 import dataclasses
+import itertools
+import re
 import subprocess
 import sys
 
 import pytest
 
+import tf_poseidon as poseidon
 from tf_poseidon import planning
 from tf_poseidon.planning import cost
 
@@ -25,8 +28,12 @@ def dense_site(m, n, k, name="kernel", itemsize=4):
     return planning.Site(name, "float32", itemsize, (m, n), planning.Factors(m, n, k, itemsize))
 
 
-def scheme(policy, site, workers, servers=None):
-    decision, = planning.make_plan([site], policy, workers, servers or workers).decisions
+def plan_for(sites, policy, workers, servers=0, **options):
+    return planning.make_plan(sites, policy, planning.Cluster(workers, servers), **options)
+
+
+def scheme(policy, site, workers, servers=0):
+    decision, = plan_for([site], policy, workers, servers).decisions
     return decision.scheme
 
 
@@ -63,14 +70,14 @@ def test_equal_costs_send_factors():
 @pytest.mark.parametrize("policy", planning.POLICIES)
 def test_sites_without_factors_go_over_the_parameter_server(policy):
     site = planning.Site("conv", "float32", 4, (3, 3, 8, 8), refusal="a convolution")
-    decision, = planning.make_plan([site], policy, 4, 4).decisions
+    decision, = plan_for([site], policy, 4, 4).decisions
     assert decision.scheme == "ps" and decision.reason == "a convolution"
     assert decision.num_bytes == 4 * 3 * 3 * 8 * 8 * 4 * 3 / 4
 
 
 @pytest.mark.parametrize("policy", ["sfb", "paper"])
 def test_unknown_rows_go_over_the_parameter_server(policy):
-    decision, = planning.make_plan([dense_site(512, 512, None)], policy, 4, 4).decisions
+    decision, = plan_for([dense_site(512, 512, None)], policy, 4, 4).decisions
     assert decision.scheme == "ps" and "number of rows is not known" in decision.reason
 
 
@@ -78,7 +85,7 @@ def test_unknown_rows_go_over_the_parameter_server(policy):
 def test_biases_follow_their_layer(k, expected):
     bias = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
     # A bias may come before its layer.
-    plan = planning.make_plan([bias, dense_site(512, 512, k)], "paper", 4, 4)
+    plan = plan_for([bias, dense_site(512, 512, k)], "paper", 4, 4)
     first, second = plan.decisions
     assert first.scheme == second.scheme == expected
     assert (first.num_bytes == 0) == (expected == "sfb")
@@ -88,30 +95,31 @@ def test_biases_follow_their_layer(k, expected):
 def test_bytes_of_factors():
     site = dense_site(100, 50, 8)
     site = dataclasses.replace(site, factors=dataclasses.replace(site.factors, extra_bytes=4))
-    decision, = planning.make_plan([site], "sfb", 3, 3).decisions
+    decision, = plan_for([site], "sfb", 3, 3).decisions
     assert decision.num_bytes == 2 * 2 * (8 * 150 * 4 + 4)
 
 
 def test_plan_prints_as_a_table():
     bias = planning.Site("bias", "float32", 4, (50,), bias_of="kernel")
     odd = planning.Site("odd", "float32", 4, None, refusal="its shape is unknown")
-    plan = planning.make_plan([dense_site(100, 50, 8), bias, odd], "sfb", 3, 3)
+    plan = plan_for([dense_site(100, 50, 8), bias, odd], "sfb", 3, operations=1e9)
     assert str(plan) == """\
-plan by policy 'sfb' for 3 workers, 3 servers
-site    scheme    bytes  reason
-kernel  sfb      19,200  the policy is 'sfb', and the gradient is a product of factors
-bias    sfb           0  the sum of the rows of a factor of 'kernel'
-odd     ps      unknown  its shape is unknown
-total           unknown  sent and received by each of 3 ranks in a step"""
+plan by policy 'sfb' for 3 workers, 3 servers, 10 Gbit/s, 50 µs, 1000 GFLOP/s
+variable  shape   scheme    bytes       ms  runner-up  reason
+kernel    100x50  sfb      19,200   0.0578  ps 0.121   the policy is 'sfb', and the gradient is a product of factors
+bias      50      sfb           0        0             the sum of the rows of a factor of 'kernel'
+odd       ?       ps      unknown  unknown             its shape is unknown
+total                     unknown   0.0578             sent plus received by each rank in a step, half of it in each direction
+expected: 1 ms for a step, 1 ms without other ranks: 3 times as fast as one process"""
     assert plan.form() == """\
-policy sfb, 3 workers, 3 servers
+3 workers, 3 servers
 'bias' by sfb with 'kernel'
 'kernel' by sfb
 'odd' by ps"""
 
 
 def test_values_are_frozen():
-    plan = planning.make_plan([dense_site(4, 4, 1)], "ps", 2, 2)
+    plan = plan_for([dense_site(4, 4, 1)], "ps", 2, 2)
     for value in (plan, plan.decisions[0], dense_site(4, 4, 1)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.scheme = "sfb"
@@ -120,3 +128,258 @@ def test_values_are_frozen():
 def test_planning_needs_no_tensorflow():
     program = "import sys, tf_poseidon.planning; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+# ---- seconds ----------------------------------------------------------------------------------
+
+# 1 Gbit/s is 125 bytes in a microsecond, and 1 GFLOP/s 1000 operations.
+CLUSTER = planning.Cluster(4, 4, bandwidth_gbps=1, latency_us=10, gflops=1)
+
+
+def test_seconds_of_the_parameter_server():
+    """Two messages, and 2 MN (P1 + P2 - 2) / P2 numbers of which half are sent: 1.5 x 4 x 20000."""
+    found = cost.dense(dense_site(100, 200, 1), CLUSTER)
+    assert found.num_bytes == 4 * 80_000 * 3 / 4
+    assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
+        (20e-6, 1.5 * 80_000 / 125e6, 0))
+
+
+def test_seconds_of_factors():
+    """One message, K (P1 - 1)(M + N) numbers sent, and 2 K (P1 - 1) M N operations."""
+    found = cost.factors(dense_site(100, 200, 8), CLUSTER)
+    assert found.num_bytes == 2 * 8 * 3 * 300 * 4
+    assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
+        (10e-6, 8 * 3 * 300 * 4 / 125e6, 2 * 8 * 3 * 20_000 / 1e9))
+
+
+def test_seconds_with_few_servers_are_those_of_a_server():
+    """With 1 server it receives and sends MN for each of the 3 others: 3 MN each way."""
+    one = dataclasses.replace(CLUSTER, servers=1)
+    assert cost.dense(dense_site(100, 200, 1), one).transfer == pytest.approx(3 * 80_000 / 125e6)
+
+
+def test_seconds_of_slices():
+    site = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
+    found = cost.slices(site, CLUSTER)
+    assert found.num_bytes == 2 * 3 * 20 * 44
+    assert found.seconds == pytest.approx(10e-6 + 3 * 20 * 44 / 125e6)
+
+
+def test_one_worker_costs_nothing():
+    alone = planning.Cluster(1)
+    assert cost.dense(dense_site(10, 10, 4), alone).seconds == 0
+    assert cost.factors(dense_site(10, 10, 4), alone).seconds == 0
+
+
+@pytest.mark.parametrize("bandwidth, gflops, expected", [
+    (1, 1000, "sfb"),    # a slow network
+    (1000, 1, "ps"),     # slow arithmetic
+    (1000, 1e6, "sfb"),  # neither: fewer bytes and one message
+])
+def test_auto_compares_seconds(bandwidth, gflops, expected):
+    cluster = planning.Cluster(4, 4, bandwidth, 10, gflops)
+    site = dense_site(1000, 1000, 32)
+    decision, = planning.make_plan([site], "auto", cluster).decisions
+    other = {"ps": "sfb", "sfb": "ps"}[expected]
+    assert (decision.scheme, decision.runner_up) == (expected, other)
+    assert decision.seconds <= decision.runner_up_cost.seconds
+    assert f"{1e3 * cost.dense(site, cluster).seconds:.3g} ms dense" in decision.reason
+
+
+SIZES = (1, 7, 64, 1000, 4096)
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_costs_grow_with_the_shape_and_fall_with_the_bandwidth(policy):
+    def seconds(m, n, gbps):
+        plan = planning.make_plan([dense_site(m, n, 32)], policy,
+                                  planning.Cluster(8, 8, gbps, 10, 500))
+        return plan.decisions[0].seconds
+
+    for n in SIZES:
+        by_m = [[seconds(m, n, gbps) for m in SIZES] for gbps in (0.1, 1, 10, 100)]
+        for slower, faster in zip(by_m, by_m[1:]):
+            assert all(a > b for a, b in zip(slower, faster))
+        if policy != "paper":  # which may take the slower of two schemes
+            assert all(row == sorted(row) for row in by_m)
+
+
+def test_auto_is_never_slower_than_another_policy():
+    for gbps in (0.1, 1, 10, 100):
+        for k in (1, 32, 1000):
+            cluster = planning.Cluster(8, 8, gbps, 10, 500)
+            by_policy = {policy: planning.make_plan([dense_site(m, n, k, f"{m}x{n}") for m in SIZES
+                                                     for n in SIZES], policy, cluster)
+                         for policy in planning.POLICIES}
+            seconds = {policy: sum(d.seconds for d in plan.decisions)
+                       for policy, plan in by_policy.items()}
+            assert seconds["auto"] == min(seconds.values())
+
+
+# Numbers of the table "per-node traffic" that follow from table 1 of the paper: VGG19 at K = 32, Gbit
+# sent plus received by a node. Convolutions have 20,024,384 numbers.
+VGG19 = [planning.Site("convolutions", "float32", 4, (20_024_384,), refusal="not a product"),
+         dense_site(25088, 4096, 32, "fc6"), dense_site(4096, 4096, 32, "fc7"),
+         dense_site(4096, 1000, 32, "fc8")]
+
+
+@pytest.mark.parametrize("workers, ps, hybrid", [(8, 16.1, 2.85), (16, 17.2, 3.71), (32, 17.8, 5.18)])
+def test_traffic_of_vgg19(workers, ps, hybrid):
+    for policy, gigabits in (("ps", ps), ("paper", hybrid), ("auto", hybrid)):
+        plan = plan_for(VGG19, policy, workers)
+        assert plan.total_bytes * 8 / 1e9 == pytest.approx(gigabits, rel=5e-3)
+
+
+# ---- a step -----------------------------------------------------------------------------------
+
+
+def test_step_hides_what_backpropagation_leaves_time_for():
+    """Compute takes 10 s. The last layer is ready after 4 s and sends for 3 s; the first for 2 s."""
+    last = planning.Site("last", "float32", 4, (int(3 * 125e6 / 1.5 / 4),), operations=4e9)
+    first = planning.Site("first", "float32", 4, (int(2 * 125e6 / 1.5 / 4),), operations=10e9)
+    cluster = dataclasses.replace(CLUSTER, latency_us=0)
+    plan = planning.make_plan([first, last], "ps", cluster, operations=10e9)
+    assert plan.compute_seconds == 10
+    assert plan.step_seconds == pytest.approx(12)
+    assert not plan.is_slower_than_one_process
+    # Were the last layer to send for 30 s, the first would wait until second 34.
+    slow = dataclasses.replace(last, shape=(10 * last.shape[0],))
+    plan = planning.make_plan([first, slow], "ps", cluster, operations=10e9)
+    assert plan.step_seconds == pytest.approx(36)
+    slower = dataclasses.replace(last, shape=(20 * last.shape[0],))
+    plan = planning.make_plan([first, slower], "ps", cluster, operations=10e9)
+    assert plan.is_slower_than_one_process
+    assert "SLOWER than one process, which would take 4e+04 ms" in str(plan)
+
+
+def test_step_of_unknown_arithmetic():
+    plan = plan_for([dense_site(10, 10, 1)], "ps", 2)
+    assert plan.step_seconds is None and plan.is_slower_than_one_process is None
+
+
+# ---- pins -------------------------------------------------------------------------------------
+
+
+def test_pins_decide_before_the_policy():
+    sites = [dense_site(512, 512, 400, name) for name in ("a/kernel", "b/kernel", "c/kernel")]
+    plan = plan_for(sites, "ps", 4, pins=(("b/*", "ps"), ("?/kernel", "sfb")))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "ps", "sfb"]
+    assert plan.decisions[0].reason == "pinned to 'sfb'"
+
+
+def test_pins_that_are_impossible_say_so():
+    site = planning.Site("conv", "float32", 4, (3, 3, 8, 8), refusal="a convolution")
+    decision, = plan_for([site], "auto", 4, pins=(("*", "sfb"),)).decisions
+    assert decision.scheme == "ps"
+    assert decision.reason == "pinned to 'sfb', which it cannot: a convolution"
+
+
+def test_a_bias_can_be_pinned_by_itself():
+    bias = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
+    plan = plan_for([dense_site(512, 512, 1), bias], "sfb", 4, pins=(("bias", "ps"),))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "ps"]
+
+
+# ---- plans as values --------------------------------------------------------------------------
+
+BIAS = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
+TABLE = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
+SITES = (dense_site(512, 512, 8), BIAS, TABLE,
+         planning.Site("odd", "float16", 2, None, refusal="its shape is \"unknown\" – µ"))
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_plans_do_not_depend_on_the_order_of_sites(policy):
+    plans = [plan_for(sites, policy, 4, operations=1e9) for sites in itertools.permutations(SITES)]
+    assert len({plan.digest for plan in plans}) == 1
+    assert len({plan.form() for plan in plans}) == 1
+    assert all(set(plan.decisions) == set(plans[0].decisions) for plan in plans)
+    assert plan_for(SITES, policy, 4, operations=1e9) == plans[0]
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_plans_are_saved_and_loaded(policy, tmp_path):
+    plan = plan_for(SITES, policy, 4, 2, operations=1e9)
+    plan.save(tmp_path / "plan")
+    assert planning.Plan.load(tmp_path / "plan") == plan
+    lines = (tmp_path / "plan").read_text().splitlines()
+    assert sum("512" in line for line in lines) == 2  # one site to a line
+
+
+def test_digests_say_what_a_plan_does():
+    plan = plan_for(SITES, "auto", 4)
+    same = [planning.make_plan(SITES, "auto", planning.Cluster(4, 4, 11)),
+            plan_for([dataclasses.replace(SITES[0], factors=dataclasses.replace(SITES[0].factors, k=9)),
+                      *SITES[1:]], "auto", 4)]  # rows change with the batch
+    other = [plan_for(SITES, "ps", 4), plan_for(SITES, "auto", 5), plan_for(SITES[2:], "ps", 4),
+             plan_for([dataclasses.replace(SITES[0], dtype="float64"), *SITES[1:]], "auto", 4)]
+    assert {p.digest for p in same} == {plan.digest}
+    assert plan.digest not in {p.digest for p in other}
+
+
+def test_diff():
+    auto, ps = plan_for(SITES, "auto", 4), plan_for(SITES, "ps", 4)
+    assert auto.diff(auto) == ""
+    lines = auto.diff(ps).splitlines()
+    assert lines[0].startswith("'kernel': sfb, 196,608 bytes, ")
+    assert "-> ps, 3,145,728 bytes" in lines[0]
+    assert [line.partition(":")[0] for line in lines] == ["'kernel'", "'bias'", "'table'"]
+    fewer = plan_for(SITES, "auto", 3).diff(plan_for(SITES[2:], "auto", 4))
+    assert fewer.splitlines()[0].startswith("cluster: 3 workers") and "-> missing" in fewer
+
+
+def test_a_plan_refuses_what_it_was_not_made_for():
+    plan = plan_for(SITES, "auto", 4)
+    job = planning.Cluster(4)
+    planner = planning.Planner(job, given=plan)
+    assert planner.plan(SITES) is plan
+    assert planner.plan([dataclasses.replace(SITES[0], factors=dataclasses.replace(
+        SITES[0].factors, k=None)), *SITES[1:]]) is plan
+    for sites, message in [
+            (SITES[1:], "the first difference is 'kernel', which is float32[512, 512], 4 bytes each, "
+             "factors with 512 and 512 columns in the plan and missing in the graph"),
+            ([*SITES, dense_site(4, 4, 1, "new")], "'new', which is missing in the plan"),
+            ([dense_site(512, 511, 8), *SITES[1:]], "float32[512, 511]")]:
+        with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
+            planner.plan(sites)
+    with pytest.raises(poseidon.PoseidonError, match="for 4 workers and 4 servers, but this job has 3"):
+        planning.Planner(planning.Cluster(3), given=plan).plan(SITES)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda text: text.replace('"scheme": "sfb"', '"scheme": "ps"', 1), "was changed after it was saved"),
+    (lambda text: text.replace('"tf_poseidon_plan": 1', '"tf_poseidon_plan": 2'), "has version 2"),
+    (lambda text: text[:len(text) // 2], "not a plan"),
+    (lambda text: "[]", "not a plan"),
+    (lambda text: text.replace('"dtype"', '"type"', 1), "is damaged"),
+])
+def test_files_that_are_no_plans_are_refused(change, message, tmp_path):
+    path = tmp_path / "plan"
+    plan_for(SITES, "sfb", 4).save(path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(poseidon.PoseidonError, match=f"{path}.*{message}"):
+        planning.Plan.load(path)
+
+
+def test_a_plan_that_was_changed_on_purpose(tmp_path):
+    path = tmp_path / "plan"
+    plan_for(SITES, "auto", 4).save(path)
+    lines = [line.replace('"scheme": "sfb"', '"scheme": "ps"').replace(', "rides_on": "kernel"', "")
+             for line in path.read_text().splitlines() if '"digest"' not in line]
+    path.write_text("\n".join(lines))
+    assert {d.scheme for d in planning.Plan.load(path).decisions} == {"ps", "sparse"}
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: planning.Cluster(0), "workers=0, expected at least 1"),
+    (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),
+    (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
+    (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),
+    (lambda: plan_for([], "best", 4), "policy='best', expected one of auto, ps, sfb, paper"),
+    (lambda: plan_for([], "auto", 4, pins=(("*", "fast"),)), "The pin of '.*' is 'fast', expected"),
+    (lambda: planning.Plan.load("/nowhere/plan"), "The plan '/nowhere/plan' cannot be read"),
+    (lambda: planning.Plan("ps", CLUSTER, refusal="why").save("plan"), "no plan to save"),
+])
+def test_refusals(make, message):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        make()

@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import handle_data_util
 
-from tf_poseidon import calibration
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon import strategy as strategy_lib
@@ -21,7 +21,7 @@ from tf_poseidon.keras_hook import trainer
 
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
-            latency_us=50.0, gflops=None, pins=None, wire_dtype=None):
+            latency_us=50.0, gflops=1000.0, pins=None, wire_dtype=None):
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -44,7 +44,8 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             sparse losses; subclassed models have no such inputs before they are built.
         servers: Number of ranks that are servers, P2; 0 for all.
         latency_us: Latency of a message in microseconds.
-        gflops: How fast a rank computes, in 10^9 operations per second; None measures this process.
+        gflops: How fast a rank computes, in 10^9 operations per second: some 1,000 on a server's
+            processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
 
     Returns:
         A `Plan`. Its `total_bytes` are what a rank that is worker and server sends plus receives in a
@@ -55,8 +56,6 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     """
     if batch_size < 1:
         raise PoseidonError(f"batch_size={batch_size}, expected at least one row for each worker.")
-    if gflops is None:
-        gflops = float(f"{calibration.measure_gflops():.3g}")
     cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
     planner = planning.Planner(cluster, policy, tuple((pins or {}).items()))
     planner.plan(())  # checks policy and pins before anything takes long
@@ -64,7 +63,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     element = _element(model, data)
     with hooks.installed():
         function = _trace(model, element, batch_size * workers, strategy)
-        graph_pass = grappler.GraphPass(0, planner, strict=False)
+        graph_pass = grappler.GraphPass(planner)
         with graph_pass.registered():
             _optimize(function)
     if graph_pass.plan is None:
@@ -182,10 +181,27 @@ def _optimize(function):
     for library_function in graph_def.library.function:
         # Alternatives for other devices would keep calls from being inlined.
         library_function.attr.pop("api_implements", None)
+    nodes = {node.name: node for node in graph_def.node}
+    for index, argument in enumerate(function.inputs):
+        _make_argument(nodes[argument.op.name], index, argument)
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
-    fetches = [tensor.name for tensor in function.inputs + function.outputs]
-    fetches += [operation.name for operation in function.graph.control_outputs]
-    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+    meta_graph.collection_def["train_op"].node_list.value.extend(
+        [tensor.name for tensor in function.outputs]
+        + [operation.name for operation in function.graph.control_outputs])
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs too
     tf_optimizer.OptimizeGraph(config, meta_graph)
+
+
+def _make_argument(node, index, tensor):
+    """Makes of a placeholder what it is when a function runs: an argument, which knows variables."""
+    shapes = node.attr["_output_shapes"]
+    node.op = "_Arg"
+    node.attr.clear()
+    node.attr["_output_shapes"].CopyFrom(shapes)
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    node.attr["index"].i = index
+    if tensor.dtype == tf.resource:
+        for part in handle_data_util.get_resource_handle_data(tensor).shape_and_type:
+            node.attr["_handle_dtypes"].list.type.append(part.dtype)
+            node.attr["_handle_shapes"].list.shape.append(part.shape)

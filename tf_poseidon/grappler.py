@@ -36,7 +36,7 @@ def enable(rank, planner, strict):
     """
     global _enabled
     if _enabled is None:
-        _enabled = GraphPass(rank, planner, strict)
+        _enabled = GraphPass(planner, strict, logging.INFO if rank == 0 else logging.DEBUG)
         _enabled.register()
     elif (_enabled.planner, _enabled.strict) != (planner, strict):
         raise PoseidonError(
@@ -56,11 +56,11 @@ class GraphPass:
             None before the first one.
     """
 
-    def __init__(self, rank, planner, strict):
+    def __init__(self, planner, strict=False, log_level=logging.DEBUG):
         self.planner = planner
         self.strict = strict
         self.plan = None
-        self._log_level = logging.INFO if rank == 0 else logging.DEBUG
+        self._log_level = log_level
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
     def register(self):

@@ -9,7 +9,7 @@ from tf_poseidon.errors import PoseidonError
 class Cluster:
     """The ranks that train together.
 
-    `poseidon.calibrate()` measures one. The defaults are those of machines with a 10 Gbit/s Ethernet.
+    `poseidon.calibrate()` measures one. The defaults are those of servers with a 10 Gbit/s Ethernet.
 
     Attributes:
         workers: Number of ranks, P1 in the paper. Every rank computes.
@@ -27,7 +27,7 @@ class Cluster:
     servers: int = 0
     bandwidth_gbps: float = 10.0
     latency_us: float = 50.0
-    gflops: float = 100.0
+    gflops: float = 1000.0
 
     def __post_init__(self):
         if not self.servers:

@@ -143,6 +143,22 @@ class Plan:
                 lines.append(f"'{name}': {a} -> {b}")
         return "\n".join(lines)
 
+    def predictions(self):
+        """Returns what the table says, as values for JSON."""
+        def cost(cost):
+            return cost and {"bytes": cost.num_bytes, "seconds": cost.seconds}
+
+        step, compute = self._times()
+        return {
+            "policy": self.policy, "cluster": dataclasses.asdict(self.cluster), "digest": self.digest,
+            "total_bytes": self.total_bytes, "step_seconds": step, "compute_seconds": compute,
+            "is_slower_than_one_process": self.is_slower_than_one_process,
+            "variables": [
+                {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
+                 "rides_on": d.rides_on, "cost": cost(d.cost), "runner_up": d.runner_up,
+                 "runner_up_cost": cost(d.runner_up_cost), "reason": d.reason}
+                for site, d in zip(self.sites, self.decisions, strict=True)]}
+
     def save(self, path):
         """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`."""
         from tf_poseidon.planning import plan_file  # late, since it imports this module
