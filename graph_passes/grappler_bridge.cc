@@ -64,7 +64,7 @@ absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph)
   if (rows > 1) SetRows(&planned.graph, rows);
   GraphProperties properties(planned);
   TF_RETURN_IF_ERROR(properties.InferStatically(
-      /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/false,
+      /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,
       /*include_tensor_values=*/false));
   return properties.AnnotateOutputShapes(graph);
 }

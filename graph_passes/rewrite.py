@@ -211,8 +211,8 @@ class _SiteRewriter:
     def _exchange_dense(self, prefix, gradient, name):
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
         dtype, wire = self._marker.dtype, self._on_wire(self._marker.dtype)
-        sent = self._cast(f"{prefix}wire", gradient, dtype, wire)
-        recv = name if wire == dtype else f"{prefix}recv"
+        sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
+        recv = name if wire == dtype else f"{prefix}recv_wire"
         total = self._send_and_receive(prefix, "send", recv, [sent], "ps", [wire],
                                        [self._marker.shape])
         return self._cast(name, total, wire, dtype)

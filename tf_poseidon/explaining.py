@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 
@@ -60,7 +61,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     planner = planning.Planner(cluster, policy, tuple((pins or {}).items()))
     planner.plan(())  # checks policy and pins before anything takes long
     strategy = _Planned(workers, wire_dtype)
-    element = _element(model, data)
+    element = keras.tree.lists_to_tuples(_element(model, data))
     with hooks.installed():
         function = _trace(model, element, batch_size * workers, strategy)
         graph_pass = grappler.GraphPass(planner)
@@ -107,7 +108,7 @@ class _PlannedExtended(strategy_lib.Extended):
 def _element(model, data):
     """Returns the specs of one row of a batch: nested like what `fit` hands to a step."""
     if data is not None:
-        rows = tf.data.Dataset.from_tensor_slices(data).element_spec
+        rows = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(data)).element_spec
         return rows if isinstance(rows, tuple) else (rows,)
     functional = getattr(model, "_functional", None) or model  # of a Sequential
     if getattr(functional, "_inputs_struct", None) is None:
@@ -157,10 +158,16 @@ def _trace(model, element, total, strategy):
             trainer.make_function(lambda _, step: steps.append(step), model, model.train_step)
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
+        # Two functions, as in Keras: so the nodes have the names that they have in `fit`.
+        @tf.function
+        @tf.autograph.experimental.do_not_convert
+        def one_step(batch):
+            return strategy.run(steps[-1], args=(batch,))
+
         @tf.function
         @tf.autograph.experimental.do_not_convert
         def function(iterator):
-            return strategy.run(steps[-1], args=(iterator.get_next(),))
+            return one_step(iterator.get_next())
 
         return function.get_concrete_function(iterator)
 
@@ -189,7 +196,13 @@ def _optimize(function):
         [tensor.name for tensor in function.outputs]
         + [operation.name for operation in function.graph.control_outputs])
     config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs too
+    options = config.graph_options.rewrite_options
+    options.min_graph_nodes = -1  # small graphs too
+    options.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
+    options.optimizers.append("function")  # inlines all calls, which a runtime does beforehand
+    flat = tf_optimizer.OptimizeGraph(config, meta_graph)
+    del options.optimizers[:]
+    meta_graph.graph_def.CopyFrom(flat)
     tf_optimizer.OptimizeGraph(config, meta_graph)
 
 

@@ -1,0 +1,136 @@
+"""Plans of many models, explained in one process or executed by a job: explaining.py OUT."""
+
+import pathlib
+import sys
+
+import keras
+from keras import layers
+from models import MODELS
+from models import make_data
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import runtime
+
+BATCH, RANKS = 8, 3  # rows on each rank
+CLUSTER = poseidon.Cluster(RANKS, 2, bandwidth_gbps=0.1, latency_us=20, gflops=5)
+PINS = {"*first*/kernel": "ps"}
+
+
+class Subclassed(keras.Model):
+    """Built by its first call, with a layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.twice = layers.Dense(8, "tanh"), layers.Dense(8, "tanh")
+        self.last = layers.Dense(3)
+
+    def call(self, x):
+        return self.last(self.twice(self.twice(self.first(x))))
+
+
+@tf.function
+def squared(x):
+    return x * x
+
+
+class Squared(layers.Layer):
+    """A layer that calls a tf.function."""
+
+    def call(self, x):
+        return squared(x)
+
+
+class OwnStep(keras.Model):
+    """Trains by a train_step of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def of_table(make):
+    return lambda: keras.Model(*make())
+
+
+def embedding():
+    """Of the table's, one process has another one, as the reference of several."""
+    x = keras.Input((5,), dtype="int32")
+    return keras.Model(x, layers.Dense(3)(layers.Flatten()(layers.Embedding(400, 4)(x))))
+
+
+def own_step():
+    x = keras.Input((8,))
+    return OwnStep(x, layers.Dense(3)(layers.Dense(64, "tanh", kernel_regularizer="l2")(x)))
+
+
+def sequential():
+    """Pooling and flattening before wide layers; pinned, and a sparse loss."""
+    return keras.Sequential([
+        keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(),
+        layers.Flatten(), layers.Dense(256, "relu", name="first"), layers.Dense(256), Squared(),
+        layers.Dense(200), layers.Dense(4)])
+
+
+CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding, "subclassed": Subclassed,
+         "own_step": own_step, "sequential": sequential}
+# Those that have not said what their inputs are.
+DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3)))}
+
+
+def compiled(name):
+    """Returns a model, compiled."""
+    model = CASES[name]()
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", sparse if name == "sequential" else "mse")
+    return model
+
+
+def execute(strategy, name):
+    """Trains a model, and returns the plan that was followed."""
+    keras.backend.clear_session()
+    with strategy.scope():
+        model = compiled(name)
+    if name in DATA:
+        x, y = (np.resize(a, (2 * BATCH * RANKS, a.shape[1])) for a in DATA[name])
+    elif name == "sequential":
+        x, y = np.ones((2 * BATCH * RANKS, 8, 8, 1)), np.zeros((2 * BATCH * RANKS,), np.int32)
+    else:
+        x, y = make_data(model)
+    model.fit(x, y, batch_size=BATCH * RANKS, verbose=0)
+    return strategy.plan
+
+
+def explain(name):
+    """Returns the plan of a model, in one process."""
+    keras.backend.clear_session()
+    return poseidon.explain(
+        compiled(name), BATCH, RANKS, CLUSTER.bandwidth_gbps, data=DATA.get(name), servers=2,
+        latency_us=CLUSTER.latency_us, gflops=CLUSTER.gflops, pins=PINS)
+
+
+def main():
+    out = pathlib.Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        strategy = poseidon.PoseidonStrategy(cluster=CLUSTER, pins=PINS, servers=[0, 1], strict=True,
+                                             timeout_s=30)
+        for name in CASES:
+            plan = execute(strategy, name)
+            if strategy.rank == 0:
+                plan.save(out / f"{name}.executed")
+        assert poseidon.calibrate().workers == RANKS
+    else:
+        assert runtime.communicator() is None
+        for name in CASES:
+            explain(name).save(out / f"{name}.explained")
+        # Hooks and passes are as they were: models train as without us.
+        model = compiled("dense")
+        model.fit(*make_data(model), verbose=0)
+
+
+if __name__ == "__main__":
+    main()

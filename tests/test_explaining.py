@@ -1,0 +1,160 @@
+"""explain says, in one process, what a job then does; as a function and as a command."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+
+import explaining
+import keras
+import launch
+import numpy as np
+import pytest
+
+import tf_poseidon as poseidon
+
+TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """The folder with the plans that were executed and explained."""
+    out = tmp_path_factory.mktemp("plans")
+    launch.run_ok(["explaining.py", out, "execute"], explaining.RANKS, 120)
+    launch.run_ok(["explaining.py", out], 0, 120)
+    return out
+
+
+def without_numbers(decision):
+    """Returns a decision without the numbers that TensorFlow gives to nodes of loops."""
+    return {**vars(decision), "reason": re.sub(r"_\d+'", "'", decision.reason)}
+
+
+@pytest.mark.parametrize("name", explaining.CASES)
+def test_explained_plan_is_the_executed_one(plans, name):
+    executed, explained = (poseidon.Plan.load(plans / f"{name}.{how}")
+                           for how in ("executed", "explained"))
+    assert executed.diff(explained) == ""
+    assert executed.digest == explained.digest
+    assert executed.operations == explained.operations and (executed.operations or name == "lstm")
+    assert (list(map(without_numbers, executed.decisions))
+            == list(map(without_numbers, explained.decisions)))
+
+
+def test_plans_are_mixed(plans):
+    """The comparison would say little if all of them were the same."""
+    plan = poseidon.Plan.load(plans / "sequential.executed")
+    by_site = {d.site: d.scheme for d in plan.decisions}
+    assert by_site["sequential/first/kernel"] == "ps"  # pinned
+    assert by_site["sequential/dense/kernel"] == "sfb"
+    assert by_site["sequential/dense_2/kernel"] == "ps"  # narrow
+    assert {d.scheme for d in poseidon.Plan.load(plans / "wide.executed").decisions} == {"sfb", "ps"}
+    assert {d.scheme for d in poseidon.Plan.load(plans / "embedding.executed").decisions} == {
+        "sparse", "ps"}
+
+
+@pytest.fixture(scope="module")
+def vgg19():
+    return keras.applications.VGG19(weights=None)
+
+
+# Gbit that a node sends plus receives in a step, K = 32: from table 1 of the paper.
+@pytest.mark.parametrize("workers, ps, hybrid", [(8, 16.09, 2.85), (16, 17.24, 3.71),
+                                                 (32, 17.81, 5.18)])
+def test_vgg19(vgg19, workers, ps, hybrid):
+    for policy, expected in (("ps", ps), ("paper", hybrid), ("auto", hybrid)):
+        plan = poseidon.explain(vgg19, batch_size=32, workers=workers, bandwidth_gbps=10,
+                                policy=policy)
+        assert plan.total_bytes * 8 / 1e9 == pytest.approx(expected, abs=0.01)
+        assert not plan.is_slower_than_one_process
+    # 19.6e9 multiplications and additions for an image, and about as many again for each of the two
+    # gradients.
+    assert plan.operations == pytest.approx(3 * 2 * 19.6e9 * 32, rel=0.02)
+
+
+def test_explaining_leaves_the_model_as_it_was():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    before = model.get_weights()
+    plan = poseidon.explain(model, 8, 4)
+    assert [d.scheme for d in plan.decisions]
+    assert vars(model).get("_distribute_strategy") is None
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0)
+
+
+def test_wire_dtype_halves_the_bytes():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(3)])
+    for policy in ("ps", "sfb"):
+        full, half = (poseidon.explain(model, 8, 4, policy=policy, wire_dtype=wire)
+                      for wire in (None, "bfloat16"))
+        assert half.total_bytes == full.total_bytes / 2
+
+
+def explain(**options):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    return poseidon.explain(model, **{"batch_size": 8, "workers": 4, **options})
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: explain(batch_size=0), "batch_size=0, expected at least one row"),
+    (lambda: explain(workers=0), "workers=0, expected at least 1"),
+    (lambda: explain(policy="best"), "policy='best', expected one of"),
+    (lambda: explain(pins={"*": "fast"}), "The pin of"),
+    (lambda: poseidon.explain(explaining.Subclassed(), 8, 4), "give explain a batch: data="),
+    (lambda: poseidon.explain(keras.Sequential([keras.Input((8,)), keras.layers.Flatten()]), 8, 4),
+     "no trainable variables"),
+])
+def test_refusals(make, message):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        make()
+
+
+def command(*arguments):
+    return subprocess.run([TF_POSEIDON, *map(str, arguments)], text=True, timeout=120,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_command(tmp_path):
+    model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512, name="wide"),
+                              keras.layers.Dense(3, name="narrow")])
+    model.compile("adam", "mse")
+    model.save(tmp_path / "model.keras")
+    outcome = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4,
+                      "--bandwidth_gbps", 1, "--pin", "narrow/*=ps", "--json", tmp_path / "json",
+                      "--plan", tmp_path / "plan")
+    assert outcome.returncode == 0, outcome.stderr
+    plan = poseidon.Plan.load(tmp_path / "plan")
+    assert outcome.stdout == f"{plan}\n"
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"})) == ""
+    assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout
+    predictions = json.loads((tmp_path / "json").read_text())
+    assert predictions["total_bytes"] == plan.total_bytes
+    assert [v["scheme"] for v in predictions["variables"]] == ["sfb", "sfb", "ps", "ps"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["explain", "model.keras", "--workers", 4], "--batch_size is missing"),
+    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
+     "There is no file '/no/model.keras'"),
+    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--pin", "x"],
+     "--pin=x, expected PATTERN=SCHEME"),
+])
+def test_mistakes_in_the_command(arguments, message):
+    outcome = command(*arguments)
+    assert outcome.returncode == 1
+    assert message in outcome.stderr and "Traceback" not in outcome.stderr
+
+
+def test_mistakes_are_noticed_before_tensorflow_is_imported():
+    program = ("import sys; sys.argv[1:] = ['explain', 'none', '--workers=1', '--batch_size=1']\n"
+               "from tf_poseidon import cli\n"
+               "try: cli.main()\n"
+               "finally: assert 'tensorflow' not in sys.modules")
+    outcome = subprocess.run([sys.executable, "-c", program], timeout=60, stderr=subprocess.PIPE,
+                             text=True)
+    assert outcome.returncode == 1 and "AssertionError" not in outcome.stderr, outcome.stderr
