@@ -12,6 +12,7 @@ the larger of compute only plus extra rebuild, and bytes over bandwidth.
 """
 
 import dataclasses
+import functools
 import json
 import statistics
 import time
@@ -76,21 +77,24 @@ def make_step(model, x, y, ranks):
 def make_systems(strategy, cluster, sizes, x, y):
     """Returns the systems by name; each of them has made one step."""
     ranks = strategy.num_replicas_in_sync
-    model = make_model(_COMPUTE_ONLY, sizes)
-    systems = {_COMPUTE_ONLY: System(model, tf.function(make_step(model, x, y, ranks)))}
-    systems[_COMPUTE_ONLY].step()
-    for policy in _POLICIES.value:
-        with strategy.scope():
-            model = make_model(policy, sizes)
+    models = {_COMPUTE_ONLY: make_model(_COMPUTE_ONLY, sizes)}
+    with strategy.scope():
+        models |= {policy: make_model(policy, sizes) for policy in _POLICIES.value}
+    systems = {}
+    for name, model in models.items():
         step = make_step(model, x, y, ranks)
-        function = tf.function(lambda step=step: strategy.run(step))
-        # TensorFlow takes one set of passes at a time; a function keeps what it was rewritten to.
-        passes = grappler.GraphPass(planning.Planner(cluster, policy))
+        if name == _COMPUTE_ONLY:
+            systems[name] = System(model, tf.function(step))
+            systems[name].step()
+            continue
+        systems[name] = System(model, tf.function(functools.partial(strategy.run, step)))
+        # A function keeps what it was rewritten to, until somebody sets a seed.
+        passes = grappler.GraphPass(planning.Planner(cluster, name))
         with passes.registered():
-            function()
+            systems[name].step()
         if passes.plan is None or passes.plan.refusal:
-            raise RuntimeError(f"policy {policy} was not rewritten: {passes.plan}")
-        systems[policy] = System(model, function, passes.plan)
+            raise RuntimeError(f"policy {name} was not rewritten: {passes.plan}")
+        systems[name].plan = passes.plan
     return systems
 
 

@@ -1,0 +1,286 @@
+"""Makes several hosts of one Linux machine, with links of a given rate, and runs a command on them.
+
+    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+        python scripts/bench_sync.py
+
+Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
+in a namespace of its own. So nothing in the machine's own network changes, and several clusters can
+run at a time. The command is started by mpiexec, which also gives the exit status; the bytes that
+passed each host's eth0 and the wall time go to stderr. The hosts share the machine's cores: the
+bytes are those of a real cluster, the times only where the links are what is waited for.
+
+At its end, also after SIGINT, SIGTERM or SIGHUP, whatever was made is removed, and processes left
+on the hosts are ended. What one killed by SIGKILL leaves is removed when the next one starts.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.table
+
+# `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
+_NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
+_SWITCH_ADDRESS = "10.0.0.254"
+
+
+def _call(*command, text=""):
+    """Returns what `command` prints, given `text`; exits with a sentence when it fails."""
+    # In a session of its own, so that Ctrl-C in the terminal does not end it half-way.
+    done = subprocess.run(command, input=text, capture_output=True, text=True,
+                          start_new_session=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise SystemExit(f"`{' '.join(command)}` ended with status {done.returncode}, expected 0 "
+                         f"({said}): use a kernel that has network namespaces, veth, bridge, tbf "
+                         "and, for a delay, netem.")
+    return done.stdout
+
+
+def _ip(namespace, *lines):
+    """Gives lines to `ip` in a namespace."""
+    _call("ip", "-n", namespace, "-batch", "-", text="\n".join(lines))
+
+
+def _end_processes(namespace):
+    """Ends all processes in a namespace; gives up after 5 s."""
+    for _ in range(100):
+        found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True,
+                               start_new_session=True).stdout.split()
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _remove(is_ours):
+    """Removes everything that clusters made whose pid `is_ours`; their interfaces go with it."""
+    for path in (*_NAMES.glob("poseidon-*"), *_NETNS.glob("poseidon-*")):
+        match = re.fullmatch(r"poseidon-(\d+)-(switch|launch|host\d+)", path.name)
+        if not match or not is_ours(int(match[1])):
+            continue
+        if path.parent == _NAMES:
+            _end_processes(path.name)
+            # Not checked: another cluster that starts now may remove it as well.
+            subprocess.run(["ip", "netns", "delete", path.name], stderr=subprocess.DEVNULL,
+                           start_new_session=True)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class EmulatedCluster:
+    """Hosts with shaped links, for the time of a `with` statement.
+
+    SIGINT, SIGTERM and SIGHUP end the running job, and `run` or the end of the `with` statement
+    then raises SystemExit. They never interrupt the making and removing of the hosts.
+
+    Attributes:
+        names: The hosts' names, which each host can resolve: host0, host1, ...
+        addresses: Their addresses.
+        namespaces: The names of their network namespaces.
+    """
+
+    def __init__(self, hosts, gbps, delay_us=0):
+        self.names = [f"host{h}" for h in range(hosts)]
+        self.addresses = [f"10.0.0.{h + 1}" for h in range(hosts)]
+        self._prefix = f"poseidon-{os.getpid()}-"
+        self.namespaces = [self._prefix + name for name in self.names]
+        self._switch = self._prefix + "switch"
+        self._launch = _NETNS / (self._prefix + "launch")
+        self._bytes_per_s = gbps * 1e9 / 8
+        self._delay_us = delay_us
+        self._job = None
+        self._signal = None
+
+    def __enter__(self):
+        if os.geteuid():
+            raise SystemExit(f"The user id is {os.geteuid()}, but network namespaces are made by "
+                             "root (0) only: run this with sudo.")
+        for tool in ("ip", "tc"):
+            if not shutil.which(tool):
+                raise SystemExit(f"The program {tool} is in none of the directories of PATH, "
+                                 f"{os.environ.get('PATH')}: install iproute2.")
+        self._handlers = {number: signal.signal(number, self._on_signal)
+                          for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP,
+                                         signal.SIGALRM)
+                          if signal.getsignal(number) != signal.SIG_IGN}  # as nohup wants it
+        try:
+            # With our own pid there is only what a killed one of the same pid has left.
+            _remove(lambda pid: pid == os.getpid() or not os.path.exists(f"/proc/{pid}"))
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        _remove(lambda pid: pid == os.getpid())
+        signal.alarm(0)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._exit_if_signalled()
+
+    def _make(self):
+        # Without addrgenmode IPv6's own messages would be counted.
+        _call("ip", "netns", "add", self._switch)
+        _ip(self._switch, "link add name switch type bridge",
+            "link set dev switch addrgenmode none", "link set dev switch up",
+            "link set dev lo up", f"address add {_SWITCH_ADDRESS}/24 dev switch")
+        self._write_hosts(self._switch, _SWITCH_ADDRESS)
+        for name, address, namespace in zip(self.names, self.addresses, self.namespaces):
+            _call("ip", "netns", "add", namespace)
+            _ip(self._switch, f"link add name {name} type veth peer name eth0 netns {namespace}",
+                f"link set dev {name} addrgenmode none master switch")
+            _ip(namespace, "link set dev eth0 addrgenmode none", "link set dev lo up",
+                f"address add {address}/24 dev eth0")
+            # Each end shapes what it sends: the host's what the host sends, the switch's what the
+            # host receives.
+            self._shape(namespace, "eth0")
+            self._shape(self._switch, name)
+            self._write_hosts(namespace, address)
+        # mpiexec calls it as it would call rsh, with a host's name and a line for a shell. Not in
+        # /tmp, where files may not be executable.
+        self._launch.write_text("#!/bin/sh\n"
+                                f'namespace="{self._prefix}$1"\nshift\n'
+                                'exec ip netns exec "$namespace" sh -c "$*"\n')
+        self._launch.chmod(0o755)
+
+    def _shape(self, namespace, interface):
+        """Limits what an interface sends."""
+        # A burst passes at once, so a large one lets small messages pass for nothing; a small one
+        # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
+        # TCP is told to hand over smaller ones.
+        burst = max(8000, int(self._bytes_per_s * 250e-6))
+        _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
+        add = f"tc -n {namespace} qdisc add dev {interface}"
+        _call(*add.split(), *f"root handle 1: tbf rate {self._bytes_per_s:.0f}bps "
+              f"burst {burst} latency 20ms".split())
+        if self._delay_us:
+            _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split())
+
+    def _write_hosts(self, namespace, own_address):
+        lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
+                 *map(" ".join, zip(self.addresses, self.names))]
+        directory = _NETNS / namespace
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "hosts").write_text("\n".join(lines) + "\n")
+
+    def bytes(self):
+        """Returns (sent, received) of each host since it was made.
+
+        Headers are included, but one only for each of the large packets of TCP, which a real card
+        would cut up.
+        """
+        counts = []
+        for namespace in self.namespaces:
+            output = _call("ip", "-json", "-s", "-n", namespace, "link", "show", "dev", "eth0")
+            stats = json.loads(output)[0]["stats64"]
+            counts.append((stats["tx"]["bytes"], stats["rx"]["bytes"]))
+        return counts
+
+    def run(self, command, ranks_per_host=1, **options):
+        """Runs a command on all hosts by mpiexec and returns its exit status.
+
+        Args:
+            command: The program and its arguments.
+            ranks_per_host: How many processes run it on each host.
+            **options: For subprocess.Popen, such as `stdout`.
+
+        Raises:
+            SystemExit: If a signal has ended it, or had come before.
+        """
+        self._exit_if_signalled()
+        # Over the caller's: UCX would send through shared memory, past the links. Ranks of one host
+        # may use that; MPICH tells hosts apart by the names that mpiexec was given.
+        environment = {**options.pop("env", os.environ), "MPIR_CVAR_CH4_NETMOD": "ofi",
+                       "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
+        self._job = subprocess.Popen(
+            ["ip", "netns", "exec", self._switch,
+             os.path.join(sysconfig.get_path("scripts"), "mpiexec"),
+             "-launcher", "rsh", "-launcher-exec", self._launch, "-localhost", _SWITCH_ADDRESS,
+             "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host),
+             "-n", str(ranks_per_host * len(self.names)), *command],
+            env=environment, start_new_session=True, **options)
+        if self._signal:  # it came when there was no job to end
+            self._end_job(signal.SIGTERM)
+        status = self._job.wait()
+        signal.alarm(0)
+        for namespace in (self._switch, *self.namespaces):
+            _end_processes(namespace)
+        self._exit_if_signalled()
+        return status if status >= 0 else 128 - status
+
+    def _on_signal(self, number, _):
+        """Ends the running job; it raises nothing, so that no clean-up is left half done."""
+        if self._signal is None:
+            self._signal = number
+            signal.alarm(5)  # for a job that stays
+            self._end_job(signal.SIGTERM)
+        else:
+            self._end_job(signal.SIGKILL)
+
+    def _end_job(self, number):
+        if self._job:
+            self._job.send_signal(number)  # to mpiexec, which tells the ranks
+
+    def _exit_if_signalled(self):
+        if self._signal:
+            raise SystemExit(128 + self._signal)
+
+
+def main(arguments):
+    command = arguments[1:]
+    if not command:
+        raise SystemExit("No command was given, expected one after `--`, such as: "
+                         f"{arguments[0]} --hosts 2 -- python -V")
+    given = flags.FLAGS
+    with EmulatedCluster(given.hosts, given.gbps, given.delay_us) as cluster:
+        before = cluster.bytes()
+        begin = time.monotonic()
+        status = cluster.run(command, given.ranks_per_host)
+        seconds = time.monotonic() - begin
+        after = cluster.bytes()
+    hosts = [{"name": name, "address": address, "sent": new[0] - old[0],
+              "received": new[1] - old[1]}
+             for name, address, old, new in zip(cluster.names, cluster.addresses, before, after)]
+    table = rich.table.Table(title=f"{given.gbps:g} Gbit/s, {seconds:.1f} s, status {status}")
+    for column in ("host", "address", "sent MB", "received MB"):
+        table.add_column(column, justify="right")
+    for host in hosts:
+        table.add_row(host["name"], host["address"], f"{host['sent'] / 1e6:.3f}",
+                      f"{host['received'] / 1e6:.3f}")
+    rich.console.Console(width=100, stderr=True).print(table)
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump({"gbps": given.gbps, "delay_us": given.delay_us,
+                       "ranks_per_host": given.ranks_per_host, "seconds": seconds,
+                       "status": status, "hosts": hosts}, file, indent=1)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    # Here, so that scripts that import this file can have flags of the same names.
+    flags.DEFINE_integer("hosts", 4, "Number of hosts.", lower_bound=1, upper_bound=250)
+    flags.DEFINE_float("gbps", 1.0, "Rate of each host's link in each direction, Gbit/s.",
+                       lower_bound=0.01, upper_bound=100)
+    flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
+                         "a message passes two links.", lower_bound=0)
+    flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
+    flags.DEFINE_string("json", None, "File for bytes per host, wall time and exit status.")
+    app.run(main)
