@@ -114,7 +114,7 @@ def verify(systems, communicator):
 
 
 def time_rounds(runs, communicator, rounds, steps, description):
-    """Returns the seconds of each run, a dictionary of lists; they take turns."""
+    """Returns the seconds until all ranks have made each run, a dictionary of lists; runs take turns."""
     times = {name: [] for name in runs}
     progress = rich.progress.Progress(disable=communicator.rank != 0, transient=True,
                                       console=rich.console.Console(stderr=True))
@@ -125,6 +125,7 @@ def time_rounds(runs, communicator, rounds, steps, description):
                 begin = time.perf_counter()
                 for _ in range(steps):
                     run()
+                communicator.sum("barrier", np.zeros(1, np.float32))
                 times[name].append((time.perf_counter() - begin) / steps)
     return times
 
