@@ -98,6 +98,7 @@ class SyncKernel : public SumKernel {
                          done);
     Convert(context->input(0), wire.get());
     Exchange exchange = ToExchange(context, *wire);
+    exchange.site = site_;
     exchange.input = exchange.output = wire->data();
     communicator->Submit(
         std::move(exchange), [context, wire, done = std::move(done)](const std::string& error) {

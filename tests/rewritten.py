@@ -40,10 +40,10 @@ def write_report(strategy, **values):
     path.write_text(json.dumps(values))
 
 
-def report(strategy, model):
+def report(strategy, model, **more):
     """Reports the weights and the plan of this rank."""
     plan = strategy.plan
-    write_report(strategy, weights=[w.tolist() for w in model.get_weights()],
+    write_report(strategy, **more, weights=[w.tolist() for w in model.get_weights()],
                  schemes={d.site: d.scheme for d in plan.decisions} if plan else None,
                  refusal=plan.refusal if plan else None)
 
@@ -112,9 +112,34 @@ def train_by_hand(strategy, model, x, y):
             function(*map(tf.constant, parts))
 
 
+def train_with(options):
+    """Trains with options of the strategy, as JSON; rank 0 saves the plan beside the reports.
+
+    With "broken", the pass fails on rank 1.
+    """
+    keras.config.set_floatx("float64")
+    options = json.loads(options)
+    is_broken = options.pop("broken", False)
+    if "cluster" in options:
+        options["cluster"] = poseidon.Cluster(**options["cluster"])
+    strategy = poseidon.PoseidonStrategy(timeout_s=30, **options)
+    if is_broken and strategy.rank == 1:
+        break_pass()
+    model, x, y = small_model(strategy)
+    start = [w.tolist() for w in model.get_weights()]
+    model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+    report(strategy, model, start=start)
+    if strategy.rank == 0 and strategy.plan:
+        strategy.plan.save(pathlib.Path(os.environ["REPORTS"], "plan"))
+
+
 def measure(policy):
     """Reports the plan of a step, the bytes that were counted, and the ops that were executed."""
-    strategy = poseidon.PoseidonStrategy(policy, strict=True, timeout_s=30)
+    options = {}
+    if policy == "auto":  # with whole numbers of bytes that decide
+        size = int(os.environ["PMI_SIZE"])
+        options = dict(cluster=poseidon.Cluster(size, latency_us=0), wire_dtype="bfloat16")
+    strategy = poseidon.PoseidonStrategy(policy, strict=True, timeout_s=30, **options)
     keras.utils.set_random_seed(1)
     batch, steps = 8 * strategy.num_replicas_in_sync, 3
     with strategy.scope():

@@ -31,10 +31,10 @@ def measured(request, tmp_path_factory):
     """Reports of training by each policy on some ranks, by policy."""
     return {policy: reports_of("measure", policy, ranks=request.param,
                                reports=tmp_path_factory.mktemp(policy))
-            for policy in ("ps", "sfb", "paper")}
+            for policy in ("ps", "sfb", "auto")}
 
 
-@pytest.mark.parametrize("policy, dense_layer", [("ps", "ps"), ("sfb", "sfb"), ("paper", "sfb")])
+@pytest.mark.parametrize("policy, dense_layer", [("ps", "ps"), ("sfb", "sfb"), ("auto", "sfb")])
 def test_rewritten_graph_is_executed_in_fit(measured, policy, dense_layer):
     for report in measured[policy]:
         assert {"PoseidonSend", "PoseidonRecv"} <= set(report["ops"])
@@ -47,7 +47,7 @@ def test_rewritten_graph_is_executed_in_fit(measured, policy, dense_layer):
         assert schemes["dense_1/kernel"] == schemes["dense_1/bias"] == small_layer
 
 
-@pytest.mark.parametrize("policy", ["ps", "sfb", "paper"])
+@pytest.mark.parametrize("policy", ["ps", "sfb", "auto"])
 def test_counted_bytes_are_those_of_the_plan(measured, policy):
     ranks = measured[policy]
     steps = ranks[0]["steps"]
@@ -58,6 +58,15 @@ def test_counted_bytes_are_those_of_the_plan(measured, policy):
         if scheme == "sfb":
             assert set(counted) == {planned * steps}
     assert ranks[0]["total"] == sum(planned for _, planned in ranks[0]["plan"].values())
+
+
+def test_bfloat16_on_the_wire_has_half_the_bytes(measured):
+    """Of the dense layer's factors, but for the coefficient of its regularizer."""
+    full, half = (measured[policy][0]["plan"]["dense/kernel"][1] for policy in ("sfb", "auto"))
+    ranks = len(measured["sfb"])
+    assert full - 2 * 4 * (ranks - 1) == 2 * (half - 2 * 4 * (ranks - 1))
+    assert measured["auto"][0]["plan"]["conv2d/kernel"][1] * 2 == (
+        measured["ps"][0]["plan"]["conv2d/kernel"][1])
 
 
 @pytest.mark.parametrize("policy", ["ps", "sfb"])
@@ -115,6 +124,56 @@ def assert_same_training(ranks, expected):
         assert report["weights"] == ranks[0]["weights"]
     for mine, theirs in zip(ranks[0]["weights"], expected[0]["weights"], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def train_with(reports, **options):
+    """Returns the reports of training on 3 ranks with options of the strategy."""
+    return reports_of("train_with", json.dumps(options), ranks=3, reports=reports)
+
+
+@pytest.mark.parametrize("options, schemes", [
+    # Few bytes cost nothing, messages much: dense gradients take two. A table has few slices.
+    (dict(policy="auto", cluster=dict(workers=3, latency_us=1000)),
+     {"first/kernel": "sfb", "second/kernel": "sfb", "table4/embeddings": "sparse"}),
+    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb", "table400/*": "ps"}),
+     {"first/kernel": "sfb", "first/bias": "sfb", "second/kernel": "ps", "second/bias": "ps",
+      "table400/embeddings": "ps"}),
+])
+def test_plans_are_followed_and_replayed(options, schemes, trained, tmp_path):
+    ranks = train_with(tmp_path, **options)
+    assert_same_training(ranks, trained)
+    assert ranks[0]["schemes"].items() >= schemes.items()
+    again = train_with(tmp_path, plan=str(tmp_path / "plan"), strict=True)
+    assert again == ranks  # with the same bits
+    if options["policy"] == "paper":
+        assert_another_graph_is_refused(tmp_path)
+
+
+def assert_another_graph_is_refused(folder):
+    text = (folder / "plan").read_text()
+    lines = [line.replace("second/", "third/") for line in text.splitlines() if "digest" not in line]
+    (folder / "plan").write_text("\n".join(lines))
+    outcome = run("train_with", json.dumps({"plan": str(folder / "plan")}), ranks=3, reports=folder)
+    assert outcome.status != 0 and outcome.seconds < 40
+    assert re.search(r"graph of rank \d was not rewritten: PoseidonError: The plan was made for "
+                     "another training graph: the first difference is 'second/",
+                     outcome.own_lines[-1]), outcome.output
+
+
+@pytest.mark.parametrize("options", [dict(pins={"second/*": "ps"}), dict(broken=True)])
+def test_bfloat16_on_the_wire(options, trained, tmp_path):
+    """Ranks have the same bits; weights are off by roundings of the gradients.
+
+    A product of two roundings is off by 2 u, a sum of such by 2 u of the terms' magnitudes, and once
+    more by u where it travels: 3 u = 0.012 with u = 2^-8. Momentum adds gradients up, and weights change
+    by at most what is compared with; sums that cancel are off by more: 4 times as much is allowed.
+    """
+    ranks = train_with(tmp_path, policy="sfb", wire_dtype="bfloat16", **options)
+    assert all(report["weights"] == ranks[0]["weights"] for report in ranks)
+    for start, mine, theirs in zip(ranks[0]["start"], ranks[0]["weights"], trained[0]["weights"],
+                                   strict=True):
+        difference = np.abs(np.subtract(theirs, mine)).max()
+        assert 0 < difference <= 4 * 0.012 * np.abs(np.subtract(theirs, start)).max()
 
 
 REASONS = {

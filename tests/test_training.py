@@ -165,11 +165,13 @@ def test_dropout_is_the_same_in_every_run(jobs):
 
 
 def test_cover_has_every_pair():
-    def pairs(rows):
-        return set().union(*(scenarios.pairs((*cell.split("-"), *rest)) for cell, *rest in rows))
-
-    assert pairs(scenarios.cover()) == set().union(
-        *map(scenarios.pairs, itertools.product(*scenarios.columns())))
+    rows = [(*cell.split("-"), job) for cell, *job in scenarios.cover()]
+    found = {pair for cell in rows for pair in scenarios.pairs((*cell[:3], tuple(cell[3])))}
+    models, optimizers, losses, ranks, policies = scenarios.columns()
+    assert found == set().union(*map(scenarios.pairs, itertools.product(
+        models, optimizers, losses, scenarios.JOBS)))
+    assert {job[0] for job in scenarios.JOBS} == set(ranks)
+    assert {job[1] for job in scenarios.JOBS} == set(policies)
 
 
 def test_every_wrapper_meets_every_optimizer_number_of_ranks_and_policy():
