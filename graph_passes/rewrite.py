@@ -21,6 +21,8 @@ The lower branch of "sfb" runs if some rank could not give factors, which all ra
 dense product of this rank alone, which only that branch needs, is not computed.
 """
 
+import collections
+
 import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
@@ -53,11 +55,13 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
             riders.setdefault(decision.rides_on, []).append(rider)
     verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
                  if node.op == "PoseidonVerify"}
+    group_sizes = collections.Counter(decision.group for decision in plan.decisions)
     nodes = []
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
         decision = decisions[marker.site]
-        site = _SiteRewriter(graph, marker, strict, verifiers.get(marker.site))
+        group = (decision.group, group_sizes[decision.group]) if decision.group else ("", 1)
+        site = _SiteRewriter(graph, marker, strict, verifiers.get(marker.site), group)
         if decision.scheme == "sparse":
             site.slices()
         elif marker.indices is not None:
@@ -91,8 +95,9 @@ def _waiting(node, control):
 class _SiteRewriter:
     """Writes the nodes of one site."""
 
-    def __init__(self, graph, marker, strict, verifier):
+    def __init__(self, graph, marker, strict, verifier, group):
         self._verifier = verifier
+        self._group, self._group_size = group
         self._graph = graph
         self._marker = marker
         self._strict = strict
@@ -201,11 +206,14 @@ class _SiteRewriter:
     # ---- parts --------------------------------------------------------------------------------
 
     def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes,
-                          form=""):
+                          form="", is_fallback=False):
+        # What some ranks have to send after all does not wait for others.
+        group = {} if is_fallback or not self._group else dict(group=self._group,
+                                                               group_size=self._group_size)
         ticket = self.writer.add(
             f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
             T=types, site=self._marker.site, scheme=scheme, form=form,
-            strict=self._strict)
+            strict=self._strict, **group)
         return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix, gradient, name):
@@ -214,7 +222,7 @@ class _SiteRewriter:
         sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
         recv = name if wire == dtype else f"{prefix}recv_wire"
         total = self._send_and_receive(prefix, "send", recv, [sent], "ps", [wire],
-                                       [self._marker.shape])
+                                       [self._marker.shape], is_fallback=bool(prefix))
         return self._cast(name, total, wire, dtype)
 
     def _on_wire(self, dtype):

@@ -109,6 +109,8 @@ class SendKernel : public OpKernel {
     sends_factors_ = scheme == "sfb";
     OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
     OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
+    OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
   }
 
   bool IsExpensive() override { return false; }
@@ -148,6 +150,7 @@ class SendKernel : public OpKernel {
     exchange.output = ticket->sum().data();
     exchange.contributes = contributes;
     exchange.is_gradient = true;
+    exchange.group = group_;
     communicator->Submit(std::move(exchange), [ticket](const std::string& error) {
       Finish(ticket, error, {});
     });
@@ -162,6 +165,7 @@ class SendKernel : public OpKernel {
     Factors factors;
     factors.site = site_->name;
     factors.form = site_->form;
+    factors.group = group_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
         context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
@@ -209,6 +213,7 @@ class SendKernel : public OpKernel {
   // Exchanges may outlive the kernel.
   const std::shared_ptr<Site> site_ = std::make_shared<Site>();
   bool sends_factors_ = false;
+  Group group_;
 };
 
 class RecvKernel : public AsyncOpKernel {

@@ -42,6 +42,8 @@ REGISTER_OP("PoseidonSend")
     .Attr("scheme: {'ps', 'sfb'}")
     .Attr("form: string = ''")
     .Attr("strict: bool = false")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -56,6 +58,8 @@ site: The path of the variable, and which synchronisation of it within the step 
 form: What this rank will make of the factors; those of ranks that differ are not exchanged.
 strict: Whether to fail where ranks do not have the same factors.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
+group: With a name, it waits a short while until all of that group are there, and leaves with them.
+group_size: How many of this step are in the group.
 )doc");
 
 REGISTER_OP("PoseidonRecv")

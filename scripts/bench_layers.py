@@ -14,6 +14,7 @@ the larger of compute only plus extra rebuild, and bytes over bandwidth.
 import dataclasses
 import functools
 import json
+import re
 import statistics
 import time
 
@@ -36,7 +37,8 @@ from tf_poseidon import runtime
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _LAYERS = flags.DEFINE_list("layers", ["1024", "4096", "4096", "1000"], "Sizes of the layers.")
 _BATCH = flags.DEFINE_integer("batch_size", 32, "Rows of each worker.")
-_POLICIES = flags.DEFINE_list("policies", ["ps", "sfb", "paper", "auto"], "What to compare.")
+_POLICIES = flags.DEFINE_list("policies", ["ps", "sfb", "paper", "auto"], "What to compare; with "
+                              "+merge, small messages wait for each other, with -merge never.")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link; measured by default.")
@@ -56,7 +58,7 @@ class System:
 def make_model(name, sizes):
     """Returns a compiled model with the same weights under every name."""
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(size, "relu", name=f"{name}_{i}".replace(" ", "_"))
+    layers = [keras.layers.Dense(size, "relu", name=re.sub(r"\W", "_", f"{name}_{i}"))
               for i, size in enumerate(sizes[1:])]
     model = keras.Sequential([keras.Input((sizes[0],)), *layers])
     model.compile(keras.optimizers.SGD(0.01))
@@ -89,7 +91,9 @@ def make_systems(strategy, cluster, sizes, x, y):
             continue
         systems[name] = System(model, tf.function(functools.partial(strategy.run, step)))
         # A function keeps what it was rewritten to, until somebody sets a seed.
-        passes = grappler.GraphPass(planning.Planner(cluster, name))
+        policy, merges = re.fullmatch(r"(\w+)([+-]merge)?", name).groups()
+        passes = grappler.GraphPass(planning.Planner(
+            cluster, policy, merges={None: None, "+merge": True, "-merge": False}[merges]))
         with passes.registered():
             systems[name].step()
         if passes.plan is None or passes.plan.refusal:

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
@@ -31,6 +33,9 @@ constexpr microseconds kLongestPauseWaiting{500};
 constexpr microseconds kLongestPauseIdle{20000};
 
 constexpr std::chrono::milliseconds kDeadlineInterval{50};
+
+// A group of which one does not come leaves without it: waiting is for speed, never needed.
+constexpr std::chrono::milliseconds kLongestHold{5};
 
 }  // namespace
 
@@ -84,6 +89,7 @@ class Communicator::Impl {
   // Something for the progress thread to start, or nobody to take any more.
   struct Submission {
     std::string site;
+    Group group;
     std::function<void(Protocol* protocol)> start;
     Done refuse;
   };
@@ -96,7 +102,7 @@ class Communicator::Impl {
       if (refusal.empty() && wants_goodbye_) {
         refusal = "'" + submission.site + "' was submitted after this rank had said goodbye.";
       }
-      if (refusal.empty()) inbox_.push_back(std::move(submission));
+      if (refusal.empty() && !PutInbox(std::move(submission))) return;
     }
     if (!refusal.empty()) return submission.refuse(refusal);
     has_work_.notify_one();
@@ -139,6 +145,43 @@ class Communicator::Impl {
   }
 
  private:
+  // Submissions that wait for the others of their group.
+  struct Held {
+    std::vector<Submission> submissions;
+    Clock::time_point since;
+  };
+
+  // Puts a submission where the progress thread finds it, with the others of its group once these are
+  // complete. Returns whether there is anything to find. With mutex_.
+  bool PutInbox(Submission submission) {
+    const Group group = submission.group;
+    if (group.size == 1) {
+      inbox_.push_back(std::move(submission));
+      return true;
+    }
+    Held& held = held_[group.name];
+    if (held.submissions.empty()) held.since = Clock::now();
+    held.submissions.push_back(std::move(submission));
+    if (static_cast<int>(held.submissions.size()) < group.size) return false;
+    Release(held_.find(group.name));
+    return true;
+  }
+
+  std::map<std::string, Held>::iterator Release(std::map<std::string, Held>::iterator held) {
+    for (Submission& submission : held->second.submissions) {
+      inbox_.push_back(std::move(submission));
+    }
+    return held_.erase(held);
+  }
+
+  // Releases the groups that have waited long enough, or all. With mutex_.
+  void ReleaseHeld(bool all) {
+    for (auto held = held_.begin(); held != held_.end();) {
+      const bool is_due = all || Clock::now() - held->second.since > kLongestHold;
+      held = is_due ? Release(held) : std::next(held);
+    }
+  }
+
   template <typename Change>
   void Set(Change change) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -173,6 +216,7 @@ class Communicator::Impl {
     std::deque<Submission> left;
     Set([&] {
       has_ended_ = wants_goodbye_ = true;
+      ReleaseHeld(/*all=*/true);
       left.swap(inbox_);
     });
     for (Submission& submission : left) {
@@ -201,6 +245,7 @@ class Communicator::Impl {
       bool goodbye = false;
       {
         std::lock_guard<std::mutex> lock(mutex_);
+        if (!held_.empty()) ReleaseHeld(/*all=*/false);
         taken.swap(inbox_);
         abort.swap(wants_abort_);
         goodbye = wants_goodbye_ && !std::exchange(is_goodbye_taken_, wants_goodbye_);
@@ -237,6 +282,7 @@ class Communicator::Impl {
   std::condition_variable changed_;
   // From other threads to the progress thread.
   std::deque<Submission> inbox_;
+  std::map<std::string, Held> held_;  // by name of the group
   std::string wants_abort_;
   bool wants_goodbye_ = false, is_goodbye_taken_ = false, stop_ = false;
   // From the progress thread to others.
@@ -258,19 +304,21 @@ int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 void Communicator::Submit(Exchange exchange, Done done) {
   const std::string site = exchange.site;
+  const Group group = exchange.group;
   const auto submitted = Clock::now();
   auto start = [exchange = std::move(exchange), done, submitted](Protocol* protocol) {
     protocol->Start(exchange, done, submitted);
   };
-  impl_->Submit({site, std::move(start), std::move(done)});
+  impl_->Submit({site, group, std::move(start), std::move(done)});
 }
 void Communicator::SubmitFactors(Factors factors, FactorsDone done) {
   const std::string site = factors.site;
+  const Group group = factors.group;
   const auto submitted = Clock::now();
   auto start = [factors = std::move(factors), done, submitted](Protocol* protocol) {
     protocol->StartFactors(factors, done, submitted);
   };
-  impl_->Submit({site, std::move(start),
+  impl_->Submit({site, group, std::move(start),
                  [done = std::move(done)](const std::string& error) { done(error, {}); }});
 }
 void Communicator::Abort(const std::string& reason, double seconds) {

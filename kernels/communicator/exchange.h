@@ -22,6 +22,12 @@ inline double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+// Messages that leave together, if the others come soon. Which these are is each rank's own choice.
+struct Group {
+  std::string name;  // empty: none
+  int size = 1;
+};
+
 // What is to be exchanged. Every rank submits the same site with the same dtype, count and root.
 struct Exchange {
   std::string site;  // variable path and occurrence
@@ -32,6 +38,7 @@ struct Exchange {
   bool contributes = true;  // false: this rank adds nothing to the sum
   bool is_gradient = false;  // of a site that could travel as factors, see factors.h
   int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
+  Group group;
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }

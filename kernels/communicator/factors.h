@@ -45,6 +45,7 @@ struct Factors {
   std::string site;
   std::vector<FactorPart> parts;
   std::string form;  // what the rank will make of them
+  Group group;
 };
 
 // What it gets.

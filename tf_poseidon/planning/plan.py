@@ -25,6 +25,7 @@ class Decision:
         rides_on: With "sfb", the site whose factors this one is computed from; it sends nothing.
         runner_up: The scheme that lost, None if there was no other.
         runner_up_cost: Its `Cost`.
+        group: The name of the group of messages that it travels with; None if it leaves at once.
     """
 
     site: str
@@ -34,6 +35,7 @@ class Decision:
     rides_on: str | None = None
     runner_up: str | None = None
     runner_up_cost: Cost | None = None
+    group: str | None = None
 
     @property
     def num_bytes(self):

@@ -14,13 +14,14 @@ class Planner:
     Attributes:
         cluster: The `Cluster` to plan for.
         policy: As for `make_plan`.
-        pins: As for `make_plan`.
+        pins, merges: As for `make_plan`.
         given: A `Plan` to follow instead.
     """
 
     cluster: Cluster
     policy: str = "auto"
     pins: tuple[tuple[str, str], ...] = ()
+    merges: bool | None = None
     given: Plan | None = None
 
     def plan(self, sites, operations=None):
@@ -30,7 +31,8 @@ class Planner:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
-            return make_plan(sites, self.policy, self.cluster, self.pins, operations)
+            return make_plan(sites, self.policy, self.cluster, self.pins, operations,
+                             self.merges)
         self.given.check(sites, self.cluster)
         return self.given
 

@@ -4,6 +4,7 @@ import fnmatch
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import cost as cost_lib
+from tf_poseidon.planning import merging
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 
@@ -66,7 +67,7 @@ def _ms(seconds):
 POLICIES = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
 
 
-def make_plan(sites, policy, cluster, pins=(), operations=None):
+def make_plan(sites, policy, cluster, pins=(), operations=None, merges=None):
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -78,6 +79,8 @@ def make_plan(sites, policy, cluster, pins=(), operations=None):
         pins: (pattern, scheme) pairs; the first pattern that fits the name of a site decides it, as
             far as that is possible. "*" stands for any letters, as in file names.
         operations: Additions and multiplications of the step, None if that is unknown.
+        merges: Whether small messages wait for each other; None leaves that to the policy: "auto" does
+            it.
 
     Returns:
         A `Plan`.
@@ -102,6 +105,8 @@ def make_plan(sites, policy, cluster, pins=(), operations=None):
                                 f"the sum of the rows of a factor of '{site.bias_of}'",
                                 rides_on=site.bias_of)
         decisions.append(decision or _decide(site, policy, cluster, pins))
+    if policy == "auto" if merges is None else merges:
+        decisions = merging.with_groups(decisions, sites, cluster)
     return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
 
 
