@@ -1,7 +1,7 @@
 """Counts additions and multiplications: those of a step, and those that come before a gradient.
 
 Requires: shapes. Ensures: what is counted are matrix products and convolutions, which is nearly all of a
-step's arithmetic; of a loop, one iteration; nothing where shapes are unknown.
+step's arithmetic; nothing inside of loops, nor where shapes are unknown.
 """
 
 import math
@@ -77,11 +77,17 @@ def count_operations(graph, tensors):
     """Returns (operations of the whole graph, operations that come before each of some tensors)."""
     counts = []  # of the nodes that count
     before = {}  # by node: which of them come before it, as bits
+    in_loops = set()
     for node in graph_lib.in_order(graph.graph_def):
         bits = 0
         for tensor in node.input:
             bits |= before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
-        count = _COUNTED[node.op](graph, node) if node.op in _COUNTED else 0
+        # How often a loop runs is not known, nor, in every graph, what shapes are in it.
+        if node.op == "Enter" or (node.op != "Exit" and any(
+                graph_lib.node_of(tensor) in in_loops for tensor in node.input)):
+            in_loops.add(node.name)
+        is_counted = node.op in _COUNTED and node.name not in in_loops
+        count = _COUNTED[node.op](graph, node) if is_counted else 0
         if count:
             bits |= 1 << len(counts)
             counts.append(count)

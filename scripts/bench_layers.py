@@ -38,7 +38,7 @@ _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _LAYERS = flags.DEFINE_list("layers", ["1024", "4096", "4096", "1000"], "Sizes of the layers.")
 _BATCH = flags.DEFINE_integer("batch_size", 32, "Rows of each worker.")
 _POLICIES = flags.DEFINE_list("policies", ["ps", "sfb", "paper", "auto"], "What to compare; with "
-                              "+merge, small messages wait for each other, with -merge never.")
+                              "+merge, small messages wait for each other.")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link; measured by default.")
@@ -91,9 +91,8 @@ def make_systems(strategy, cluster, sizes, x, y):
             continue
         systems[name] = System(model, tf.function(functools.partial(strategy.run, step)))
         # A function keeps what it was rewritten to, until somebody sets a seed.
-        policy, merges = re.fullmatch(r"(\w+)([+-]merge)?", name).groups()
-        passes = grappler.GraphPass(planning.Planner(
-            cluster, policy, merges={None: None, "+merge": True, "-merge": False}[merges]))
+        policy, merge, _ = name.partition("+merge")
+        passes = grappler.GraphPass(planning.Planner(cluster, policy, merge=bool(merge)))
         with passes.registered():
             systems[name].step()
         if passes.plan is None or passes.plan.refusal:

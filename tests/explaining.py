@@ -63,6 +63,37 @@ def embedding():
     return keras.Model(x, layers.Dense(3)(layers.Flatten()(layers.Embedding(400, 4)(x))))
 
 
+class Gan(keras.Model):
+    """Two models, each with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((8,)), layers.Dense(8, name="generator")])
+        self.critic = keras.Sequential([keras.Input((8,)), layers.Dense(300, name="critic")])
+        self.optimizers = [keras.optimizers.Adam(), keras.optimizers.SGD()]
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape(persistent=True) as tape:
+            judged = self.critic(self.generator(x))
+            losses = [tf.reduce_mean(judged), tf.reduce_mean(self.critic(x) - judged)]
+        for model, optimizer, loss in zip((self.generator, self.critic), self.optimizers, losses):
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": losses[0]}
+
+
+def unrolled():
+    x = keras.Input((6, 16))
+    return keras.Model(x, layers.Dense(2)(layers.LSTM(32, unroll=True)(x)))
+
+
+def recurrent():
+    x = keras.Input((6, 16))
+    h = layers.LSTM(32, return_sequences=True)(x)
+    return keras.Model(x, layers.Dense(2)(layers.GRU(32)(h)))
+
+
 def own_step():
     x = keras.Input((8,))
     return OwnStep(x, layers.Dense(3)(layers.Dense(64, "tanh", kernel_regularizer="l2")(x)))
@@ -76,17 +107,21 @@ def sequential():
         layers.Dense(200), layers.Dense(4)])
 
 
-CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding, "subclassed": Subclassed,
-         "own_step": own_step, "sequential": sequential}
+CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding,
+         "subclassed": Subclassed, "own_step": own_step, "gan": Gan, "unrolled": unrolled,
+         "recurrent": recurrent, "sequential": sequential}
 # Those that have not said what their inputs are.
-DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3)))}
+DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3))), "gan": (np.ones((4, 8)), np.ones((4, 8)))}
 
 
 def compiled(name):
     """Returns a model, compiled."""
     model = CASES[name]()
     sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", sparse if name == "sequential" else "mse")
+    if name == "gan":
+        model.compile()
+    else:
+        model.compile("adam", sparse if name == "sequential" else "mse")
     return model
 
 
@@ -130,6 +165,9 @@ def main():
         # Hooks and passes are as they were: models train as without us.
         model = compiled("dense")
         model.fit(*make_data(model), verbose=0)
+        gan = compiled("gan")
+        poseidon.explain(gan, BATCH, RANKS, data=DATA["gan"])
+        gan.fit(*DATA["gan"], verbose=0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 from tf_poseidon import ops
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.ops import library
 
 
 def train(strategy, callbacks=(), epochs=1000, features=4):
@@ -281,6 +282,24 @@ def refuse():
     def no_policy():
         poseidon.PoseidonStrategy("fastest")
 
+    def plan_and_policy():
+        poseidon.PoseidonStrategy("sfb", plan=poseidon.Plan("ps", poseidon.Cluster(2)))
+
+    def plan_of_others():
+        poseidon.PoseidonStrategy(plan=poseidon.Plan("ps", poseidon.Cluster(3)))
+
+    def other_cluster():
+        poseidon.PoseidonStrategy(cluster=poseidon.Cluster(3))
+
+    def no_pin():
+        poseidon.PoseidonStrategy(pins={"*": "fast"})
+
+    def no_wire_dtype():
+        poseidon.PoseidonStrategy(wire_dtype="float16")
+
+    def verify_what_is_rounded():
+        poseidon.PoseidonStrategy(wire_dtype="bfloat16", verify=5)
+
     def other_policy():
         poseidon.PoseidonStrategy("sfb", timeout_s=30)
 
@@ -288,12 +307,43 @@ def refuse():
                  gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
                  metric_without_aggregation, other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_kv_pair, no_time,
-                 no_steps, no_policy, other_policy):
+                 no_steps, no_policy, other_policy, plan_and_policy, plan_of_others, other_cluster,
+                 no_pin, no_wire_dtype, verify_what_is_rounded):
         try:
             case()
         except PoseidonError as error:
             if strategy.rank == 0:
                 print(f"{case.__name__}: {error}", flush=True)
+
+
+def calibrate():
+    """Measures before there is a strategy, and again with one; prints what and how long."""
+    begin = time.monotonic()
+    cluster = poseidon.calibrate(servers=[1], timeout_s=30)
+    seconds = time.monotonic() - begin
+    strategy = poseidon.PoseidonStrategy(servers=[1], timeout_s=30)
+    assert poseidon.calibrate() is cluster
+    assert strategy.stats()["sites"] == {}, strategy.stats()
+    print(f"{cluster!r} in {seconds:.3f} s", flush=True)
+
+
+def incomplete_group():
+    """Sends one of a group of two, alone and then with the other."""
+    poseidon.PoseidonStrategy("ps", timeout_s=10)
+    module, _ = library.load()
+
+    def start(site):
+        x = tf.ones(3)
+        ticket = module.poseidon_send(tensors=[x], contributes=True, site=site, scheme="ps",
+                                      group="both", group_size=2)
+        return lambda: module.poseidon_recv(ticket=ticket, T=[x.dtype])[0][0].numpy()
+
+    begin = time.monotonic()
+    np.testing.assert_array_equal(start("one")(), [2, 2, 2])
+    assert time.monotonic() - begin < 5
+    for finish in [start("one"), start("two")]:
+        np.testing.assert_array_equal(finish(), [2, 2, 2])
+    print("all right", flush=True)
 
 
 def wait_and_idle():

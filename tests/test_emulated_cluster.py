@@ -110,7 +110,7 @@ def test_failure_passes_on(able):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_leaves_nothing(able, number):
     process = start("--", sys.executable, "-c",
-                    "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+                    "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)")
     ranks = [int(process.stdout.readline()) for _ in range(2)]
     assert left_by(process.pid) and running(ranks) == ranks
     process.send_signal(number)
@@ -122,7 +122,7 @@ def test_signal_leaves_nothing(able, number):
 
 def test_next_one_removes_what_a_killed_one_left(able):
     killed = start("--", sys.executable, "-c",
-                   "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+                   "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)")
     ranks = [int(killed.stdout.readline()) for _ in range(2)]
     killed.kill()
     killed.wait()

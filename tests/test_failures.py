@@ -126,9 +126,15 @@ REFUSALS = {
     "no_kv_pair": "kv_pair_bytes=0, expected 4096 to 2**30",
     "no_time": "timeout_s=0, expected a positive number of seconds",
     "no_steps": "verify=0, expected the number of steps",
-    "no_policy": "policy='fastest', expected one of ps, sfb, paper",
-    "other_policy": "This process rewrites training graphs with {'policy': 'paper'",
-    "other_options": "give every PoseidonStrategy of a process the same options",
+    "no_policy": "policy='fastest', expected one of auto, ps, sfb, paper",
+    "other_policy": "This process rewrites training graphs with Planner(",
+    "plan_and_policy": "A plan was given together with a policy or pins",
+    "plan_of_others": "The plan is for 3 workers and 3 servers, but this job has 2 and 2",
+    "other_cluster": "The cluster has 3 workers and 3 servers, but this job has 2 and 2",
+    "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, sparse",
+    "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",
+    "verify_what_is_rounded": "verify=5 compares gradients with their exact sums, but wire_dtype=",
+    "other_options": "give every PoseidonStrategy of a process, and poseidon.calibrate before them, the",
 }
 
 

@@ -156,3 +156,9 @@ def test_verify_knows_rounding_and_underflow(dtype, u, v, difference, is_fine):
                 verify()
     finally:
         rank.leave()
+
+
+def test_a_group_that_stays_incomplete_leaves_without_the_others():
+    """Waiting for each other is for speed only: nothing depends on it."""
+    outcome = launch.run_ok(["programs.py", "incomplete_group"], ranks=2, timeout_s=60)
+    assert outcome.output.count("all right") == 2

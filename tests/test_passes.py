@@ -29,7 +29,8 @@ def graph_def_of(name):
 
 
 def rewrite(graph_def, policy="sfb"):
-    return pipeline.rewrite(graph_def, planning.Planner(planning.Cluster(2), policy))
+    cluster = planning.Cluster(2, bandwidth_gbps=10, latency_us=50, gflops=100)
+    return pipeline.rewrite(graph_def, planning.Planner(cluster, policy))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,7 +40,9 @@ def test_golden(name, request):
     known = {node.name: node for node in before.node}
     changed = [node for node in result.graph_def.node if known.get(node.name) != node]
     text = "\n".join([
-        "sites:", *map(str, result.sites), "", str(dataclasses.replace(result.plan, operations=None)), "", "before:", graph_lib.to_text(before), "",
+        "sites:", *map(str, result.sites), "",
+        str(dataclasses.replace(result.plan, operations=None)), "",  # without what the step may take
+        "before:", graph_lib.to_text(before), "",
         "new or changed:", graph_lib.to_text(graph_lib.with_nodes(before, changed)), ""])
     golden = GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden"):

@@ -130,6 +130,12 @@ def test_planning_needs_no_tensorflow():
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
+BIAS = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
+TABLE = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
+SITES = (dense_site(512, 512, 8), BIAS, TABLE,
+         planning.Site("odd", "float16", 2, None, refusal="its shape is \"unknown\" – µ"))
+
+
 # ---- seconds ----------------------------------------------------------------------------------
 
 # 1 Gbit/s is 125 bytes in a microsecond, and 1 GFLOP/s 1000 operations.
@@ -257,6 +263,51 @@ def test_step_of_unknown_arithmetic():
     assert plan.step_seconds is None and plan.is_slower_than_one_process is None
 
 
+def test_step_ends_with_the_rebuild_of_what_arrives_last():
+    """The first exchange takes long; what is ready later is there before it, and is rebuilt meanwhile."""
+    early = dataclasses.replace(dense_site(1000, 1000, 100, "early"), operations=1e9)
+    late = dataclasses.replace(dense_site(10, 10, 100, "late"), operations=2e9)
+    cluster = planning.Cluster(2, bandwidth_gbps=0.001, latency_us=0, gflops=1)
+    plan = planning.make_plan([late, early], "sfb", cluster, operations=2e9)
+    costs = {d.site: d.cost for d in plan.decisions}
+    assert plan.step_seconds == pytest.approx(
+        1 + sum(cost.transfer for cost in costs.values()) + costs["late"].rebuild)
+
+
+# ---- merging ----------------------------------------------------------------------------------
+
+
+def small_site(name, kib, ready_us):
+    return planning.Site(name, "float32", 4, (256 * kib,), refusal="small", operations=ready_us * 1e3)
+
+
+def groups(sites, latency_us):
+    cluster = planning.Cluster(2, latency_us=latency_us, gflops=1)  # 1000 operations in a microsecond
+    plan = planning.make_plan(sites, "ps", cluster, merge=True)
+    return {d.site: d.group for d in plan.decisions}
+
+
+def test_messages_wait_for_those_that_come_sooner_than_a_latency():
+    sites = [small_site("a", 1, 100), small_site("b", 1, 70), small_site("c", 1, 55),
+             small_site("large", 64, 52), small_site("d", 1, 10)]
+    assert groups(sites, 20) == {"a": None, "b": "c", "c": "c", "large": None, "d": None}
+    assert groups(sites, 31) == {"a": "c", "b": "c", "c": "c", "large": None, "d": None}
+    assert groups(sites, 0) == dict.fromkeys("abcd", None) | {"large": None}
+
+
+def test_groups_fit_into_a_packet():
+    sites = [small_site(f"s{i}", 30, 0) for i in range(6)]
+    found = groups(sites, 20)
+    assert [sum(1 for g in found.values() if g == name) for name in set(found.values())] in (
+        [4, 2], [2, 4])
+
+
+def test_merging_is_off_by_default():
+    plan = planning.make_plan([small_site("a", 1, 0), small_site("b", 1, 0)], "auto",
+                              planning.Cluster(2))
+    assert {d.group for d in plan.decisions} == {None}
+
+
 # ---- pins -------------------------------------------------------------------------------------
 
 
@@ -274,6 +325,20 @@ def test_pins_that_are_impossible_say_so():
     assert decision.reason == "pinned to 'sfb', which it cannot: a convolution"
 
 
+def test_pins_fit_every_site_of_a_variable():
+    sites = [dense_site(512, 512, 400, name) for name in ("a[1]/kernel#1", "a[1]/kernel")]
+    plan = plan_for(sites, "ps", 4, pins=(("a[1]/kernel", "sfb"),))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "sfb"]
+
+
+@pytest.mark.parametrize("site, pin, reason", [
+    (dense_site(8, 8, 2), "sparse", "pinned to 'sparse', which it cannot: it is not slices"),
+    (TABLE, "sfb", "pinned to 'sfb', which it cannot: its gradient is slices")])
+def test_pins_of_another_kind_say_so(site, pin, reason):
+    decision, = plan_for([site], "auto", 4, pins=(("*", pin),)).decisions
+    assert (decision.scheme, decision.reason) == ("ps", reason)
+
+
 def test_a_bias_can_be_pinned_by_itself():
     bias = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
     plan = plan_for([dense_site(512, 512, 1), bias], "sfb", 4, pins=(("bias", "ps"),))
@@ -281,12 +346,6 @@ def test_a_bias_can_be_pinned_by_itself():
 
 
 # ---- plans as values --------------------------------------------------------------------------
-
-BIAS = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
-TABLE = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
-SITES = (dense_site(512, 512, 8), BIAS, TABLE,
-         planning.Site("odd", "float16", 2, None, refusal="its shape is \"unknown\" – µ"))
-
 
 @pytest.mark.parametrize("policy", planning.POLICIES)
 def test_plans_do_not_depend_on_the_order_of_sites(policy):
@@ -361,17 +420,46 @@ def test_files_that_are_no_plans_are_refused(change, message, tmp_path):
         planning.Plan.load(path)
 
 
-def test_a_plan_that_was_changed_on_purpose(tmp_path):
-    path = tmp_path / "plan"
+def changed(path, *changes):
+    """Writes a plan to a file, changed in all lines as a person would."""
     plan_for(SITES, "auto", 4).save(path)
-    lines = [line.replace('"scheme": "sfb"', '"scheme": "ps"').replace(', "rides_on": "kernel"', "")
-             for line in path.read_text().splitlines() if '"digest"' not in line]
+    lines = [line for line in path.read_text().splitlines() if '"digest"' not in line]
+    for old, new in changes:
+        assert any(old in line for line in lines)
+        lines = [line.replace(old, new) for line in lines]
     path.write_text("\n".join(lines))
-    assert {d.scheme for d in planning.Plan.load(path).decisions} == {"ps", "sparse"}
+    return planning.Plan.load(path)
+
+
+def test_a_plan_that_was_changed_on_purpose(tmp_path):
+    plan = changed(tmp_path / "plan", ('"scheme": "sfb"', '"scheme": "ps"'),
+                   (', "rides_on": "kernel"', ""))
+    assert {d.scheme for d in plan.decisions} == {"ps", "sparse"}
+
+
+@pytest.mark.parametrize("change, message", [
+    (('"scheme": "ps"', '"scheme": "foo"'), "The plan lets 'odd' travel by 'foo', which is not"),
+    (('"scheme": "ps"', '"scheme": "sparse"'), "'odd' travel by 'sparse'"),
+    (('"scheme": "ps"', '"scheme": "sfb"'), "'odd' travel by 'sfb'"),
+    ((', "rides_on": "kernel"', ""), "'bias' travel by 'sfb'"),
+    (('"rides_on": "kernel"', '"rides_on": "table"'), "'bias' travel by 'sfb' with 'table'"),
+    (('"site": "odd"', '"site": "even"'), "'odd' travel by 'ps'"),
+    (('"odd"', '"table"'), "is damaged"),
+    (('"policy": "auto"', '"policy": 7'), "is damaged"),
+    (('"num_bytes": 0', '"num_bytes": "x"'), "is damaged"),
+    (('"operations": null', '"operations": "many"'), "is damaged"),
+])
+def test_changes_that_nobody_could_follow_are_refused(change, message, tmp_path):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        changed(tmp_path / "plan", change)
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: planning.Cluster(0), "workers=0, expected at least 1"),
+    (lambda: planning.Cluster(0), "workers=0, expected a whole number, at least 1"),
+    (lambda: planning.Cluster(2.5), "workers=2.5, expected a whole number"),
+    (lambda: planning.Cluster(2, -1), "servers=-1, expected a whole number, at least 0"),
+    (lambda: planning.Cluster(2, latency_us=float("nan")), "latency_us=nan, expected 0 or more"),
+    (lambda: planning.Plan.load(5), "The plan '5' cannot be read"),
     (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),
     (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
     (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),

@@ -135,7 +135,7 @@ def train_with(reports, **options):
     # Few bytes cost nothing, messages much: dense gradients take two. A table has few slices.
     (dict(policy="auto", cluster=dict(workers=3, latency_us=1000)),
      {"first/kernel": "sfb", "second/kernel": "sfb", "table4/embeddings": "sparse"}),
-    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb", "table400/*": "ps"}),
+    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb", "table400/*": "ps"}, merge=True),
      {"first/kernel": "sfb", "first/bias": "sfb", "second/kernel": "ps", "second/bias": "ps",
       "table400/embeddings": "ps"}),
 ])

@@ -22,7 +22,7 @@ __all__ = ["Cluster", "JobEndedError", "Plan", "PoseidonError", "PoseidonStrateg
            "explain"]
 
 # Late, since they import TensorFlow: which module has them.
-_LATE = {"PoseidonStrategy": "strategy", "calibrate": "calibration", "explain": "explaining"}
+_LATE = {"PoseidonStrategy": "strategy", "calibrate": "calibration", "explain": "keras_hook.explaining"}
 
 
 def __getattr__(name):

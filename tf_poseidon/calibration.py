@@ -1,6 +1,5 @@
 """Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
 
-import functools
 import logging
 import statistics
 import time
@@ -23,12 +22,18 @@ _K, _M, _N = 128, 1024, 1024
 _COMPUTE_S = 0.1
 
 
-@functools.cache
-def calibrate():
+_measured = None
+
+
+def calibrate(**options):
     """Measures the speeds of this job, once per process; all ranks have to call it.
 
     It takes less than three seconds, on networks of 0.1 Gbit/s and more. Ranks measure at the same time,
     so those that share a machine share its speed. All get the numbers of rank 0.
+
+    Args:
+        **options: If no strategy was created yet, those of it that say how the job is joined: servers,
+            kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same.
 
     Returns:
         A `Cluster`. Bandwidth is that of sums over the parameter server: it includes the time for adding
@@ -37,9 +42,18 @@ def calibrate():
     Raises:
         PoseidonError: If the job cannot be joined, or ends.
     """
-    communicator = runtime.start(any_options=True)
-    if communicator is None:
-        return planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
+    global _measured
+    if _measured is None:
+        if "servers" in options:
+            options["servers"] = tuple(options["servers"] or ())
+        communicator = runtime.start(**options) if options else runtime.communicator() or runtime.start()
+        _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
+                     if communicator is None else _measure(communicator))
+    return _measured
+
+
+def _measure(communicator):
+    """Returns the `Cluster` that a job is."""
     begin = time.perf_counter()
     num_servers = len(runtime.servers()) or communicator.size
     latency = _latency(communicator)

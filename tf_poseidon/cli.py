@@ -10,6 +10,7 @@ import sys
 from absl import app
 from absl import flags
 
+from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker.")
@@ -41,18 +42,18 @@ def explain(path):
         if not separator:
             raise PoseidonError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
         pins[pattern] = scheme
+    planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value)
+    for flag in (_JSON, _PLAN):
+        if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
+            raise PoseidonError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
+                                "that exists.")
     if not os.path.exists(path):
         raise PoseidonError(f"There is no file '{path}'; give explain a model that was saved with "
                             "model.save('model.keras').")
-    import keras  # late: it takes seconds, and mistakes in the command should not
-    from tf_poseidon import explaining
-    try:
-        model = keras.models.load_model(path)
-    except (ValueError, TypeError) as error:
-        raise PoseidonError(f"Keras cannot load '{path}': {error}. Models with classes of your own are "
-                            "explained by poseidon.explain(model, ...) in your program.") from error
+    # Late: it imports TensorFlow, which takes seconds, and mistakes in the command should not.
+    from tf_poseidon.keras_hook import explaining
     plan = explaining.explain(
-        model, _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
+        explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
         servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value, pins=pins,
         wire_dtype=_WIRE_DTYPE.value)
     print(plan)

@@ -31,13 +31,11 @@ def servers():
     return _options["servers"]
 
 
-def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0,
-          any_options=False):
+def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
     """Joins the job that this process was launched in, once per process.
 
     Args:
         servers, kv_pair_bytes, timeout_s, startup_timeout_s: As for `engines.mpi.join`.
-        any_options: Whether it is all right if the job was joined with other options.
 
     Returns:
         The communicator, or None when this process was launched alone.
@@ -49,10 +47,10 @@ def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=
     options = dict(servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
                    startup_timeout_s=startup_timeout_s)
     if _options is not None:
-        if options != _options and not any_options:
+        if options != _options:
             raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
                                 f"change that to {options}: give every PoseidonStrategy of a "
-                                "process the same options.")
+                                "process, and poseidon.calibrate before them, the same options.")
         return _communicator
     if mpi.launched_size()[0] > 1:
         try:

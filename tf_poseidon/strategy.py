@@ -25,6 +25,9 @@ from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 
 
+WIRE_DTYPES = (None, "bfloat16")
+
+
 class PoseidonStrategy(tf.distribute.Strategy):
     """Synchronous data-parallel training on the processes that `mpiexec` has started.
 
@@ -58,6 +61,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         wire_dtype: "bfloat16" lets gradients and factors of wider types travel rounded to it: half
             the bytes of single precision, and results that differ from one process's by such
             roundings. None never rounds.
+        merge: Whether small messages wait for each other, to travel as one (after MG-WFBP). Those that
+            are ready at the same time always do, and waiting has not measured faster yet.
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
@@ -80,7 +85,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
-                 servers=None, strict=False, global_batch_logs=False, verify=None,
+                 merge=False, servers=None, strict=False, global_batch_logs=False, verify=None,
                  kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers, pins = tuple(servers or ()), tuple((pins or {}).items())
         if plan is not None and not isinstance(plan, planning.Plan):
@@ -96,8 +101,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
             _agree_on_options(
-                communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=cluster,
-                wire_dtype=wire_dtype, strict=strict, global_batch_logs=global_batch_logs,
+                communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=repr(cluster),
+                wire_dtype=wire_dtype, merge=merge, strict=strict, global_batch_logs=global_batch_logs,
                 verify=verify)
             if cluster is None:
                 is_measured = policy == "auto" and plan is None
@@ -107,7 +112,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             _agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
-                communicator.rank, planning.Planner(cluster, policy, pins, plan), strict)
+                communicator.rank, planning.Planner(cluster, policy, pins, merge, plan),
+                strict)
 
     @property
     def rank(self):
@@ -176,7 +182,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = self.extended.communicator
         if communicator is None:
             return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
-        return communicator.statistics()
+        statistics = communicator.statistics()
+        statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
+                               if not site.startswith(("calibration", "options", "seed"))}
+        return statistics
 
 
 class _ReplicaContext(distribute_lib.ReplicaContext):
@@ -397,11 +406,11 @@ def _check_options(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_
                             "every gradient travels; leave these away, or make another plan.")
     if plan is not None and size > 1:
         plan.check(plan.sites, planning.Cluster(size, num_servers))
-    if cluster is not None and (cluster.workers, cluster.servers) != (size, num_servers):
+    if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
         raise PoseidonError(
             f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
             f"has {size} and {num_servers}; give it those.")
-    if wire_dtype not in (None, "bfloat16"):
+    if wire_dtype not in WIRE_DTYPES:
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     if wire_dtype is not None and verify is not None:
         raise PoseidonError(

@@ -1,6 +1,8 @@
 """What a plan is made for: how many ranks there are, and how fast they are."""
 
 import dataclasses
+import math
+import numbers
 
 from tf_poseidon.errors import PoseidonError
 
@@ -30,20 +32,22 @@ class Cluster:
     gflops: float = 1000.0
 
     def __post_init__(self):
+        for name, least in (("workers", 1), ("servers", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+                raise PoseidonError(f"{name}={value!r}, expected a whole number, at least {least}.")
         if not self.servers:
             object.__setattr__(self, "servers", self.workers)
-        if self.workers < 1:
-            raise PoseidonError(f"workers={self.workers}, expected at least 1.")
-        if not 1 <= self.servers <= self.workers:
+        if self.servers > self.workers:
             raise PoseidonError(
                 f"servers={self.servers} with workers={self.workers}, but every server is also a "
                 "worker: expected at most as many servers as workers. To use more machines, let "
                 "them work too.")
         for name in ("bandwidth_gbps", "gflops"):
-            if not getattr(self, name) > 0:
-                raise PoseidonError(f"{name}={getattr(self, name)}, expected a positive number.")
-        if self.latency_us < 0:
-            raise PoseidonError(f"latency_us={self.latency_us}, expected 0 or more.")
+            if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
+                raise PoseidonError(f"{name}={getattr(self, name)!r}, expected a positive number.")
+        if not (_is_number(self.latency_us) and self.latency_us >= 0):
+            raise PoseidonError(f"latency_us={self.latency_us!r}, expected 0 or more.")
 
     def send_seconds(self, num_bytes):
         """Returns how long a rank takes to send as many bytes while it receives as many."""
@@ -60,3 +64,7 @@ class Cluster:
     def __str__(self):
         return (f"{self.workers} workers, {self.servers} servers, {self.bandwidth_gbps:g} Gbit/s, "
                 f"{self.latency_us:g} µs, {self.gflops:g} GFLOP/s")
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and math.isfinite(value)

@@ -17,9 +17,9 @@ class Cost:
     """What one gradient costs a rank in a step.
 
     Attributes:
-        num_bytes: Payload that it sends plus receives, as a mean over the ranks.
+        num_bytes: Payload that it sends plus receives, if it is worker and server.
         latency: Seconds until the messages that follow each other are there, without their bytes.
-        transfer: Seconds for the bytes of the rank that has most of them.
+        transfer: Seconds for these bytes.
         rebuild: Seconds for the arithmetic that one process alone would not have.
     """
 
@@ -47,25 +47,15 @@ def factor_broadcasting(factor_bytes, p1):
     return 2 * factor_bytes * (p1 - 1)
 
 
-def mean_parameter_server(dense_bytes, p1):
-    """Returns the mean of `parameter_server` over P1 workers, whichever of them are servers too.
-
-    Each shard is sent by and to all workers but its own server, 2 MN (P1 - 1) in all, and every byte
-    is counted where it is sent and where it is received.
-    """
-    return 4 * dense_bytes * (p1 - 1) / p1
-
-
 def dense(site, cluster):
     """Returns the `Cost` of a site over the parameter server, None if its shape is unknown."""
     if site.num_bytes is None:
         return None
     p1, p2 = cluster.workers, cluster.servers
-    # A rank sends half of what it sends plus receives. To the server and back: two messages.
-    sent = parameter_server(site.num_bytes, p1, p2) / 2
-    return Cost(mean_parameter_server(site.num_bytes, p1),
-                latency=2 * cluster.latency_seconds if p1 > 1 else 0.0,
-                transfer=cluster.send_seconds(sent))
+    num_bytes = parameter_server(site.num_bytes, p1, p2)
+    # Half of that in each direction. To the server and back: two messages.
+    return Cost(num_bytes, latency=2 * cluster.latency_seconds if p1 > 1 else 0.0,
+                transfer=cluster.send_seconds(num_bytes / 2))
 
 
 def factors(site, cluster):

@@ -39,7 +39,7 @@ class Decision:
 
     @property
     def num_bytes(self):
-        """Payload that a rank sends plus receives, as a mean over the ranks; None if unknown."""
+        """Payload that a rank, worker and server, sends plus receives; None if unknown."""
         return self.cost and self.cost.num_bytes
 
     @property
@@ -106,7 +106,7 @@ class Plan:
     @property
     def digest(self):
         """A short text that two plans have in common if they do the same to the same graph."""
-        sites = sorted(f"'{site.name}' {site.fingerprint()}" for site in self.sites)
+        sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
         return hashlib.sha256("\n".join([self.form(), *sites]).encode()).hexdigest()[:16]
 
     def check(self, sites, cluster):
@@ -124,14 +124,18 @@ class Plan:
             raise PoseidonError(
                 f"The plan is for {mine.workers} workers and {mine.servers} servers, but this job has "
                 f"{job.workers} and {job.servers}; make a plan for these.")
-        planned = {site.name: site.fingerprint() for site in self.sites}
-        found = {site.name: site.fingerprint() for site in sites}
+        planned, found = self._fingerprints(self.sites), self._fingerprints(sites)
         for name in [*found, *planned]:
             if planned.get(name) != found.get(name):
                 raise PoseidonError(
                     f"The plan was made for another training graph: the first difference is '{name}', "
                     f"which is {planned.get(name, 'missing')} in the plan and "
                     f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
+
+    def _fingerprints(self, sites):
+        """Returns what of some sites matters to the decisions of this plan, by name."""
+        decisions = {d.site: (d.scheme, d.rides_on) for d in self.decisions}
+        return {site.name: site.fingerprint(*decisions.get(site.name, ())) for site in sites}
 
     def diff(self, other):
         """Returns what another plan does differently: a line for each site, empty if nothing."""

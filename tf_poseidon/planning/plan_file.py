@@ -9,6 +9,7 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
@@ -40,7 +41,7 @@ def load(path):
     """
     try:
         text = pathlib.Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, TypeError, UnicodeDecodeError) as error:
         raise PoseidonError(f"The plan '{path}' cannot be read: {error}.") from error
     try:
         return from_text(text)
@@ -78,13 +79,41 @@ def from_text(text):
         plan = Plan(fields["policy"], Cluster(**fields["cluster"]), sites,
                     tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
                     fields["operations"])
-    except (KeyError, TypeError, ValueError) as error:
+        digest = fields.get("digest", plan.digest)
+        if digest == plan.digest:
+            _check(plan)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PoseidonError(f"The plan is damaged ({error!r}); make it anew.") from error
-    digest = fields.get("digest")
-    if digest not in (None, plan.digest):
+    if digest != plan.digest:
         raise PoseidonError(f"The plan was changed after it was saved: its digest says {digest}, but "
                             f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
     return plan
+
+
+def _check(plan):
+    """Refuses what a person could have written, but nobody could follow.
+
+    Raises:
+        PoseidonError: With the first thing that is wrong.
+        ValueError: If a value has another type.
+    """
+    decisions = {d.site: d for d in plan.decisions}
+    if len(decisions) < len(plan.sites) or plan.policy not in POLICIES:
+        raise ValueError("its sites are not distinct" if plan.policy in POLICIES else plan.policy)
+    str(plan)  # numbers have to be numbers
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
+        leader = decisions.get(decision.rides_on)
+        is_possible = {
+            "ps": decision.rides_on is None,
+            "sparse": site.slices is not None and decision.rides_on is None,
+            "sfb": site.factors is not None and decision.rides_on is None
+                   or leader is not None and leader.scheme == "sfb" and leader.rides_on is None
+                   and site.bias_of == leader.site,
+        }.get(decision.scheme, False)
+        if decision.site != site.name or not is_possible:
+            with_ = f" with '{decision.rides_on}'" if decision.rides_on else ""
+            raise PoseidonError(f"The plan lets '{site.name}' travel by '{decision.scheme}'{with_}, "
+                                "which is not possible; make it 'ps'.")
 
 
 def _filled(value):

@@ -14,14 +14,14 @@ class Planner:
     Attributes:
         cluster: The `Cluster` to plan for.
         policy: As for `make_plan`.
-        pins, merges: As for `make_plan`.
+        pins, merge: As for `make_plan`.
         given: A `Plan` to follow instead.
     """
 
     cluster: Cluster
     policy: str = "auto"
     pins: tuple[tuple[str, str], ...] = ()
-    merges: bool | None = None
+    merge: bool = False
     given: Plan | None = None
 
     def plan(self, sites, operations=None):
@@ -32,7 +32,7 @@ class Planner:
         """
         if self.given is None:
             return make_plan(sites, self.policy, self.cluster, self.pins, operations,
-                             self.merges)
+                             self.merge)
         self.given.check(sites, self.cluster)
         return self.given
 

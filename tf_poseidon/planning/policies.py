@@ -67,7 +67,7 @@ def _ms(seconds):
 POLICIES = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
 
 
-def make_plan(sites, policy, cluster, pins=(), operations=None, merges=None):
+def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -76,11 +76,10 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merges=None):
             wherever it is possible) or "paper" (Algorithm 1: whatever sends fewer numbers). "sfb" and
             "paper" let gradients that are slices travel as those where that is fewer bytes.
         cluster: The `Cluster` to plan for.
-        pins: (pattern, scheme) pairs; the first pattern that fits the name of a site decides it, as
-            far as that is possible. "*" stands for any letters, as in file names.
+        pins: (pattern, scheme) pairs; the first pattern that fits the path of a variable decides it,
+            as far as that is possible. Patterns are those of file names: "*", "?" and "[...]".
         operations: Additions and multiplications of the step, None if that is unknown.
-        merges: Whether small messages wait for each other; None leaves that to the policy: "auto" does
-            it.
+        merge: Whether small messages wait for each other, see merging.py.
 
     Returns:
         A `Plan`.
@@ -105,15 +104,16 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merges=None):
                                 f"the sum of the rows of a factor of '{site.bias_of}'",
                                 rides_on=site.bias_of)
         decisions.append(decision or _decide(site, policy, cluster, pins))
-    if policy == "auto" if merges is None else merges:
+    if merge:
         decisions = merging.with_groups(decisions, sites, cluster)
     return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
 
 
 def _pin(site, pins):
     """Returns the scheme that a site is pinned to, or None."""
-    return next((scheme for pattern, scheme in pins if fnmatch.fnmatchcase(site.name, pattern)),
-                None)
+    names = {site.name, site.name.partition("#")[0]}  # of a site, and of its variable
+    return next((scheme for pattern, scheme in pins
+                 if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)
 
 
 def _decide(site, policy, cluster, pins):
@@ -129,7 +129,8 @@ def _decide(site, policy, cluster, pins):
     if pin is not None:
         is_possible = pin in costs
         scheme = pin if is_possible else "ps"
-        reason = f"pinned to '{pin}'" + ("" if is_possible else f", which it cannot: {why_dense}")
+        why_not = why_dense or ("its gradient is slices" if site.slices else "it is not slices")
+        reason = f"pinned to '{pin}'" + ("" if is_possible else f", which it cannot: {why_not}")
     elif len(costs) == 1:
         scheme, reason = "ps", why_dense
     else:

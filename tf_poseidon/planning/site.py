@@ -82,12 +82,15 @@ class Site:
             return self.factors and self.factors.m * self.factors.n * self.itemsize
         return math.prod(self.shape) * self.itemsize
 
-    def fingerprint(self):
-        """Returns what a plan is made for: all but the rows, which change with the batch."""
+    def fingerprint(self, scheme="ps", rides_on=None):
+        """Returns what of this site matters to a scheme, as text: not its rows, they may change."""
         text = f"{self.dtype}{list(self.shape) if self.shape is not None else ' of unknown shape'}"
         text += f", {self.itemsize} bytes each"
-        if self.factors:
-            text += f", factors with {self.factors.m} and {self.factors.n} columns"
-        if self.slices:
-            text += f", slices of {self.slices.row_bytes} bytes"
-        return text + (f", a bias of '{self.bias_of}'" if self.bias_of else "")
+        if rides_on:
+            text += f", a bias of '{self.bias_of}'" if self.bias_of else ", no bias of a layer"
+        elif scheme == "sfb":
+            text += (f", factors with {self.factors.m} and {self.factors.n} columns" if self.factors
+                     else ", without factors")
+        elif scheme == "sparse":
+            text += f", slices of {self.slices.row_bytes} bytes" if self.slices else ", no slices"
+        return text

@@ -24,7 +24,7 @@ def step_seconds(decisions, sites, cluster, operations):
         cost = decision.cost
         start = max(link_is_free, cluster.compute_seconds(site.operations))
         link_is_free = start + cost.transfer
-        last_arrival = max(last_arrival, link_is_free + cost.latency)
         rebuild += cost.rebuild
-        last_rebuild = cost.rebuild
+        if link_is_free + cost.latency >= last_arrival:
+            last_arrival, last_rebuild = link_is_free + cost.latency, cost.rebuild
     return max(compute + rebuild, last_arrival + last_rebuild), compute

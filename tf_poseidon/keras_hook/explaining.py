@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import numbers
 
 import keras
 import tensorflow as tf
@@ -22,7 +23,7 @@ from tf_poseidon.keras_hook import trainer
 
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
-            latency_us=50.0, gflops=1000.0, pins=None, wire_dtype=None):
+            latency_us=50.0, gflops=1000.0, pins=None, wire_dtype=None, merge=False):
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -39,7 +40,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             batch_size * workers.
         workers: Number of ranks, P1.
         bandwidth_gbps: What a rank sends, and receives at the same time, in 10^9 bits per second.
-        policy, pins, wire_dtype: As of `PoseidonStrategy`.
+        policy, pins, wire_dtype, merge: As of `PoseidonStrategy`.
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
             None makes one by the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.
@@ -55,15 +56,34 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     Raises:
         PoseidonError: If the model cannot be traced, or a value is out of range.
     """
-    if batch_size < 1:
-        raise PoseidonError(f"batch_size={batch_size}, expected at least one row for each worker.")
+    if not isinstance(model, keras.Model):
+        raise PoseidonError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
+                            "one from a file with keras.models.load_model.")
+    if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
+        raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
+                            "whole number.")
+    if wire_dtype not in strategy_lib.WIRE_DTYPES:
+        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+    _check_can_be_planned(model)
     cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
-    planner = planning.Planner(cluster, policy, tuple((pins or {}).items()))
+    planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
-    strategy = _Planned(workers, wire_dtype)
-    element = keras.tree.lists_to_tuples(_element(model, data))
+    # One worker alone would synchronise nothing: its step is traced as that of one of two.
+    ranks = max(workers, 2)
+    strategy = _Planned(ranks, wire_dtype)
     with hooks.installed():
-        function = _trace(model, element, batch_size * workers, strategy)
+        try:
+            element = keras.tree.lists_to_tuples(_element(model, data))
+            function = _trace(model, element, batch_size * ranks, strategy)
+        except PoseidonError:
+            raise
+        except Exception as error:  # whatever Keras or the model itself says
+            hint = ("if that is about inputs or targets, give explain a batch as fit takes it: "
+                    "data=(x, y)" if data is None else "data has to be arrays as fit takes them: x, "
+                    "(x, y) or (x, y, sample_weight)")
+            text = str(error).strip().split("\n")[-1].strip().rstrip(".")
+            raise PoseidonError(f"The training step of '{model.name}' cannot be traced: "
+                                f"{type(error).__name__}: {text}; {hint}.") from error
         graph_pass = grappler.GraphPass(planner)
         with graph_pass.registered():
             _optimize(function)
@@ -74,6 +94,35 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
         raise PoseidonError(f"The training step of '{model.name}' cannot be planned: "
                             f"{graph_pass.plan.refusal}")
     return graph_pass.plan
+
+
+def load(path):
+    """Returns the model in a file that `model.save` has written.
+
+    Raises:
+        PoseidonError: If it is no such file, or the model has classes that Keras does not know.
+    """
+    try:
+        return keras.models.load_model(path)
+    except Exception as error:  # Keras raises many kinds
+        text = str(error).strip().split("\n")[0].rstrip(".")
+        raise PoseidonError(f"Keras cannot load '{path}': {text}; it has to be a model of "
+                            "model.save('model.keras'), and one with classes of your own is explained "
+                            "by poseidon.explain(model, ...) in your program.") from error
+
+
+def _check_can_be_planned(model):
+    """Refuses what fit would refuse, or run without a plan."""
+    if tf.distribute.has_strategy():
+        raise PoseidonError("explain was called inside of a strategy's scope, but makes one of its own: "
+                            "call it outside of `with strategy.scope():`.")
+    config = getattr(getattr(model, "_compile_config", None), "config", {})
+    if config.get("jit_compile") is True:
+        raise PoseidonError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
+                            "under PoseidonStrategy refuses; use compile(jit_compile=False).")
+    if model.compiled and model.run_eagerly:
+        raise PoseidonError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
+                            "all gradients travel dense; use compile(run_eagerly=False).")
 
 
 class _Planned(tf.distribute.Strategy):
@@ -104,6 +153,9 @@ class _PlannedExtended(strategy_lib.Extended):
     def _create_variable(self, next_creator, **kwargs):
         return next_creator(**kwargs)
 
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        """The model's variables are of another strategy, or none."""
+
 
 def _element(model, data):
     """Returns the specs of one row of a batch: nested like what `fit` hands to a step."""
@@ -119,12 +171,15 @@ def _element(model, data):
     if not model.compiled:
         return (x,)
     outputs, loss = functional._outputs_struct, model._compile_loss._user_loss
-    if not keras.tree.is_nested(loss):  # one for all outputs
-        return x, keras.tree.map_structure(lambda output: _target(output, loss), outputs)
-    if isinstance(loss, dict):  # by name
-        return x, {name: _target(output, loss.get(name))
-                   for name, output in zip(model.output_names, keras.tree.flatten(outputs))}
-    return x, [_target(output, part) for output, part in zip(keras.tree.flatten(outputs), loss)]
+    if isinstance(outputs, dict):
+        return x, {name: _target(output, loss.get(name) if isinstance(loss, dict) else loss)
+                   for name, output in outputs.items()}
+    flat = keras.tree.flatten(outputs)
+    if isinstance(loss, dict):  # by the names of the outputs
+        losses = [loss.get(name) for name in model.output_names]
+    else:
+        losses = loss if isinstance(loss, (list, tuple)) else [loss] * len(flat)
+    return x, keras.tree.pack_sequence_as(outputs, list(map(_target, flat, losses)))
 
 
 def _target(output, loss):
@@ -136,8 +191,11 @@ def _target(output, loss):
 
 
 def _row(tensor):
-    """Returns the spec of one row of a KerasTensor; sizes that are unknown are taken to be 1."""
-    return tf.TensorSpec([size or 1 for size in tensor.shape[1:]], tensor.dtype)
+    """Returns the spec of one row of a KerasTensor."""
+    if None in tensor.shape[1:]:
+        raise PoseidonError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
+                            "depends on all sizes; give explain a batch: data=(x, y).")
+    return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
 
 def _trace(model, element, total, strategy):
@@ -152,7 +210,7 @@ def _trace(model, element, total, strategy):
     steps = [functools.partial(_plain_step, model, strategy)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(common.replaced(model, "_distribute_strategy", strategy))
-        for optimizer in optimizers.with_inner(model.optimizer) if model.compiled else ():
+        for optimizer in _optimizers(model):
             stack.enter_context(common.replaced(optimizer, "_distribution_strategy", strategy))
         if model.compiled:  # the step that the hook makes of the model's
             trainer.make_function(lambda _, step: steps.append(step), model, model.train_step)
@@ -170,6 +228,17 @@ def _trace(model, element, total, strategy):
             return one_step(iterator.get_next())
 
         return function.get_concrete_function(iterator)
+
+
+def _optimizers(model):
+    """Returns the optimizers of a model: that of compile, and those of its own, as a GAN has them."""
+    values = []
+    for value in vars(model).values():
+        values += (value.values() if isinstance(value, dict) else
+                   value if isinstance(value, (list, tuple)) else [value])
+    found = [value for value in values if isinstance(value, keras.optimizers.Optimizer)]
+    found = [inner for optimizer in found for inner in optimizers.with_inner(optimizer)]
+    return {id(optimizer): optimizer for optimizer in found}.values()
 
 
 def _plain_step(model, strategy, batch):
