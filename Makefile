@@ -40,6 +40,12 @@ bench: setup
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py \
+	  --json docs/results/bench_layers_loopback.json
+	test $$(id -u) != 0 || for gbps in 0.1 1 10; do \
+	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps $$gbps -- \
+	    $(BIN)/python scripts/bench_layers.py --bandwidth_gbps $$gbps \
+	    --json docs/results/bench_layers_$${gbps}gbps.json || exit 1; done
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 

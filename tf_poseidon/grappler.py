@@ -11,7 +11,6 @@ import logging
 
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library

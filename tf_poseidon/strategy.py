@@ -1,31 +1,24 @@
 """PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
 
 import contextlib
-import importlib.metadata
-import json
-import random
 import re
 import weakref
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import one_device_strategy
-from tensorflow.python.eager import context
 
 from tf_poseidon import calibration
 from tf_poseidon import data
 from tf_poseidon import grappler
 from tf_poseidon import keras_hook
 from tf_poseidon import ops
+from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
-from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
-
-
-WIRE_DTYPES = (None, "bfloat16")
 
 
 class PoseidonStrategy(tf.distribute.Strategy):
@@ -90,7 +83,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         servers, pins = tuple(servers or ()), tuple((pins or {}).items())
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        _check_options(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
+        options.check(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
                        timeout_s, startup_timeout_s)
         communicator = runtime.start(
             servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
@@ -100,7 +93,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         self.extended.wire_dtype = wire_dtype
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
-            _agree_on_options(
+            options.agree(
                 communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=repr(cluster),
                 wire_dtype=wire_dtype, merge=merge, strict=strict, global_batch_logs=global_batch_logs,
                 verify=verify)
@@ -110,7 +103,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                            planning.Cluster(communicator.size, len(servers)))
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
-            _agree_on_seed(communicator)
+            options.agree_on_seed(communicator)
             self.extended.graph_pass = grappler.enable(
                 communicator.rank, planning.Planner(cluster, policy, pins, merge, plan),
                 strict)
@@ -396,40 +389,6 @@ class Extended(one_device_strategy.OneDeviceExtended):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-def _check_options(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
-                   startup_timeout_s):
-    size, _ = mpi.launched_size()
-    num_servers = len(servers) or size
-    planning.make_plan((), policy, planning.Cluster(size), pins)  # checks policy and pins
-    if plan is not None and (pins or policy != "auto"):
-        raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
-                            "every gradient travels; leave these away, or make another plan.")
-    if plan is not None and size > 1:
-        plan.check(plan.sites, planning.Cluster(size, num_servers))
-    if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
-        raise PoseidonError(
-            f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
-            f"has {size} and {num_servers}; give it those.")
-    if wire_dtype not in WIRE_DTYPES:
-        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
-    if wire_dtype is not None and verify is not None:
-        raise PoseidonError(
-            f"verify={verify} compares gradients with their exact sums, but wire_dtype="
-            f"{wire_dtype!r} rounds them; leave one of the two away.")
-    if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
-        raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
-                            "leave it away to let every rank be a server.")
-    if verify is not None and not (isinstance(verify, int) and verify >= 1):
-        raise PoseidonError(f"verify={verify!r}, expected the number of steps from one check to the "
-                            "next, or None.")
-    if not 4096 <= kv_pair_bytes <= 2**30:
-        raise PoseidonError(f"kv_pair_bytes={kv_pair_bytes}, expected 4096 to 2**30; the default is "
-                            "2 MiB.")
-    for name, value in (("timeout_s", timeout_s), ("startup_timeout_s", startup_timeout_s)):
-        if not value > 0:
-            raise PoseidonError(f"{name}={value}, expected a positive number of seconds.")
-
-
 def _describe(variable):
     return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
 
@@ -440,36 +399,3 @@ def _without_numbers(description):
     They depend on what else the process has made: a rank that saves a model makes more of them.
     """
     return re.sub(r"_\d+(?=[/'])", "", description)
-
-
-def _agree_on_options(communicator, **options):
-    """Ends the job unless all ranks have the same options and packages.
-
-    Raises:
-        PoseidonError: If this rank differs from rank 0.
-    """
-    mine = {
-        **{name: str(value) for name, value in options.items()},
-        **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
-        "tensorflow": tf.__version__,
-        "the processor's products and sums": ops.rounding(),
-    }
-    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
-    for name, value in mine.items():
-        if of_rank_0.get(name) != value:
-            raise PoseidonError(
-                f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
-                f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
-                "on all ranks.")
-
-
-def _agree_on_seed(communicator):
-    """Gives all ranks rank 0's random seed, or a common one when it has none.
-
-    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
-    """
-    mine = context.global_seed()
-    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
-    agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
-    if agreed != mine:
-        tf.random.set_seed(agreed)

@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import numbers
+import types
 
 import keras
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.core.protobuf import rewriter_config_pb2
@@ -13,7 +15,9 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
+from tf_poseidon import options as options_lib
 from tf_poseidon import planning
+from tf_poseidon import step as step_lib
 from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import common
@@ -62,7 +66,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
         raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
                             "whole number.")
-    if wire_dtype not in strategy_lib.WIRE_DTYPES:
+    if wire_dtype not in options_lib.WIRE_DTYPES:
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
     cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
@@ -140,12 +144,7 @@ class _PlannedExtended(strategy_lib.Extended):
         super().__init__(strategy, communicator=None)
         self.size = workers
         self.communicator = object()  # what tells the hooks to act
-        self.graph_pass = self
-
-    strict = False
-
-    def expect(self):
-        """Called where a training function was traced."""
+        self.graph_pass = types.SimpleNamespace(strict=False, expect=lambda: None)
 
     def broadcast_new_variables(self):
         """There is nobody to have them."""
@@ -207,7 +206,7 @@ def _trace(model, element, total, strategy):
         with model.distribute_strategy.scope():
             model._symbolic_build(data_batch=dataset.element_spec)
 
-    steps = [functools.partial(_plain_step, model, strategy)]
+    steps = [functools.partial(_plain_step, model)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(common.replaced(model, "_distribute_strategy", strategy))
         for optimizer in _optimizers(model):
@@ -241,14 +240,14 @@ def _optimizers(model):
     return {id(optimizer): optimizer for optimizer in found}.values()
 
 
-def _plain_step(model, strategy, batch):
+def _plain_step(model, batch):
     """A training step of a model that is not compiled."""
     with tf.GradientTape() as tape:
         outputs = keras.tree.flatten(model(batch[0], training=True))
         loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
     variables = [v.value for v in model.trainable_variables]
     gradients = tape.gradient(loss, variables)
-    return strategy_lib.step_lib.current().synchronize(gradients, model.trainable_variables)
+    return step_lib.current().synchronize(gradients, model.trainable_variables)
 
 
 def _optimize(function):
@@ -277,10 +276,11 @@ def _optimize(function):
 
 def _make_argument(node, index, tensor):
     """Makes of a placeholder what it is when a function runs: an argument, which knows variables."""
-    shapes = node.attr["_output_shapes"]
+    placeholder = node_def_pb2.NodeDef()
+    placeholder.CopyFrom(node)
     node.op = "_Arg"
     node.attr.clear()
-    node.attr["_output_shapes"].CopyFrom(shapes)
+    node.attr["_output_shapes"].CopyFrom(placeholder.attr["_output_shapes"])
     node.attr["T"].type = tensor.dtype.as_datatype_enum
     node.attr["index"].i = index
     if tensor.dtype == tf.resource:

@@ -1,0 +1,83 @@
+"""The options of PoseidonStrategy: whether they make sense, and whether all ranks have the same."""
+
+import importlib.metadata
+import json
+import random
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf_poseidon import ops
+from tf_poseidon import planning
+from tf_poseidon.engines import mpi
+from tf_poseidon.errors import PoseidonError
+
+WIRE_DTYPES = (None, "bfloat16")
+
+
+def check(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
+          startup_timeout_s):
+    """Raises PoseidonError with the first option that is out of range, see `PoseidonStrategy`."""
+    size, _ = mpi.launched_size()
+    num_servers = len(servers) or size
+    planning.make_plan((), policy, planning.Cluster(size), pins)  # checks policy and pins
+    if plan is not None and (pins or policy != "auto"):
+        raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
+                            "every gradient travels; leave these away, or make another plan.")
+    if plan is not None and size > 1:
+        plan.check(plan.sites, planning.Cluster(size, num_servers))
+    if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
+        raise PoseidonError(
+            f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
+            f"has {size} and {num_servers}; give it those.")
+    if wire_dtype not in WIRE_DTYPES:
+        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+    if wire_dtype is not None and verify is not None:
+        raise PoseidonError(
+            f"verify={verify} compares gradients with their exact sums, but wire_dtype="
+            f"{wire_dtype!r} rounds them; leave one of the two away.")
+    if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
+        raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
+                            "leave it away to let every rank be a server.")
+    if verify is not None and not (isinstance(verify, int) and verify >= 1):
+        raise PoseidonError(f"verify={verify!r}, expected the number of steps from one check to the "
+                            "next, or None.")
+    if not 4096 <= kv_pair_bytes <= 2**30:
+        raise PoseidonError(f"kv_pair_bytes={kv_pair_bytes}, expected 4096 to 2**30; the default is "
+                            "2 MiB.")
+    for name, value in (("timeout_s", timeout_s), ("startup_timeout_s", startup_timeout_s)):
+        if not value > 0:
+            raise PoseidonError(f"{name}={value}, expected a positive number of seconds.")
+
+
+def agree(communicator, **options):
+    """Ends the job unless all ranks have the same options and packages.
+
+    Raises:
+        PoseidonError: If this rank differs from rank 0.
+    """
+    mine = {
+        **{name: str(value) for name, value in options.items()},
+        **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
+        "tensorflow": tf.__version__,
+        "the processor's products and sums": ops.rounding(),
+    }
+    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
+    for name, value in mine.items():
+        if of_rank_0.get(name) != value:
+            raise PoseidonError(
+                f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
+                f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
+                "on all ranks.")
+
+
+def agree_on_seed(communicator):
+    """Gives all ranks rank 0's random seed, or a common one when it has none.
+
+    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
+    """
+    mine = context.global_seed()
+    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
+    agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
+    if agreed != mine:
+        tf.random.set_seed(agreed)
