@@ -154,6 +154,27 @@ def test_ranks_may_submit_in_any_order():
             np.testing.assert_array_equal(wait(), 3 * sites.index(site))
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_asked_for_late_holds_nothing_up(is_late):
+    """More bytes than may be on their way at a time, for a rank that waits for something else first."""
+    large, small = (np.arange(size, dtype=np.int32) for size in (8 << 20, 1 << 18))
+
+    def run(rank):
+        if rank.rank == 0:
+            waits = [rank.submit(name, value, root=0) for name, value in
+                     (("large", large), ("small", small))]
+            return [wait() for wait in waits]
+        second = rank.submit("small", np.empty_like(small), root=0)
+        second = second() if is_late else second
+        first = rank.submit("large", np.empty_like(large), root=0)()
+        return first, second if is_late else second()
+
+    with loopback(3, servers=[0], timeout_s=10.0) as ranks:
+        for first, second in in_parallel(ranks, run):
+            np.testing.assert_array_equal(first, large)
+            np.testing.assert_array_equal(second, small)
+
+
 def test_many_steps_of_ranks_that_run_ahead():
     """A rank may be a step ahead of another: contributions are told apart by their step."""
     def train(rank):

@@ -86,9 +86,7 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
   }
   auto early = early_.extract({hash, active->step});
   if (!early.empty()) {
-    for (EarlyResult& result : early.mapped()) {
-      OnResult(result.peer, result.header, result.payload.data());
-    }
+    for (const auto& result : early.mapped()) TakeEarlyResult(active, result);
   }
   Complete(active);
 }
@@ -141,9 +139,7 @@ void Protocol::StartPair(const std::shared_ptr<ActiveExchange>& active, size_t p
 void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload) {
   auto found = active_.find(header.site);
   if (found == active_.end() || found->second->step != header.step) {
-    const size_t bytes = header.is_bulk ? 0 : header.length;
-    early_[{header.site, header.step}].push_back({peer, header, {payload, payload + bytes}});
-    return;
+    return OnEarlyResult(peer, header, payload);
   }
   const std::shared_ptr<ActiveExchange> active = found->second;
   FailIf(Disagreement(peer, header, rank_, active->exchange));
@@ -159,6 +155,38 @@ void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload
   } else {
     ReceiveResult(active, pair, header);
   }
+}
+
+void Protocol::OnEarlyResult(int peer, const FrameHeader& header, const char* payload) {
+  auto early = std::make_shared<EarlyResult>();
+  early->peer = peer;
+  early->header = header;
+  early_[{header.site, header.step}].push_back(early);
+  if (!header.is_bulk) {
+    early->payload.assign(payload, payload + header.length);
+    early->is_ready = true;
+    return;
+  }
+  early->payload.resize(header.length);
+  transport_->ReceiveBulk(peer, header.tag, early->payload.data(), header.length, [early] {
+    early->is_ready = true;
+    if (early->when_ready) early->when_ready();
+  });
+}
+
+void Protocol::TakeEarlyResult(const std::shared_ptr<ActiveExchange>& active,
+                               const std::shared_ptr<EarlyResult>& early) {
+  FailIf(Disagreement(early->peer, early->header, rank_, active->exchange));
+  if (has_failed()) return;
+  auto take = [this, active, early = early.get()] {
+    const size_t pair = active->pairs.IndexOf(early->header.offset);
+    std::memcpy(active->output(pair), early->payload.data(), early->payload.size());
+    active->statistics.received_bytes += early->header.length;
+    active->common_form = early->header.detail;
+    AddResult(active, pair);
+  };
+  if (early->is_ready) return take();
+  early->when_ready = take;  // kept alive by the transfer
 }
 
 void Protocol::ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,

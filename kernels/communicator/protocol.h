@@ -66,10 +66,23 @@ class Protocol {
   bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed(); }
 
  private:
+  // A result of an exchange that this rank has not started. It is received at once, or it would keep
+  // the sender from sending what this rank waits for first.
+  struct EarlyResult {
+    int peer;
+    FrameHeader header;
+    std::vector<char> payload;
+    bool is_ready = false;
+    std::function<void()> when_ready;
+  };
+
   // The worker's side.
   size_t FirstPair(const KvPairs& pairs) const;
   void StartPair(const std::shared_ptr<ActiveExchange>& active, size_t pair);
   void OnResult(int peer, const FrameHeader& header, const char* payload);
+  void OnEarlyResult(int peer, const FrameHeader& header, const char* payload);
+  void TakeEarlyResult(const std::shared_ptr<ActiveExchange>& active,
+                       const std::shared_ptr<EarlyResult>& early);
   void ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                      const FrameHeader& header);
   void AddResult(const std::shared_ptr<ActiveExchange>& active, size_t pair);
@@ -92,11 +105,6 @@ class Protocol {
                    const std::vector<int>& ranks);
   std::vector<int> MissingServers(const ActiveExchange& active) const;
 
-  struct EarlyResult {
-    int peer;
-    FrameHeader header;
-    std::vector<char> payload;
-  };
   struct Site {
     std::string name;
     uint64_t steps = 0;  // how often it was submitted
@@ -113,7 +121,8 @@ class Protocol {
   std::unordered_map<uint64_t, std::shared_ptr<ActiveExchange>> active_;  // by hash of the site
   std::vector<std::shared_ptr<ActiveExchange>> lost_;  // those that a failure has ended
   // A broadcast can be over for its root and server before this rank has asked for it.
-  std::map<std::pair<uint64_t, uint64_t>, std::vector<EarlyResult>> early_;  // by site and step
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<std::shared_ptr<EarlyResult>>>
+      early_;  // by site and step
   Sender sender_;
   Server server_;
   FactorBroadcasting broadcasting_;

@@ -1,9 +1,12 @@
-// Sends frames: stamps them, keeps small payloads in the packet and starts bulk transfers.
+// Sends frames: stamps them, keeps small payloads in the packet, and starts bulk transfers, a
+// limited number of bytes at a time.
 
 #ifndef POSEIDON_COMMUNICATOR_SENDER_H_
 #define POSEIDON_COMMUNICATOR_SENDER_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -20,18 +23,20 @@ class Sender {
         plan_(plan),
         statistics_(statistics),
         packets_(transport),
-        next_tag_(transport->size()) {}
+        next_tag_(transport->size()),
+        in_flight_(transport->size()),
+        waiting_(transport->size()) {}
 
   // Sends the `header.length` bytes at `data`. Returns whether they travel as a bulk transfer:
   // then `data` must stay unchanged until `left` is called.
   bool Send(int peer, FrameHeader header, const void* data, Transport::Completion left) {
     header.plan = plan_;
     header.is_bulk = header.length > kInlineBytes;
-    header.tag = header.is_bulk ? next_tag_[peer]++ : 0;
-    packets_.Append(peer, header, data);
-    statistics_->header_bytes += sizeof(header);
     if (header.is_bulk) {
-      transport_->SendBulk(peer, header.tag, data, header.length, std::move(left));
+      waiting_[peer].push_back({header, data, std::move(left)});
+      SendWaiting(peer);
+    } else {
+      Append(peer, header, data);
     }
     return header.is_bulk;
   }
@@ -48,15 +53,56 @@ class Sender {
 
   // Frames that are ready together travel together: nothing leaves before Flush.
   void Flush() { packets_.Flush(); }
-  void Clear() { packets_.Clear(); }
-  bool IsEmpty() const { return packets_.IsEmpty(); }
+  void Clear() {
+    packets_.Clear();
+    for (std::deque<Bulk>& waiting : waiting_) waiting.clear();
+  }
+  bool IsEmpty() const {
+    return packets_.IsEmpty() &&
+           std::all_of(waiting_.begin(), waiting_.end(),
+                       [](const std::deque<Bulk>& waiting) { return waiting.empty(); });
+  }
 
  private:
+  // Bulk transfers that are on their way to one peer at a time. MPI over TCP has been seen to stop
+  // for ever when hundreds of megabytes were handed to it at once.
+  static constexpr size_t kCreditBytes = size_t{8} << 20;
+
+  struct Bulk {
+    FrameHeader header;
+    const void* data;
+    Transport::Completion left;
+  };
+
+  void Append(int peer, const FrameHeader& header, const void* data) {
+    packets_.Append(peer, header, data);
+    statistics_->header_bytes += sizeof(header);
+  }
+
+  // Starts what waits for `peer`, while it has credit.
+  void SendWaiting(int peer) {
+    while (!waiting_[peer].empty() && in_flight_[peer] < kCreditBytes) {
+      Bulk bulk = std::move(waiting_[peer].front());
+      waiting_[peer].pop_front();
+      bulk.header.tag = next_tag_[peer]++;
+      Append(peer, bulk.header, bulk.data);
+      in_flight_[peer] += bulk.header.length;
+      transport_->SendBulk(peer, bulk.header.tag, bulk.data, bulk.header.length,
+                           [this, peer, bytes = bulk.header.length, left = std::move(bulk.left)] {
+                             in_flight_[peer] -= bytes;
+                             left();
+                             SendWaiting(peer);
+                           });
+    }
+  }
+
   Transport* const transport_;
   const uint64_t plan_;  // digest of everything that decides how bytes are cut and routed
   Statistics* const statistics_;
   Packets packets_;
-  std::vector<uint32_t> next_tag_;  // by peer
+  std::vector<uint32_t> next_tag_;           // by peer
+  std::vector<size_t> in_flight_;            // bytes of bulk transfers, by peer
+  std::vector<std::deque<Bulk>> waiting_;    // for credit, by peer
 };
 
 }  // namespace poseidon
