@@ -169,7 +169,7 @@ def test_what_is_asked_for_late_holds_nothing_up(is_late):
         first = rank.submit("large", np.empty_like(large), root=0)()
         return first, second if is_late else second()
 
-    with loopback(3, servers=[0], timeout_s=10.0) as ranks:
+    with loopback(3, servers=(0,), timeout_s=10.0) as ranks:
         for first, second in in_parallel(ranks, run):
             np.testing.assert_array_equal(first, large)
             np.testing.assert_array_equal(second, small)
