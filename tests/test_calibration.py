@@ -3,13 +3,12 @@
 import re
 
 import launch
-import pytest
 
 import tf_poseidon as poseidon
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_all_ranks_agree_on_what_was_measured(ranks):
+def test_all_ranks_agree_on_what_was_measured():
+    ranks = 3
     outcome = launch.run_ok(["programs.py", "calibrate"], ranks, timeout_s=60)
     found = re.findall(r"Cluster\((.*)\) in (\S+) s", outcome.output)
     assert len(found) == ranks
