@@ -21,6 +21,8 @@ _FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
 _K, _M, _N = 128, 1024, 1024
 _COMPUTE_S = 0.1
 
+# The exchanges by which it is measured: no part of training.
+SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/sum"})
 
 _measured = None
 

@@ -177,7 +177,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
-                               if not site.startswith(("calibration", "options", "seed"))}
+                               if site not in calibration.SITES}
         return statistics
 
 
