@@ -107,7 +107,8 @@ def verify(systems, communicator):
         system.step()
         if name == _COMPUTE_ONLY:
             continue
-        for variable, reference in zip(system.model.variables, systems[_POLICIES.value[0]].model.variables):
+        references = systems[_POLICIES.value[0]].model.variables
+        for variable, reference in zip(system.model.variables, references, strict=True):
             mine = variable.numpy()
             np.testing.assert_array_equal(
                 mine, communicator.broadcast(f"verify/{variable.path}", mine),
@@ -152,7 +153,7 @@ def main(_):
     communicator = runtime.communicator()
     ranks = strategy.num_replicas_in_sync
     cluster = poseidon.calibrate()
-    sizes = list(map(int, _LAYERS.value))
+    sizes = layer_sizes()
     rng = np.random.default_rng(strategy.rank)
     x, y = (tf.constant(rng.normal(size=(_BATCH.value, size)), tf.float32)
             for size in (sizes[0], sizes[-1]))
@@ -184,7 +185,7 @@ def report(systems, times, extra, cluster):
                "to_compute_only": statistics.median(
                    a / b for a, b in zip(times[name], times[_COMPUTE_ONLY]))}
         if system.plan:
-            weights = [math_size(s) for s in system.plan.sites]
+            weights = [matrix_size(s) for s in system.plan.sites]
             rebuilt = sum(w for w, d in zip(weights, system.plan.decisions) if d.scheme == "sfb")
             wire = system.plan.total_bytes / 2 * 8 / (gbps * 1e9)
             bound = max(compute + extra * rebuilt / sum(weights), wire)
@@ -200,17 +201,17 @@ def report(systems, times, extra, cluster):
     rich.console.Console(width=140).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:
-            json.dump({"layers": sizes_of(), "batch_size": _BATCH.value,
+            json.dump({"layers": layer_sizes(), "batch_size": _BATCH.value,
                        "cluster": dataclasses.asdict(cluster), "bandwidth_gbps": gbps,
                        "extra_rebuild_ms": 1e3 * extra, "results": results}, file, indent=1)
 
 
-def math_size(site):
+def matrix_size(site):
     """Returns the elements of a site that is a matrix: what rebuilding is proportional to."""
     return site.shape[0] * site.shape[1] if len(site.shape) == 2 else 0
 
 
-def sizes_of():
+def layer_sizes():
     return list(map(int, _LAYERS.value))
 
 
