@@ -50,7 +50,7 @@ def run(arguments, ranks, timeout_s, environment=()):
     process = subprocess.Popen(
         [*launcher, sys.executable, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3",
              **dict(environment)})
     try:
         output, _ = process.communicate(timeout=timeout_s)
