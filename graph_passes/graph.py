@@ -106,11 +106,11 @@ def num_elements(shape):
 
 
 class Writer:
-    """Makes nodes that belong to one node of a graph: under its name and on its device."""
+    """Makes nodes that belong together: under one name and on one device."""
 
-    def __init__(self, node):
-        self._prefix = node.name
-        self._device = node.device
+    def __init__(self, prefix, device=""):
+        self._prefix = prefix
+        self._device = device
         self.nodes = []
 
     def add(self, suffix, op, inputs, **attributes):
@@ -129,7 +129,7 @@ class Writer:
         name = f"{self._prefix}/{suffix}" if suffix else self._prefix
         node = node_def_pb2.NodeDef(name=name, op=op, input=inputs, device=self._device)
         for key, value in attributes.items():
-            _set_attribute(node.attr[key], key, value)
+            set_attribute(node.attr[key], key, value)
         self.nodes.append(node)
         return name
 
@@ -140,18 +140,18 @@ class Writer:
         if inputs is not None:
             self.nodes[-1].input[:] = inputs
         for key, value in attributes.items():
-            _set_attribute(self.nodes[-1].attr[key], key, value)
+            set_attribute(self.nodes[-1].attr[key], key, value)
 
-    def constant(self, suffix, value, beside):
+    def constant(self, suffix, value, beside=None):
         """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
         value = np.asarray(value)
         dtype = dtypes.as_dtype(value.dtype).as_datatype_enum
-        name = self.add(suffix, "Const", [f"^{node_of(beside)}"], dtype=dtype)
+        name = self.add(suffix, "Const", [f"^{node_of(beside)}"] if beside else [], dtype=dtype)
         self.nodes[-1].attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
         return name
 
 
-def _set_attribute(attribute, key, value):
+def set_attribute(attribute, key, value):
     is_type = key.startswith("T") or key.endswith("T") or key in ("dtype", "F")
     if isinstance(value, bool):
         attribute.b = value

@@ -69,6 +69,17 @@ absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph)
   return properties.AnnotateOutputShapes(graph);
 }
 
+// Calls `take` with the graph and its shapes; returns false where TensorFlow refuses the graph.
+bool AddShapes(const char* graph, size_t bytes, void (*take)(const char*, size_t)) {
+  GrapplerItem item;
+  if (!item.graph.ParseFromArray(graph, bytes)) return false;
+  GraphDef result = item.graph;
+  if (!WithShapes(item, /*rows=*/-1, &result).ok()) return false;
+  const std::string serialized = result.SerializeAsString();
+  take(serialized.data(), serialized.size());
+  return true;
+}
+
 // Takes back the shapes that WithShapes has added: they hold for the planned rows only.
 void RestoreShapes(const GraphDef& original, GraphDef* graph) {
   absl::flat_hash_map<std::string, const NodeDef*> nodes;
@@ -141,5 +152,12 @@ __attribute__((visibility("default"))) void poseidon_set_rewritten(void* rewritt
                                                                    const char* graph,
                                                                    size_t bytes) {
   static_cast<std::string*>(rewritten)->assign(graph, bytes);
+}
+
+// For graphs that TensorFlow has not handed to us: those of files.
+__attribute__((visibility("default"))) bool poseidon_add_shapes(const char* graph, size_t bytes,
+                                                                void (*take)(const char*,
+                                                                             size_t)) {
+  return poseidon::AddShapes(graph, bytes, take);
 }
 }

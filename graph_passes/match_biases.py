@@ -90,6 +90,9 @@ def _row_sums(graph, tensor, scale, depth=0):
         for factor, other in (inputs, inputs[::-1]):
             if scalar := scalar_of(graph, factor):
                 return _row_sums(graph, other, (*scale, scalar), depth + 1)
+    if node.op == "RealDiv" and (scalar := scalar_of(graph, inputs[1])):
+        divisor = dataclasses.replace(scalar, divides=True)
+        return _row_sums(graph, inputs[0], (*scale, divisor), depth + 1)
     if node.op == "BiasAddGrad" and node.attr["data_format"].s in (b"", b"NHWC"):
         return [(node.name, _before_reshapes(graph, inputs[0]), scale)]
     if node.op == "Sum":

@@ -32,13 +32,15 @@ class Rewritten:
     plan: planning.Plan | None
 
 
-def rewrite(graph_def, planner):
+def rewrite(graph_def, planner, body_of=None):
     """Rewrites a training graph so that each gradient travels as the plan says.
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
             NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
         planner: The `planning.Planner`.
+        body_of: A function that says of a node's name in which function of a saved graph it is; None for
+            the one that asks. Factors of another one cannot be read. None if all are in one.
 
     Returns:
         `Rewritten`. A graph that was rewritten before has nothing left to do.
@@ -60,6 +62,8 @@ def rewrite(graph_def, planner):
     matches = {m.site: match_factors.match_factors(graph, m, independent) for m in dense}
     # After it: biases follow the layers whose factors are known.
     matches |= match_biases.match_biases(graph, dense, matches)
+    if body_of is not None:
+        matches = {m.site: _within_body(matches[m.site], m, dense, body_of) for m in dense}
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
     operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
     sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
@@ -68,6 +72,21 @@ def rewrite(graph_def, planner):
     result = rewrite_lib.rewrite(graph, markers, matches, plan, independent.digest, step.strict)
     check.check_rewrite(graph_def, result, markers)
     return Rewritten(result, sites, plan)
+
+
+def _within_body(match, marker, markers, body_of):
+    """Returns a match as it is, or a Refusal if parts of it are in other functions than the marker."""
+    if isinstance(match, matches_lib.BiasMatch):
+        parts = [next(m.node for m in markers if m.site == match.leader), *match.nodes]
+    elif isinstance(match, matches_lib.Match):
+        parts = match.tensors()
+    else:
+        return match
+    own = body_of(marker.node)
+    for tensor in parts:
+        if body_of(graph_lib.node_of(tensor)) is not own:
+            return matches_lib.Refusal(graph_lib.node_of(tensor), "its factors are in another function")
+    return match
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_def_registry
 from tf_poseidon.graph_passes import graph as graph_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
-                     "PoseidonBroadcast", "PoseidonRecv"}
+                     "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize"}
 # Ops that take a variable without changing it, or whose changes `_is_assignment` knows.
 _HARMLESS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
              "VarIsInitializedOp"}

@@ -103,7 +103,7 @@ class _SiteRewriter:
         self._strict = strict
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
-        self.writer = graph_lib.Writer(self._node)
+        self.writer = graph_lib.Writer(self._node.name, self._node.device)
 
     # ---- forms --------------------------------------------------------------------------------
 

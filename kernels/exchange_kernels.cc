@@ -221,10 +221,26 @@ class AbortKernel : public OpKernel {
   }
 };
 
+class SizeKernel : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  bool IsExpensive() override { return false; }
+
+  void Compute(OpKernelContext* context) override {
+    Communicator* communicator = CommunicatorOf(context, *this, "");
+    if (!communicator) return;
+    Tensor* size = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &size));
+    size->scalar<int32_t>()() = communicator->size();
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SyncKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU), SumKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU), GatherKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSize").Device(tensorflow::DEVICE_CPU), SizeKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAbort").Device(tensorflow::DEVICE_CPU), AbortKernel);
 
 }  // namespace

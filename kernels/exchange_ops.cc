@@ -120,6 +120,14 @@ Ends the job: all ranks fail with the reason.
 reason: A scalar, a sentence for the user.
 )doc");
 
+REGISTER_OP("PoseidonSize")
+    .Output("size: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Returns the number of ranks of the job, a scalar. Stateful, since a saved graph runs in many jobs.
+)doc");
+
 REGISTER_OP("PoseidonAllGather")
     .Input("value: T")
     .Input("contributes: bool")

@@ -17,7 +17,7 @@ inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context,
   if (!communicator) {
     context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
         op.type_string(), " '", site, "' runs outside a job; create a "
-        "tf_poseidon.PoseidonStrategy in this process first.")));
+        "tf_poseidon.PoseidonStrategy, or call tf_poseidon.load_ops(), in this process first.")));
   }
   return communicator;
 }

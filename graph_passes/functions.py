@@ -1,0 +1,158 @@
+"""Functions of a GraphDef: their nodes, and how tensors are named inside of them.
+
+A graph names a tensor by its place among all outputs of a node, "node:2"; a function by the place
+within one output argument of the op, "node:argument:0". What is passed to a function has just a name.
+"""
+
+import functools
+
+from tensorflow.python.framework import op_def_registry
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import graph as graph_lib
+
+
+class Library:
+    """What ops there are: those of TensorFlow, and the functions of a graph."""
+
+    def __init__(self, graph_def):
+        self.functions = {f.signature.name: f for f in graph_def.library.function}
+        self.bodies = {"": MainBody(graph_def, self)}
+
+    def op_def(self, node):
+        """Returns the OpDef of a node.
+
+        Raises:
+            PoseidonError: If nobody knows the op.
+        """
+        if node.op in self.functions:
+            return self.functions[node.op].signature
+        op_def = op_def_registry.get(node.op)
+        if op_def is None:
+            raise PoseidonError(f"Node '{node.name}' is a '{node.op}', an op that TensorFlow does not know; "
+                                "load the library that has it (tf.load_op_library) first.")
+        return op_def
+
+    def outputs(self, node):
+        """Returns the outputs of a node as functions name them: "argument:0"."""
+        op_def = self.op_def(node)
+        names = []
+        for argument in op_def.output_arg:
+            number = 1
+            if argument.number_attr:
+                number = attribute(node, op_def, argument.number_attr).i
+            elif argument.type_list_attr:
+                number = len(attribute(node, op_def, argument.type_list_attr).list.type)
+            if not 0 <= number < 1 << 20:
+                raise PoseidonError(f"Node '{node.name}' says that it has {number} outputs.")
+            names += [f"{argument.name}:{i}" for i in range(number)]
+        return names
+
+    def body(self, function):
+        """Returns the body of a function, or the main graph of ""."""
+        if function not in self.bodies:
+            if function not in self.functions:
+                raise PoseidonError(f"The graph calls a function '{function}', which it does not have.")
+            self.bodies[function] = FunctionBody(self.functions[function], self)
+        return self.bodies[function]
+
+
+def attribute(node, op_def, name):
+    """Returns an attribute of a node: what it says, or else the op's default."""
+    if name in node.attr:
+        return node.attr[name]
+    for attr in op_def.attr:
+        if attr.name == name and attr.HasField("default_value"):
+            return attr.default_value
+    raise PoseidonError(f"Node '{node.name}', a '{node.op}', lacks its attribute '{name}'.")
+
+
+class MainBody:
+    """The nodes of a GraphDef.
+
+    Attributes:
+        function: "", for there is no name.
+        nodes: NodeDefs by name.
+        arguments, returns, control_returns: Empty; only functions have them.
+    """
+
+    def __init__(self, graph_def, library):
+        self.function = ""
+        self.nodes = _by_name(graph_def.node, "The graph")
+        self.arguments, self.returns, self.control_returns = (), (), ()
+
+    def parse(self, text):
+        """Returns (name, output) of a tensor, (name, None) of a control dependency."""
+        if graph_lib.is_control(text):
+            found = text[1:], None
+        else:
+            name, _, output = text.partition(":")
+            if output and not output.isdecimal():
+                raise PoseidonError(f"The graph reads '{text}', which is no tensor of a graph.")
+            found = name, int(output or 0)
+        if found[0] not in self.nodes:
+            raise PoseidonError(f"The graph reads '{found[0]}', which does not exist.")
+        return found
+
+    def text(self, name, output):
+        """Returns how this body names output `output` of a node."""
+        return f"{name}:{output}" if output else name
+
+
+class FunctionBody:
+    """The nodes of a FunctionDef; other attributes as `MainBody` has them.
+
+    Attributes:
+        arguments: [(name, DataType)].
+        returns: [(name, tensor, DataType)].
+        control_returns: Names of nodes that run whatever is read.
+    """
+
+    def __init__(self, function_def, library):
+        signature = function_def.signature
+        self.function = signature.name
+        self.nodes = _by_name(function_def.node_def, f"Function '{self.function}'")
+        for argument in [*signature.input_arg, *signature.output_arg]:
+            if argument.number_attr or argument.type_list_attr or argument.type_attr:
+                raise PoseidonError(f"Function '{self.function}' has an argument '{argument.name}' whose "
+                                    "type depends on the call.")
+        self.arguments = [(argument.name, argument.type) for argument in signature.input_arg]
+        missing = {argument.name for argument in signature.output_arg} - set(function_def.ret)
+        if missing:
+            raise PoseidonError(f"Function '{self.function}' does not say what its output "
+                                f"'{min(missing)}' is.")
+        self.returns = [(argument.name, function_def.ret[argument.name], argument.type)
+                        for argument in signature.output_arg]
+        self.control_returns = sorted(set(function_def.control_ret.values()))
+        self._argument_names = {name for name, _ in self.arguments}
+        self._library = library
+
+    def parse(self, text):
+        """Returns (name, output) of a tensor, (name, None) of a control dependency or argument."""
+        name, *output = text.lstrip("^").split(":")
+        if name in self._argument_names:
+            return name, None
+        if name not in self.nodes:
+            raise PoseidonError(f"Function '{self.function}' reads '{name}', which does not exist.")
+        if graph_lib.is_control(text):
+            return name, None
+        outputs = self._outputs(name)
+        if (argument := ":".join(output if len(output) > 1 else [*output, "0"])) not in outputs:
+            raise PoseidonError(f"Function '{self.function}' reads '{text}', but the outputs of that "
+                                f"node are {', '.join(outputs) or 'none'}.")
+        return name, outputs.index(argument)
+
+    def text(self, name, output):
+        """Returns how this body names output `output` of a node; None of an argument."""
+        return name if output is None else f"{name}:{self._outputs(name)[output]}"
+
+    @functools.cache
+    def _outputs(self, name):
+        return self._library.outputs(self.nodes[name])
+
+
+def _by_name(nodes, where):
+    by_name = {node.name: node for node in nodes}
+    if len(by_name) != len(nodes):
+        raise PoseidonError(f"{where} has two nodes of the same name.")
+    return by_name

@@ -1,0 +1,52 @@
+"""Undoes what a rewritten graph was given: the exact inverse of `unflatten.py`."""
+
+from tensorflow.core.framework import graph_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import unflatten
+
+
+def is_rewritten(graph_def):
+    """Whether a GraphDef holds what the passes insert."""
+    nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
+    return any(unflatten.INSERTED in node.attr for node in nodes)
+
+
+def strip(graph_def):
+    """Returns the GraphDef that a rewritten one was made of."""
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    _strip(result.node, {}, "")
+    for function in result.library.function:
+        _strip(function.node_def, function.ret, function.signature.name)
+        if unflatten.WAS_STATELESS in function.attr:
+            function.signature.is_stateful = False
+            del function.attr[unflatten.WAS_STATELESS]
+    return result
+
+
+def _strip(nodes, returns, function):
+    inserted = {node.name: node for node in nodes if unflatten.INSERTED in node.attr}
+    kept = [node for node in nodes if node.name not in inserted]
+    for node in kept:
+        inputs = [_restored(tensor, inserted, function) for tensor in node.input]
+        node.input[:] = [tensor for tensor in inputs if tensor is not None]
+        if unflatten.WAS in node.attr:
+            node.op = node.attr[unflatten.WAS].s.decode()
+            del node.attr[unflatten.WAS]
+    for name, tensor in list(returns.items()):
+        returns[name] = _restored(tensor, inserted, function)
+    kept = [type(node).FromString(node.SerializeToString()) for node in kept]
+    del nodes[:]
+    nodes.extend(kept)
+
+
+def _restored(tensor, inserted, function):
+    """Returns the tensor that was read before; None of a control edge that was not there."""
+    name = graph_lib.node_of(tensor)
+    if name not in inserted:
+        return tensor
+    if graph_lib.is_control(tensor):
+        return None
+    before = inserted[name].attr[unflatten.REPLACES].s.decode()
+    return f"{before}:0" if not function and tensor.endswith(":0") else before
