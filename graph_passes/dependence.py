@@ -12,8 +12,8 @@ from tf_poseidon.graph_passes import graph as graph_lib
 _PLAIN = {"VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "VarIsInitializedOp", "VariableShape",
           "IsVariableInitialized", "ResourceGather", "ResourceGatherNd", "Print", "PrintV2", "Assert", "NoOp",
           "PoseidonSize"}
-# What only depends on the shape of its input.
-_OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+# What only depends on the shape of its input. Ranks call a step with batches of the same shape.
+_OF_SHAPE = {"Shape", "Size", "Rank", "ZerosLike", "OnesLike"}
 _RESOURCE = 20  # types_pb2.DT_RESOURCE
 
 
@@ -61,12 +61,19 @@ class Dependence:
     def _takes(self, consumer, name):
         """Whether what `name` has decides what a consumer makes."""
         inputs = graph_lib.data_inputs(consumer)
-        if consumer.op in _OF_SHAPE and graph_lib.num_elements(self._graph.shape(inputs[0])) is not None:
+        if consumer.op in _OF_SHAPE and (graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
+                                         or self._is_input(inputs[0])):
             return False
         if consumer.op == "Const":
             # In a branch: which one runs can decide between two constants.
             return self._graph.nodes[name].op in ("Identity", "Switch")
         return any(graph_lib.node_of(tensor) == name and tensor not in self._summed for tensor in inputs)
+
+    def _is_input(self, tensor):
+        node = self._graph.node(tensor)
+        while node.op == "Identity":
+            node = self._graph.node(graph_lib.data_inputs(node)[0])
+        return node.op.startswith("Placeholder")
 
 
 def _is_source(node):

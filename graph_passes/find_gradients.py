@@ -42,13 +42,17 @@ class Gradient:
 
     Attributes:
         variable: Flat name of the variable.
-        tensor: The gradient, a flat tensor.
+        tensor: The gradient, a flat tensor; of slices, their values.
         rule: "mean" or "sum" over ranks.
+        indices: Of slices, the tensor of their indices; None of a dense gradient.
+        readers: (flat node, tensor) of what shall read the sum, None for all that reads `tensor`.
     """
 
     variable: str
     tensor: str
     rule: str
+    indices: str | None = None
+    readers: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +107,7 @@ class _Search:
         self._rule = rule
         self._variables = variables_lib.Variables(graph)
         self._differs = dependence_lib.Dependence(graph, self._variables)
+        self._upstream = None
         self._position = {node.name: i for i, node in enumerate(graph_lib.in_order(graph.graph_def))}
 
     def found(self):
@@ -121,17 +126,23 @@ class _Search:
             raise PoseidonError("The graph trains no variable: none is assigned a value that depends on the "
                                 "data and on itself; name what makes a training step.")
         origins = {v: spines[v].own_origins() for v in trained}
+        upstream = self._before({graph_lib.node_of(t) for tensors in origins.values() for t in tensors})
         gradients = {}
         for v in trained:
             tensor, rule = self._given.get(v, (None, self._rule))
             if tensor is not None:
                 self._check_given(v, tensor)
-            gradients[v] = Gradient(v, tensor or self._cut(v, spines[v], origins), rule)
-        tensors = [gradient.tensor for gradient in gradients.values()]
+                gradients[v] = Gradient(v, tensor, rule)
+            elif spines[v].sinks:
+                gradients[v] = self._slices(v, spines[v], rule)
+            else:
+                spine = _Spine(self, v, upstream)
+                gradients[v] = Gradient(v, self._cut(v, spine, origins), rule)
+        gradients = {v: self._with_readers(gradient, gradients.values()) for v, gradient in gradients.items()}
+        tensors = _summed(gradients.values())
         after = dependence_lib.Dependence(self._graph, self._variables, tensors)
         for v in trained:
             self._check_updates(v, after)
-        self._check_only_updates_read(gradients.values())
         states = [self._state(v, after) for v in self._variables.updates if v not in gradients]
         states = [state for state in states if state is not None]
         self._check_states(gradients.values(), states)
@@ -157,7 +168,7 @@ class _Search:
                  if name not in self._variables.reads_after]
         if not spine.origins:
             return False
-        meeting, queue, seen = [], list(reads), set(reads)
+        meeting, queue, seen = [name for name in reads if self._differs.differs(name)], list(reads), set(reads)
         while queue:
             for consumer in self._graph.consumers(queue.pop()):
                 if self._differs.differs(consumer.name):
@@ -167,10 +178,13 @@ class _Search:
                     queue.append(consumer.name)
         origins = [graph_lib.node_of(tensor) for tensor in spine.origins]
         meeting = [name for name in meeting if name in self._position]
-        first = min((self._position[name] for name in origins), default=0)
-        if any(self._position[name] < first for name in meeting):
+        positions = [self._position[name] for name in origins if name in self._position]
+        if not positions or any(self._position[name] < min(positions) for name in meeting):
             return True
-        return not set(meeting) <= self._reached(origins, set(meeting))
+        # Its own gradient depends on it, or something that does not come after that.
+        early = {name for name in meeting if self._position[name] < max(positions)}
+        return bool(early & self._before(origins) if early else False) or (
+            not set(meeting) <= self._reached(origins, set(meeting)))
 
     def _reached(self, names, wanted):
         """Returns which of the wanted nodes come after some nodes."""
@@ -188,9 +202,7 @@ class _Search:
 
     def _cut(self, variable, spine, origins):
         """Returns the gradient of a variable."""
-        own = origins[variable]
-        if any(update.indices is not None for update in self._variables.updates[variable]):
-            raise self._refusal(variable, "is updated by rows (an embedding's slices)", spine.end)
+        own = spine.own_origins()
         for tensor in own:
             if not [t for t in graph_lib.data_inputs(self._graph.node(tensor)) if self._differs(t)]:
                 raise self._refusal(variable, "depends on the data element by element, without an op that "
@@ -278,29 +290,77 @@ class _Search:
             tensor = inputs[0]
         return tensor
 
-    def _check_only_updates_read(self, gradients):
-        """Refuses a gradient that another one is computed from: it would not be this rank's any more."""
-        cuts = {gradient.tensor: gradient.variable for gradient in gradients}
-        queue = list(cuts)
-        seen = {graph_lib.node_of(tensor) for tensor in queue}
-        names = collections.defaultdict(list)
-        for tensor in cuts:
-            names[graph_lib.node_of(tensor)].append(tensor)
+    def _before(self, names):
+        """Returns the nodes that some nodes are computed from, without these unless by each other."""
+        seen, queue = set(), list(names)
         while queue:
-            tensor = queue.pop()
-            for consumer in self._graph.consumers(graph_lib.node_of(tensor)):
-                if consumer.name in seen or tensor not in graph_lib.data_inputs(consumer):
-                    continue
-                if consumer.name in names:
-                    raise self._refusal(cuts[names[consumer.name][0]],
-                                        f"is computed from the gradient '{tensor}' of another variable", tensor)
-                seen.add(consumer.name)
-                queue += self._outputs(consumer)
+            for tensor in graph_lib.data_inputs(self._graph.nodes[queue.pop()]):
+                name = graph_lib.node_of(tensor)
+                if name not in seen and self._differs(tensor):
+                    seen.add(name)
+                    queue.append(name)
+        return seen
 
-    def _outputs(self, node):
-        """Returns the outputs of a node that others read."""
-        return {tensor for consumer in self._graph.consumers(node.name)
-                for tensor in graph_lib.data_inputs(consumer) if graph_lib.node_of(tensor) == node.name}
+    def _with_readers(self, gradient, gradients):
+        """Says who shall read the sum: not what another gradient is computed from, which needs this rank's."""
+        if gradient.readers is not None:
+            return gradient
+        names = {graph_lib.node_of(g.tensor) for g in gradients}
+        if self._upstream is None:
+            self._upstream = self._before(names) | names
+        consumers = [node.name for node in self._graph.consumers(graph_lib.node_of(gradient.tensor))
+                     if gradient.tensor in graph_lib.data_inputs(node)]
+        readers = [name for name in consumers if name not in self._upstream]
+        if len(readers) == len(consumers):
+            return gradient
+        return dataclasses.replace(gradient, readers=tuple((name, gradient.tensor) for name in readers))
+
+    # ---- slices ----------------------------------------------------------------------------------
+
+    def _slices(self, variable, spine, rule):
+        """Returns the `Gradient` of a variable of which a step changes some rows: an embedding."""
+        chains, all_indices, readers = [], set(), []
+        for sink in spine.sinks:
+            values, indices, reader = self._before_duplicates(sink)
+            chains.append(self._chain(values))
+            all_indices.add(self._before_identities(indices))
+            readers.append((reader, indices))
+        common = [t for t in chains[0] if all(t in chain for chain in chains)]
+        if not common or len(all_indices) > 1:
+            raise self._refusal(variable, "is made of different slices", spine.sinks[0].values)
+        tensor = next((t for t in reversed(common) if self._is_saved(t)), None)
+        if tensor is None or not self._is_saved(readers[0][1]):
+            raise self._refusal(variable, "is made of slices that no tensor of the saved graph holds",
+                                spine.sinks[0].values)
+        values = [(node.name, tensor) for node in self._graph.consumers(graph_lib.node_of(tensor))
+                  if tensor in graph_lib.data_inputs(node)]
+        return Gradient(variable, tensor, rule, readers[0][1],
+                        tuple(dict.fromkeys([*values, *readers])))
+
+    def _before_duplicates(self, sink):
+        """Returns (values, indices, reader of the indices), before slices with the same index were added up."""
+        indices, values = self._graph.node(sink.indices), self._graph.node(self._before_identities(sink.values))
+        if indices.op in ("Unique", "UniqueV2") and values.op == "UnsortedSegmentSum":
+            data, segments = graph_lib.data_inputs(values)[:2]
+            if graph_lib.node_of(self._before_identities(segments)) == indices.name:
+                return data, graph_lib.data_inputs(indices)[0], indices.name
+        return sink.values, sink.indices, sink.reader
+
+    def _chain(self, tensor):
+        """Returns a tensor and those of its shape that it is made of element by element, one of each."""
+        chain, shape = [tensor], self._graph.shape(tensor)
+        while (node := self._graph.node(tensor)).op in _ELEMENTWISE:
+            inputs = [t for t in _operands(node, tensor) if self._differs(t) and self._graph.shape(t) == shape]
+            if len(set(inputs)) != 1 or shape is None or len(shape) < 2:
+                break
+            tensor = inputs[0]
+            chain.append(tensor)
+        return chain
+
+    def _before_identities(self, tensor):
+        while (node := self._graph.node(tensor)).op == "Identity":
+            tensor = graph_lib.data_inputs(node)[0]
+        return tensor
 
     # ---- state that is not trained -------------------------------------------------------------
 
@@ -309,7 +369,8 @@ class _Search:
         updates = self._variables.updates[variable]
         differing = [update for update in updates if after.differs(update.node)]
         if not differing:
-            is_slot = self._changes_with_data(variable, self._differs)
+            is_slot = (self._changes_with_data(variable, self._differs)
+                       and variables_lib.is_floating(self._variables.dtype(variable)))
             return None if is_slot else State(variable, reason="it is the same on all ranks")
         if not variables_lib.is_floating(self._variables.dtype(variable)):
             return State(variable, reason="its values are not floating-point numbers")
@@ -328,8 +389,7 @@ class _Search:
                  and self._changes_with_data(state.variable, self._differs)]
         if not local:
             return
-        after = dependence_lib.Dependence(self._graph, self._variables,
-                                          [gradient.tensor for gradient in gradients], local)
+        after = dependence_lib.Dependence(self._graph, self._variables, _summed(gradients), local)
         for gradient in gradients:
             self._check_updates(gradient.variable, after)
 
@@ -338,36 +398,72 @@ class _Search:
                              f"'{graph_lib.node_of(tensor)}'); say with --gradients which tensor it is.")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sink:
+    """Where slices change rows: their values, their indices, and the node that reads the indices."""
+
+    values: str
+    indices: str
+    reader: str
+
+
 class _Spine:
     """What lies between the update of a variable and the ops that add up rows.
 
     Attributes:
         end: The update's value.
         origins: The tensors at which the search has stopped.
+        sinks: The `_Sink`s of slices that it ends in, if it ends in nothing else.
     """
 
-    def __init__(self, search, variable):
+    def __init__(self, search, variable, upstream=frozenset()):
+        """
+        Args:
+            search: The `_Search`.
+            variable: The variable.
+            upstream: Nodes that other gradients are computed from: they belong to backpropagation, and so
+                does what mixes them with a gradient, even element by element.
+        """
         self._search = search
         self._graph, self._variables, self._differs = search._graph, search._variables, search._differs
         self._variable = variable
+        self._upstream = upstream
         shape = self._variables.shape(variable)
         self._shape, self._size = shape, graph_lib.num_elements(shape)
         self._before = {}  # by tensor: the tensors that the search has gone on to
-        self.origins = []
-        self._ends = [self._value(update) for update in self._variables.updates[variable]]
+        updates = self._variables.updates[variable]
+        self._ends = [self._value(update) for update in updates]
         self.end = self._ends[0]
-        queue = list(self._ends)
+        slices = [update for update in updates if update.indices is not None]
+        queue = [] if slices else list(self._ends)
         while queue:
             tensor = queue.pop()
             if tensor in self._before or not self._is_of_size(tensor):
                 continue
-            self._before[tensor] = self._previous(tensor)
+            self._before[tensor] = [] if self._mixes(tensor) else self._previous(tensor)
             queue += self._before[tensor]
-        self.origins = [tensor for tensor, before in self._before.items()
-                        if self._is_origin(tensor)]
+        self.origins = [tensor for tensor in self._before if self._mixes(tensor) or self._is_origin(tensor)]
+        self.sinks = [_Sink(self._value(update), self._input(update, update.indices), update.node)
+                      for update in slices if self._differs(self._value(update))]
+        segments = [self._graph.node(tensor) for tensor in self.origins]
+        if segments and all(node.op == "UnsortedSegmentSum" for node in segments):
+            self.sinks = [_Sink(*graph_lib.data_inputs(node)[:2], node.name) for node in segments]
+        if slices:
+            self.origins = [sink.values for sink in self.sinks]
+
+    def _mixes(self, tensor):
+        """Whether an op combines a gradient, element by element, with what backpropagation goes on from."""
+        node = self._graph.node(tensor)
+        if node.op not in _ELEMENTWISE or node.op in _CONTROL or node.name in self._upstream:
+            return False
+        operands = {t for t in _operands(node, tensor) if self._is_of_size(t)}
+        return len(operands) > 1 and any(graph_lib.node_of(t) in self._upstream for t in operands)
+
+    def _input(self, update, index):
+        return graph_lib.data_inputs(self._graph.nodes[update.node])[index]
 
     def _value(self, update):
-        return graph_lib.data_inputs(self._graph.nodes[update.node])[update.index]
+        return self._input(update, update.index)
 
     def _is_of_size(self, tensor):
         if not self._differs(tensor):
@@ -377,10 +473,11 @@ class _Spine:
 
     def _is_origin(self, tensor):
         node = self._graph.node(tensor)
-        if node.name in self._variables.reads_after:
+        if node.name in self._variables.read_nodes:
             return False
-        if node.op in _ELEMENTWISE or node.op == "Exit" and not self._accumulates(tensor):
-            return not [t for t in graph_lib.data_inputs(node) if self._differs(t)]
+        if node.op in _ELEMENTWISE or node.op == "Const" or (
+                node.op == "Exit" and not self._accumulates(tensor)):
+            return False
         return not self._variables.source(tensor)
 
     def _previous(self, tensor):
@@ -390,12 +487,13 @@ class _Spine:
         inputs = graph_lib.data_inputs(node)
         if found:
             return found
+        if node.op == "Cast" and not variables_lib.is_floating(node.attr["SrcT"].type):
+            return []
         if self._variables.source(tensor):  # the output of an assignment, in TensorFlow 1
             return [self._value(update) for updates in self._variables.updates.values() for update in updates
                     if update.node == node.name]
         if node.op in _ELEMENTWISE or (node.op == "Exit" and not self._accumulates(tensor)):
-            inputs = inputs[graph_lib.output_of(tensor):][:1] if node.op == "IdentityN" else inputs
-            return [t for t in inputs if self._is_of_size(t)]
+            return [t for t in _operands(node, tensor) if self._is_of_size(t)]
         return []
 
     def own_origins(self):
@@ -474,3 +572,20 @@ class _Spine:
             elif node.op == "Exit":
                 continue
         return bool(rounds)
+
+
+def _summed(gradients):
+    """Returns the tensors that are the same on all ranks once gradients are summed."""
+    return [t for gradient in gradients for t in (gradient.tensor, gradient.indices) if t]
+
+
+def _operands(node, tensor):
+    """Returns the inputs whose elements an op takes, without those that only choose among them."""
+    inputs = graph_lib.data_inputs(node)
+    if node.op in ("Switch", "RefSwitch"):
+        return inputs[:1]
+    if node.op in ("Select", "SelectV2"):
+        return inputs[1:]
+    if node.op == "IdentityN":
+        return inputs[graph_lib.output_of(tensor):][:1]
+    return inputs

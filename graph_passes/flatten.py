@@ -132,7 +132,8 @@ class _Flattener:
             raise PoseidonError(f"Function '{body.function}' takes {len(local.arguments)} arguments, but "
                                 f"is called by '{body.call}' with {len(arguments)}.")
         for (name, dtype), tensor in zip(local.arguments, arguments):
-            flat = self._add(body.prefix + name, "Identity", [tensor], body, T=dtype)
+            inputs = [tensor, f"^{entry}"] if entry else [tensor]
+            flat = self._add(body.prefix + name, "Identity", inputs, body, T=dtype)
             self.places[flat] = body, name, None
         for name in _needed(local, roots):
             self._expand_node(body, local, local.nodes[name], entry)

@@ -26,16 +26,24 @@ class Insertion:
     Attributes:
         site: Name of the site.
         node: Flat name of the marker.
-        tensor: The flat tensor that was read in its place.
-        readers: Flat names of the only nodes that read it now; None for all that read the tensor.
+        tensors: The flat tensors that were read in the place of its outputs: the gradient; of slices their
+            indices and their values.
+        readers: (flat node, tensor) of what reads an output instead now; None for all that reads the tensors.
         rule: "mean" or "sum".
+        shape: The shape of the variable, of slices; else of the tensor.
     """
 
     site: str
     node: str
-    tensor: str
-    readers: tuple[str, ...] | None
+    tensors: tuple[str, ...]
+    readers: tuple[tuple[str, str], ...] | None
     rule: str
+    shape: tuple | None
+
+    @property
+    def is_slices(self):
+        """Whether it is a marker of slices."""
+        return len(self.tensors) == 2
 
 
 def insert_markers(flat, graph, found, wire_dtype=None, strict=False):
@@ -50,32 +58,27 @@ def insert_markers(flat, graph, found, wire_dtype=None, strict=False):
     Raises:
         PoseidonError: If a marker cannot be where a gradient is.
     """
-    wanted = [(g.variable, g.tensor, None, g.rule) for g in found.gradients]
-    for state in found.states:
-        for i, update in enumerate(state.updates):
-            tensor = graph_lib.data_inputs(graph.nodes[update.node])[update.index]
-            suffix = f"_{i}" if i else ""
-            wanted.append((f"state/{state.variable}{suffix}", tensor, (update.node,), "mean"))
-    wanted = _once(flat, wanted)
+    wanted = _once(flat, [*_of_gradients(graph, found), *_of_states(graph, found)])
     lines = []
-    for site, tensor, _, _ in wanted:
-        shape = graph.shape(tensor)
-        lines.append(f"'{site}' {dtypes.as_dtype(_dtype(graph, flat, tensor)).name}"
-                     f"{list(shape) if shape is not None else ' of unknown shape'}")
+    for insertion in wanted:
+        dtype = dtypes.as_dtype(_dtype(graph, flat, insertion.tensors[-1])).name
+        shape = "of unknown shape" if insertion.shape is None else list(insertion.shape)
+        lines.append(f"'{insertion.site}' {dtype}{shape}" + (" slices" if insertion.is_slices else ""))
     frames = _Frames(flat, graph)
     writers, insertions = {}, []
-    for site, tensor, readers, rule in wanted:
+    for insertion in wanted:
+        tensor = insertion.tensors[-1]
         body, _ = flat.local(tensor)
-        _check_body(body, site)
+        _check_body(body, insertion.site)
         frame = frames.of(tensor)
         if (body, frame) not in writers:
             # Inside of a loop of TensorFlow 1 a node belongs to the loop by its inputs.
             beside = graph_lib.data_inputs(graph.node(tensor))[0] if frame else None
             prefix = f"{body.prefix}{PREFIX}/" + (f"loop{len(writers)}/" if frame else "")
             writers[body, frame] = _BodyWriter(prefix, beside, "\n".join(lines), strict)
-        dtype = _dtype(graph, flat, tensor)
-        node = writers[body, frame].marker(site, tensor, graph.shape(tensor), dtype, rule, wire_dtype)
-        insertions.append(Insertion(site, node, tensor, readers, rule))
+        types = [_dtype(graph, flat, t) for t in insertion.tensors]
+        node = writers[body, frame].marker(insertion, types, wire_dtype)
+        insertions.append(dataclasses.replace(insertion, node=node))
     nodes = [node for writer in writers.values() for node in writer.nodes]
     taken = {node.name for node in graph.graph_def.node} & {node.name for node in nodes}
     if taken:
@@ -84,18 +87,37 @@ def insert_markers(flat, graph, found, wire_dtype=None, strict=False):
     return graph_lib.with_nodes(graph.graph_def, _redirected(graph, insertions) + nodes), insertions
 
 
+def _of_gradients(graph, found):
+    for gradient in found.gradients:
+        if gradient.indices:
+            shape = tuple(dim.size for dim in graph.nodes[gradient.variable].attr["shape"].shape.dim)
+            tensors = gradient.indices, gradient.tensor
+        else:
+            shape, tensors = graph.shape(gradient.tensor), (gradient.tensor,)
+        yield Insertion(gradient.variable, "", tensors, gradient.readers, gradient.rule, shape)
+
+
+def _of_states(graph, found):
+    for state in found.states:
+        for i, update in enumerate(state.updates):
+            tensor = graph_lib.data_inputs(graph.nodes[update.node])[update.index]
+            site = f"state/{state.variable}" + (f"_{i}" if i else "")
+            yield Insertion(site, "", (tensor,), ((update.node, tensor),), "mean", graph.shape(tensor))
+
+
 def _once(flat, wanted):
     """Returns each gradient of the saved graph once: a function that is called twice holds one marker."""
     by_place, by_site = {}, {}
-    for site, tensor, readers, rule in wanted:
-        body, local = flat.local(tensor)
-        place = body.function, local, readers and flat.local(readers[0])[1]
-        other = by_place.setdefault(place, (site, tensor, readers, rule))
-        if other[0] != site:
-            raise PoseidonError(f"The gradients of '{other[0]}' and '{site}' are the same tensor '{local}' of "
-                                f"function '{body.function}', which is called for both; call it by two "
-                                "functions.")
-        by_site.setdefault(site, other)
+    for insertion in wanted:
+        body, local = flat.local(insertion.tensors[-1])
+        # Several updates of states may take the same tensor.
+        reader = insertion.readers and flat.places[insertion.readers[0][0]][1]
+        other = by_place.setdefault((body.function, local, reader), insertion)
+        if other.site != insertion.site:
+            raise PoseidonError(f"The gradients of '{other.site}' and '{insertion.site}' are the same tensor "
+                                f"'{local}' of function '{body.function}', which is called for both; call it by "
+                                "two functions.")
+        by_site.setdefault(insertion.site, other)
     _check_uses(flat, wanted)
     return list(by_site.values())
 
@@ -105,7 +127,7 @@ def _check_uses(flat, wanted):
     uses = collections.defaultdict(dict)
     for body, _, _ in flat.places.values():
         uses[body.function][body] = None
-    tensors = {flat.local(tensor): site for site, tensor, _, _ in wanted}
+    tensors = {flat.local(insertion.tensors[-1]): insertion.site for insertion in wanted}
     for (body, local), site in tensors.items():
         for other in uses[body.function]:
             if (other, local) not in tensors:
@@ -139,14 +161,24 @@ class _BodyWriter:
         self.nodes = writer.nodes
         self._shared = writer
 
-    def marker(self, site, tensor, shape, dtype, rule, wire_dtype):
-        """Adds the marker of a site, and returns its name."""
-        writer = graph_lib.Writer(f"{self._prefix}{site}")
-        if rule == "mean":
+    def marker(self, insertion, types, wire_dtype):
+        """Adds the marker of a site, and returns its name.
+
+        Args:
+            insertion: The `Insertion`.
+            types: DataTypes of its tensors.
+            wire_dtype: As of `PoseidonStrategy`.
+        """
+        writer = graph_lib.Writer(f"{self._prefix}{insertion.site}")
+        *indices, tensor = insertion.tensors
+        dtype = types[-1]
+        if insertion.rule == "mean":
             tensor = writer.add("share", "RealDiv", [tensor, self._ranks_as(dtype)], T=dtype)
-        wire = {"wire_dtype": wire_dtype} if wire_dtype else {}
-        name = writer.add("", "PoseidonSync", [tensor, self._contributes, f"^{self._agree}"], T=dtype,
-                          site=site, shape=shape, **wire)
+        wire = {"wire_dtype": wire_dtype} if wire_dtype and not indices else {}
+        types = {"T": dtype, "Tidx": types[0]} if indices else {"T": dtype}
+        name = writer.add("", "PoseidonSyncSlices" if indices else "PoseidonSync",
+                          [*indices, tensor, self._contributes, f"^{self._agree}"], site=insertion.site,
+                          shape=insertion.shape, **types, **wire)
         self.nodes += writer.nodes
         return name
 
@@ -199,8 +231,15 @@ class _Frames:
 
 def _redirected(graph, insertions):
     """Returns the nodes of the graph, where what read a gradient reads its marker."""
-    everywhere = {i.tensor: i.node for i in insertions if i.readers is None}
-    somewhere = {(reader, i.tensor): i.node for i in insertions if i.readers for reader in i.readers}
+    everywhere, somewhere = {}, {}
+    for insertion in insertions:
+        for output, tensor in enumerate(insertion.tensors):
+            sum_of_it = f"{insertion.node}:{output}" if output else insertion.node
+            if insertion.readers is None:
+                everywhere[tensor] = sum_of_it
+            for reader, read in insertion.readers or ():
+                if read == tensor:
+                    somewhere[reader, tensor] = sum_of_it
     nodes = []
     for node in graph.graph_def.node:
         changed = [somewhere.get((node.name, tensor), everywhere.get(tensor, tensor)) for tensor in node.input]

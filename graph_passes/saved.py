@@ -91,7 +91,7 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
     result = unflatten.unflatten(graph_def, flat, passed.graph_def, insertions)
     synchronised = []
     for insertion in insertions:
-        body, local = flat.local(insertion.tensor)
+        body, local = flat.local(insertion.tensors[-1])
         where = f"{body.function}/{local}" if body.function else local
         synchronised.append(Synchronised(insertion.site, where, insertion.rule))
     local = {state.variable: state.reason for state in found.states if not state.updates}

@@ -16,37 +16,39 @@ def strip(graph_def):
     """Returns the GraphDef that a rewritten one was made of."""
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
-    _strip(result.node, {}, "")
+    _strip(result.node, {})
     for function in result.library.function:
-        _strip(function.node_def, function.ret, function.signature.name)
+        _strip(function.node_def, function.ret)
         if unflatten.WAS_STATELESS in function.attr:
             function.signature.is_stateful = False
             del function.attr[unflatten.WAS_STATELESS]
     return result
 
 
-def _strip(nodes, returns, function):
+def _strip(nodes, returns):
     inserted = {node.name: node for node in nodes if unflatten.INSERTED in node.attr}
     kept = [node for node in nodes if node.name not in inserted]
     for node in kept:
-        inputs = [_restored(tensor, inserted, function) for tensor in node.input]
+        inputs = [_restored(tensor, inserted) for tensor in node.input]
         node.input[:] = [tensor for tensor in inputs if tensor is not None]
         if unflatten.WAS in node.attr:
             node.op = node.attr[unflatten.WAS].s.decode()
             del node.attr[unflatten.WAS]
     for name, tensor in list(returns.items()):
-        returns[name] = _restored(tensor, inserted, function)
+        returns[name] = _restored(tensor, inserted)
     kept = [type(node).FromString(node.SerializeToString()) for node in kept]
     del nodes[:]
     nodes.extend(kept)
 
 
-def _restored(tensor, inserted, function):
+def _restored(tensor, inserted):
     """Returns the tensor that was read before; None of a control edge that was not there."""
     name = graph_lib.node_of(tensor)
     if name not in inserted:
         return tensor
     if graph_lib.is_control(tensor):
         return None
-    before = inserted[name].attr[unflatten.REPLACES].s.decode()
-    return f"{before}:0" if not function and tensor.endswith(":0") else before
+    replaces = dict(text.decode().split(" ") for text in inserted[name].attr[unflatten.REPLACES].list.s)
+    if tensor in replaces:
+        return replaces[tensor]
+    return replaces[tensor.removesuffix(":0")] + ":0"  # the same in a graph, but not the same text

@@ -15,7 +15,7 @@ from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import insert_markers
 
 INSERTED = "_poseidon_inserted"  # on a node: it was not there
-REPLACES = "_poseidon_replaces"  # on such a node: the tensor that was read in its place
+REPLACES = "_poseidon_replaces"  # on such a node: its tensors, each with the one that was read before
 WAS = "_poseidon_was"  # on a node: its op before, which said that it has no state
 WAS_STATELESS = "_poseidon_was_stateless"  # on a function: the same
 
@@ -80,12 +80,24 @@ class _Edits:
 
     def replace(self, insertion):
         """Lets what read a gradient read its marker."""
-        body, tensor = self._flat.local(insertion.tensor)
-        readers = insertion.readers and {self._flat.places[reader][1] for reader in insertion.readers}
-        name = insertion.node[len(body.prefix):]
-        node = next(node for node in self._added[body.function] if node.name == name)
-        node.attr[REPLACES].s = tensor.encode()
-        self._replaced[body.function][tensor].append((self._text(insertion.node, body), readers))
+        body, _ = self._flat.local(insertion.tensors[0])
+        node = next(node for node in self._added[body.function]
+                    if node.name == insertion.node[len(body.prefix):])
+        for output, tensor in enumerate(insertion.tensors):
+            _, before = self._flat.local(tensor)
+            after = self._text(f"{insertion.node}:{output}" if output else insertion.node, body)
+            readers = None if insertion.readers is None else {
+                self._reader(reader, body) for reader, read in insertion.readers if read == tensor}
+            node.attr[REPLACES].list.s.append(f"{after} {before}".encode())
+            self._replaced[body.function][before].append((after, readers))
+
+    def _reader(self, name, body):
+        """Returns which node of a body reads what a node of the flat graph does; None for what it returns."""
+        place, local, _ = self._flat.places[name]
+        if place is body:
+            # What stands for a part of a call is named after it.
+            return local or name[len(body.prefix):].rpartition("/-")[0]
+        return next((inner.call for inner in place.callers() if inner.caller is body), None)
 
     def apply(self, function, nodes, returns):
         """Makes the changes of a function, or of the main graph.

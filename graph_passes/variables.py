@@ -50,6 +50,7 @@ class Variables:
     Attributes:
         updates: `Update`s by variable, in the order of the graph.
         reads: Nodes that read a variable, by variable.
+        read_nodes: All nodes that read a variable.
         reads_after: By node that reads a variable: the `Update`s of it that come before.
         refused: Why a variable cannot be understood, by variable.
     """
@@ -62,6 +63,7 @@ class Variables:
         self.refused = {}
         for node in graph.graph_def.node:
             self._look_at(node)
+        self.read_nodes = {name for names in self.reads.values() for name in names}
         self.reads_after = self._after_updates()
 
     def source(self, tensor):

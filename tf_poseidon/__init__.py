@@ -8,7 +8,8 @@ with strategy.scope():
     model = ...
 ```
 
-Importing this package starts nothing and loads nothing; creating a strategy joins the job.
+Importing this package starts nothing and loads nothing; creating a strategy, or `load_ops()`, joins the
+job.
 """
 
 import importlib
@@ -18,11 +19,20 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import Cluster
 from tf_poseidon.planning import Plan
 
-__all__ = ["Cluster", "JobEndedError", "Plan", "PoseidonError", "PoseidonStrategy", "calibrate",
-           "explain"]
+# What imports TensorFlow is imported late: which module has it.
+_LATE = {
+    "PoseidonStrategy": "strategy",
+    "calibrate": "calibration",
+    "diff": "saved_graphs.differences",
+    "explain": "keras_hook.explaining",
+    "load_ops": "job",
+    "rewrite_graph_def": "saved_graphs.rewriting",
+    "rewrite_meta_graph": "saved_graphs.rewriting",
+    "rewrite_saved_model": "saved_graphs.rewriting",
+    "strip": "saved_graphs.rewriting",
+}
 
-# Late, since they import TensorFlow: which module has them.
-_LATE = {"PoseidonStrategy": "strategy", "calibrate": "calibration", "explain": "keras_hook.explaining"}
+__all__ = ["Cluster", "JobEndedError", "Plan", "PoseidonError", *_LATE]
 
 
 def __getattr__(name):

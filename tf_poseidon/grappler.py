@@ -18,6 +18,7 @@ from tf_poseidon.ops import library
 _log = logging.getLogger("tf_poseidon")
 
 _Passes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_Take = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
 _enabled = None
@@ -136,6 +137,23 @@ class GraphPass:
             if node.op == "PoseidonAgree":
                 node.attr["refusal"].s = self.plan.refusal.encode()
         return graph_def
+
+
+def add_shapes(graph_def):
+    """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
+
+    Raises:
+        PoseidonError: If TensorFlow finds that shapes do not fit.
+    """
+    _, lib = library.load()
+    results = []
+    take = _Take(lambda data, size: results.append(ctypes.string_at(data, size)))
+    lib.poseidon_add_shapes.argtypes = [ctypes.c_char_p, ctypes.c_size_t, _Take]
+    lib.poseidon_add_shapes.restype = ctypes.c_bool
+    serialized = graph_def.SerializeToString()
+    if not lib.poseidon_add_shapes(serialized, len(serialized), take):
+        raise PoseidonError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
+    return graph_pb2.GraphDef.FromString(results[0])
 
 
 def _note_plan(graph_def, plan):

@@ -1,0 +1,55 @@
+"""Joins the job of this process, for programs that run rewritten graphs without a strategy."""
+
+import typing
+
+from tf_poseidon import communicator as communicator_lib
+from tf_poseidon import options as options_lib
+from tf_poseidon import runtime
+from tf_poseidon.ops import library
+
+_alone = None
+
+
+class Job(typing.NamedTuple):
+    """This process's place in the job.
+
+    Attributes:
+        rank: Which of the processes this is, 0 to size - 1.
+        size: How many there are.
+    """
+
+    rank: int
+    size: int
+
+
+def load_ops(servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+    """Lets this process run rewritten graphs: loads their ops, and joins the job of mpiexec.
+
+    Call it before a rewritten graph is loaded:
+
+    ```python
+    rank, size = poseidon.load_ops()
+    step = tf.saved_model.load("step_for_4").signatures["train"]
+    ```
+
+    Args:
+        servers, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
+
+    Returns:
+        A `Job`, (rank, size); (0, 1) of a process that was launched alone.
+
+    Raises:
+        PoseidonError: If the job cannot be joined, or ranks differ in their packages.
+    """
+    global _alone
+    servers = tuple(servers or ())
+    options_lib.check("auto", None, (), None, None, servers, None, kv_pair_bytes, timeout_s, startup_timeout_s)
+    library.load()
+    joined = runtime.start(servers, kv_pair_bytes, timeout_s, startup_timeout_s)
+    if joined is not None:
+        options_lib.agree(joined, servers=servers)
+        return Job(joined.rank, joined.size)
+    if _alone is None:  # the ops want a job, if one of a single rank
+        _alone = communicator_lib.join_loopback(1)[0]
+        _alone.use_for_ops()
+    return Job(0, 1)

@@ -1,0 +1,244 @@
+"""Reads and writes the files that hold training graphs: SavedModel, MetaGraphDef and GraphDef.
+
+What is written appears whole or not at all: it is made under another name and then renamed.
+"""
+
+import abc
+import contextlib
+import glob
+import os
+import shutil
+
+from google.protobuf import message
+from google.protobuf import text_format
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
+
+from tf_poseidon.errors import PoseidonError
+
+
+def read(path):
+    """Returns the graph in a file or folder, a `SavedModel`, `MetaGraph` or `GraphDef`.
+
+    Raises:
+        PoseidonError: If there is none, or it cannot be read.
+    """
+    path = os.fspath(path).rstrip("/")
+    if os.path.isdir(path):
+        return SavedModel(path)
+    if not os.path.exists(path):
+        raise PoseidonError(f"There is no file '{path}'; give a SavedModel's folder, a MetaGraph (.meta) or a "
+                            "GraphDef (.pb, .pbtxt).")
+    for suffixes, kind in (((".meta",), MetaGraph), ((".pb", ".pbtxt"), GraphDef)):
+        if path.endswith(suffixes):
+            return kind(path)
+    raise PoseidonError(f"'{path}' ends in none of .meta (MetaGraph), .pb and .pbtxt (GraphDef), and is no folder "
+                        "of a SavedModel; name it after what it is.")
+
+
+class Saved(abc.ABC):
+    """A saved graph.
+
+    Attributes:
+        path: Where it was read.
+    """
+
+    kind = ""
+
+    def __init__(self, path):
+        self.path = path
+
+    @property
+    @abc.abstractmethod
+    def graph_def(self):
+        """The GraphDef, to be read or changed in place."""
+
+    def targets(self, signature, train_op):
+        """Returns the names of what makes a training step.
+
+        Args:
+            signature: Name of a signature; None for the usual one, if there is.
+            train_op: Names of update ops to take instead.
+
+        Raises:
+            PoseidonError: If the graph does not have them.
+        """
+        if train_op:
+            return tuple(train_op)
+        signatures = self._signatures()
+        if signature is None and "train" not in signatures and (names := self._train_ops()):
+            return names
+        name = "train" if signature is None else signature
+        if name not in signatures:
+            there = ", ".join(sorted(n for n in signatures if not n.startswith("__")))
+            hint = (f"it has {there}" if there else "it has none") + "; name one with --signature"
+            if self.kind != "SavedModel":
+                hint += ", or its update ops with --train_op"
+            raise PoseidonError(f"'{self.path}' has no signature '{name}': {hint}.")
+        outputs = [info.name for info in signatures[name].outputs.values()]
+        if not outputs:
+            raise PoseidonError(f"Signature '{name}' of '{self.path}' returns nothing, so nothing says what runs "
+                                "when it is called; let it return the loss.")
+        return tuple(sorted(outputs))
+
+    def _signatures(self):
+        return {}
+
+    def _train_ops(self):
+        return ()
+
+    @abc.abstractmethod
+    def write(self, target):
+        """Writes it to another path, with what belongs to it.
+
+        Raises:
+            PoseidonError: If there is something already, or it cannot be written.
+        """
+
+
+class SavedModel(Saved):
+    """A folder of a SavedModel, of TensorFlow 1 or 2."""
+
+    kind = "SavedModel"
+    _PROTO, _TEXT, _FINGERPRINT = "saved_model.pb", "saved_model.pbtxt", "fingerprint.pb"
+
+    def __init__(self, path):
+        super().__init__(path)
+        files = [name for name in (self._PROTO, self._TEXT) if os.path.exists(os.path.join(path, name))]
+        if not files:
+            raise PoseidonError(f"The folder '{path}' has no {self._PROTO}, so it is no SavedModel.")
+        self._file = files[0]
+        self._proto = _parse(os.path.join(path, self._file), saved_model_pb2.SavedModel)
+        if len(self._proto.meta_graphs) != 1:
+            raise PoseidonError(f"The SavedModel '{path}' holds {len(self._proto.meta_graphs)} graphs, expected one.")
+
+    @property
+    def graph_def(self):
+        return self._proto.meta_graphs[0].graph_def
+
+    def _signatures(self):
+        return self._proto.meta_graphs[0].signature_def
+
+    def _train_ops(self):
+        return _collected(self._proto.meta_graphs[0])
+
+    def write(self, target):
+        target = os.fspath(target).rstrip("/")
+        with _whole(target) as folder:
+            others = shutil.ignore_patterns(self._PROTO, self._TEXT, self._FINGERPRINT)
+            shutil.copytree(self.path, folder, ignore=others)
+            _serialize(self._proto, os.path.join(folder, self._file))
+            if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
+                with open(os.path.join(folder, self._FINGERPRINT), "wb") as file:
+                    file.write(fingerprinting.CreateFingerprintDef(folder))
+
+
+class MetaGraph(Saved):
+    """A file of a MetaGraphDef, and the checkpoint of the same name."""
+
+    kind = "MetaGraph"
+
+    def __init__(self, path):
+        super().__init__(path)
+        self._proto = _parse(path, meta_graph_pb2.MetaGraphDef)
+
+    @property
+    def graph_def(self):
+        return self._proto.graph_def
+
+    def _signatures(self):
+        return self._proto.signature_def
+
+    def _train_ops(self):
+        return _collected(self._proto)
+
+    def write(self, target):
+        target = os.fspath(target)
+        if not target.endswith(".meta"):
+            raise PoseidonError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
+        prefix, own = target.removesuffix(".meta"), self.path.removesuffix(".meta")
+        with contextlib.ExitStack() as stack:
+            # The graph last: who finds it finds its checkpoint too.
+            meta = stack.enter_context(_whole(target))
+            _serialize(self._proto, meta)
+            for file in sorted(glob.glob(glob.escape(own) + ".index")
+                               + glob.glob(glob.escape(own) + ".data-?????-of-?????")):
+                copy = stack.enter_context(_whole(prefix + file.removeprefix(own)))
+                shutil.copyfile(file, copy)
+
+
+class GraphDef(Saved):
+    """A file of a GraphDef, as text if its name ends in .pbtxt."""
+
+    kind = "GraphDef"
+
+    def __init__(self, path):
+        super().__init__(path)
+        self._proto = _parse(path, graph_pb2.GraphDef)
+
+    @property
+    def graph_def(self):
+        return self._proto
+
+    def write(self, target):
+        target = os.fspath(target)
+        if not target.endswith((".pb", ".pbtxt")):
+            raise PoseidonError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
+                                "rename it.")
+        with _whole(target) as file:
+            _serialize(self._proto, file, is_text=target.endswith(".pbtxt"))
+
+
+def _collected(meta_graph):
+    """Returns the names in TensorFlow 1's collection of training ops."""
+    return tuple(meta_graph.collection_def["train_op"].node_list.value
+                 if "train_op" in meta_graph.collection_def else ())
+
+
+def _parse(path, kind):
+    """Returns the message in a file; one without any node is none."""
+    proto = kind()
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if path.endswith(".pbtxt"):
+            text_format.Parse(data.decode(), proto)
+        else:
+            proto.ParseFromString(data)
+    except (message.DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError) as error:
+        text = str(error).strip().split("\n")[0].rstrip(".")
+        raise PoseidonError(f"'{path}' cannot be read as a {kind.DESCRIPTOR.name}: {text}; it is damaged, or "
+                            "another kind of file.") from error
+    return proto
+
+
+def _serialize(proto, path, is_text=None):
+    if path.endswith(".pbtxt") if is_text is None else is_text:
+        data = text_format.MessageToString(proto).encode()
+    else:
+        data = proto.SerializeToString(deterministic=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def _whole(target):
+    """Gives a path to write to, which becomes `target` at the end; nothing stays after a failure."""
+    folder, name = os.path.split(target)
+    if os.path.lexists(target):
+        raise PoseidonError(f"'{target}' exists already; remove it, or name another.")
+    if not name or not os.path.isdir(folder or "."):
+        raise PoseidonError(f"'{target}' cannot be written: there is no folder '{folder}'.")
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.rename(temporary, target)
+    except OSError as error:
+        raise PoseidonError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+    finally:
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif os.path.lexists(temporary):
+            os.remove(temporary)
