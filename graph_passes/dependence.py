@@ -25,11 +25,13 @@ class Dependence:
         variables: Its `Variables`.
         summed: Tensors that are equal on all ranks, since they are summed over them.
         local: Variables that are not equal on all ranks.
+        trusts_shapes: Whether to take all shapes as equal on all ranks, not only those that are known.
     """
 
-    def __init__(self, graph, variables, summed=(), local=()):
+    def __init__(self, graph, variables, summed=(), local=(), trusts_shapes=False):
         self._graph = graph
         self._summed = frozenset(summed)
+        self._trusts_shapes = trusts_shapes
         local = frozenset(local)
         after = {}
         for reader, updates in variables.reads_after.items():
@@ -61,7 +63,7 @@ class Dependence:
     def _takes(self, consumer, name):
         """Whether what `name` has decides what a consumer makes."""
         inputs = graph_lib.data_inputs(consumer)
-        if consumer.op in _OF_SHAPE and (graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
+        if consumer.op in _OF_SHAPE and (self._trusts_shapes or graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
                                          or self._is_input(inputs[0])):
             return False
         if consumer.op == "Const":

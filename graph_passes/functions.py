@@ -35,18 +35,25 @@ class Library:
 
     def outputs(self, node):
         """Returns the outputs of a node as functions name them: "argument:0"."""
+        return [name for name, _ in self._outputs_and_types(node)]
+
+    def types(self, node):
+        """Returns the DataTypes of the outputs of a node."""
+        return [dtype for _, dtype in self._outputs_and_types(node)]
+
+    def _outputs_and_types(self, node):
         op_def = self.op_def(node)
-        names = []
+        found = []
         for argument in op_def.output_arg:
-            number = 1
-            if argument.number_attr:
-                number = attribute(node, op_def, argument.number_attr).i
-            elif argument.type_list_attr:
-                number = len(attribute(node, op_def, argument.type_list_attr).list.type)
-            if not 0 <= number < 1 << 20:
-                raise PoseidonError(f"Node '{node.name}' says that it has {number} outputs.")
-            names += [f"{argument.name}:{i}" for i in range(number)]
-        return names
+            if argument.type_list_attr:
+                types = list(attribute(node, op_def, argument.type_list_attr).list.type)
+            else:
+                number = attribute(node, op_def, argument.number_attr).i if argument.number_attr else 1
+                if not 0 <= number < 1 << 20:
+                    raise PoseidonError(f"Node '{node.name}' says that it has {number} outputs.")
+                types = [argument.type or attribute(node, op_def, argument.type_attr).type] * number
+            found += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
+        return found
 
     def body(self, function):
         """Returns the body of a function, or the main graph of ""."""

@@ -192,19 +192,7 @@ class _BodyWriter:
 
 def _dtype(graph, flat, tensor):
     """Returns the DataType of a flat tensor."""
-    node = graph.node(tensor)
-    op_def = flat.library.op_def(node)
-    output, at = graph_lib.output_of(tensor), 0
-    for argument in op_def.output_arg:
-        types = [argument.type or (node.attr[argument.type_attr].type if argument.type_attr else 0)]
-        if argument.type_list_attr:
-            types = list(node.attr[argument.type_list_attr].list.type)
-        elif argument.number_attr:
-            types *= node.attr[argument.number_attr].i
-        if output < at + len(types):
-            return types[output - at]
-        at += len(types)
-    raise PoseidonError(f"Node '{node.name}' has no output {output}.")
+    return flat.library.types(graph.node(tensor))[graph_lib.output_of(tensor)]
 
 
 class _Frames:

@@ -18,10 +18,11 @@ def strip(graph_def):
     result.CopyFrom(graph_def)
     _strip(result.node, {})
     for function in result.library.function:
-        _strip(function.node_def, function.ret)
-        if unflatten.WAS_STATELESS in function.attr:
+        first = function.node_def[0].attr if function.node_def else {}
+        if unflatten.WAS_STATELESS in first:
             function.signature.is_stateful = False
-            del function.attr[unflatten.WAS_STATELESS]
+            del first[unflatten.WAS_STATELESS]
+        _strip(function.node_def, function.ret)
     return result
 
 

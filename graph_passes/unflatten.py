@@ -17,7 +17,7 @@ from tf_poseidon.graph_passes import insert_markers
 INSERTED = "_poseidon_inserted"  # on a node: it was not there
 REPLACES = "_poseidon_replaces"  # on such a node: its tensors, each with the one that was read before
 WAS = "_poseidon_was"  # on a node: its op before, which said that it has no state
-WAS_STATELESS = "_poseidon_was_stateless"  # on a function: the same
+WAS_STATELESS = "_poseidon_was_stateless"  # on the first node of a function: the same of the function
 
 # What calls a function without state has to become once the function exchanges something.
 _STATEFUL = {"PartitionedCall": "StatefulPartitionedCall", "StatelessIf": "If", "StatelessWhile": "While"}
@@ -43,7 +43,8 @@ def unflatten(graph_def, flat, after, insertions):
         edits.apply(name, function.node_def, function.ret)
         if name in edits.functions and not function.signature.is_stateful:
             function.signature.is_stateful = True
-            function.attr[WAS_STATELESS].b = True
+            # On a node, since functions are not loaded with attributes that TensorFlow does not know.
+            function.node_def[0].attr[WAS_STATELESS].b = True
     return result
 
 

@@ -431,8 +431,10 @@ def _step_of(model, optimizer, *metrics):
 def _state_of(model, optimizer, *metrics):
     """Returns (averaged, local): what a step updates besides weights and slots."""
     kept = [*model.non_trainable_variables, *(v for m in metrics for v in m.variables)]
-    averaged = [v for v in kept if v.dtype == "float32"]
-    return averaged, [v for v in [*kept, *optimizer.variables] if v.dtype != "float32"]
+    # How many rows, or batches, a metric has seen does not depend on what they hold.
+    averaged = [v for v in kept if v.dtype == "float32" and v.name != "count"]
+    return averaged, [v for v in [*kept, *optimizer.variables]
+                      if v.dtype != "float32" or v.name == "count"]
 
 
 def _save_keras(path, layers, optimizer, *metrics, inputs=INPUTS, **truths):

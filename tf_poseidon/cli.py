@@ -1,6 +1,10 @@
 """The command `tf-poseidon`.
 
     tf-poseidon explain MODEL.keras --batch_size 32 --workers 8 --bandwidth_gbps 10
+    tf-poseidon rewrite IN OUT --workers 4 --batch_size 32
+    tf-poseidon diff IN OUT
+    tf-poseidon strip OUT BACK
+    mpiexec -n 2 tf-poseidon verify IN OUT
 """
 
 import json
@@ -27,7 +31,17 @@ _PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variab
 _WIRE_DTYPE = flags.DEFINE_enum("wire_dtype", None, ["bfloat16"],
                                 "What wider gradients are rounded to on their way.")
 _JSON = flags.DEFINE_string("json", None, "File for the predictions, as JSON.")
-_PLAN = flags.DEFINE_string("plan", None, "File for the plan, which PoseidonStrategy(plan=...) takes.")
+_PLAN = flags.DEFINE_string("plan", None, "File of the plan: explain writes it, rewrite follows it.")
+_MERGE = flags.DEFINE_bool("merge", False, "Whether small gradients travel together.")
+_SIGNATURE = flags.DEFINE_string("signature", None, "Signature that makes a training step; 'train' if there is.")
+_TRAIN_OP = flags.DEFINE_list("train_op", [], "Names of the ops that make a training step, of TensorFlow 1.")
+_GRADIENTS = flags.DEFINE_string("gradients", None, "JSON file that says which tensor the gradient of a variable is.")
+_RULE = flags.DEFINE_enum("rule", "mean", ["mean", "sum"], "What is taken of gradients over ranks: as the saved loss "
+                          "is of its rows.")
+_STEPS = flags.DEFINE_integer("steps", 2, "Number of steps that verify runs.")
+_INPUTS = flags.DEFINE_string("inputs", None, "File of arrays (.npz) for verify: the inputs of all ranks, by name.")
+_INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that give variables their first values, for verify.")
+_SEED = flags.DEFINE_integer("seed", 0, "What decides the random inputs of verify.")
 
 
 def explain(path):
@@ -36,12 +50,7 @@ def explain(path):
         if flag.value is None:
             raise PoseidonError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
                                 "worker) and a number of --workers.")
-    pins = {}
-    for pin in _PINS.value:
-        pattern, separator, scheme = pin.rpartition("=")
-        if not separator:
-            raise PoseidonError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
-        pins[pattern] = scheme
+    pins = _pins()
     planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
@@ -55,34 +64,105 @@ def explain(path):
     plan = explaining.explain(
         explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
         servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value, pins=pins,
-        wire_dtype=_WIRE_DTYPE.value)
+        wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
     print(plan)
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
-            json.dump(plan.predictions(), file, indent=1)
+    _save_predictions(plan)
     if _PLAN.value:
         plan.save(_PLAN.value)
 
 
-_COMMANDS = {"explain": explain}
+def rewrite(source, target):
+    """Rewrites a saved training graph, and prints what it exchanges then."""
+    if _WORKERS.value is None and _PLAN.value is None:
+        raise PoseidonError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
+                            "on each of them), or a --plan.")
+    if not os.path.exists(source):
+        raise PoseidonError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
+    pins = _pins()
+    from tf_poseidon.saved_graphs import progress
+    from tf_poseidon.saved_graphs import rewriting
+    with progress.shown() as show:
+        report = rewriting.rewrite(
+            source, target, _SIGNATURE.value, _TRAIN_OP.value, workers=_WORKERS.value,
+            batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
+            gflops=_GFLOPS.value, servers=_SERVERS.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
+            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value,
+            progress=show)
+    print(report)
+    _save_predictions(report.plan)
+
+
+def diff(source, target):
+    """Prints what was inserted into a rewritten graph."""
+    from tf_poseidon.saved_graphs import differences
+    difference = differences.diff(source, target)
+    print(difference)
+    return 1 if difference.others else 0
+
+
+def strip(source, target):
+    """Writes the graph that a rewritten one was made of."""
+    from tf_poseidon.saved_graphs import rewriting
+    rewriting.strip(source, target)
+
+
+def verify(source, target):
+    """Compares a rewritten graph with the original, on the ranks that mpiexec has started."""
+    import numpy as np
+    import tensorflow as tf
+    # One thread: more of them may add up in another order every time.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    from tf_poseidon import job
+    from tf_poseidon.saved_graphs import verifying
+    try:
+        inputs = _INPUTS.value and dict(np.load(_INPUTS.value))
+    except (OSError, ValueError) as error:
+        raise PoseidonError(f"--inputs={_INPUTS.value} cannot be read: {error}; it is a file of numpy.savez.") from error
+    found = verifying.verify(source, target, _SIGNATURE.value, _TRAIN_OP.value, _INITIALIZER.value,
+                             _BATCH_SIZE.value or 4, _STEPS.value, inputs, _SEED.value)
+    if job.load_ops().rank == 0:
+        print(found)
+    return 1 if found.failures else 0
+
+
+def _pins():
+    pins = {}
+    for pin in _PINS.value:
+        pattern, separator, scheme = pin.rpartition("=")
+        if not separator:
+            raise PoseidonError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
+        pins[pattern] = scheme
+    return pins
+
+
+def _save_predictions(plan):
+    if _JSON.value:
+        with open(_JSON.value, "w") as file:
+            json.dump(plan.predictions(), file, indent=1)
+
+
+# The commands, with what each takes.
+_COMMANDS = {explain: ("MODEL.keras",), rewrite: ("IN", "OUT"), diff: ("IN", "OUT"), strip: ("OUT", "BACK"),
+             verify: ("IN", "OUT")}
 
 
 def _main(arguments):
-    if len(arguments) != 3 or arguments[1] not in _COMMANDS:
-        raise app.UsageError("tf-poseidon explain MODEL.keras --batch_size K --workers P "
-                             "[--bandwidth_gbps B] [--policy auto|paper|ps|sfb] [--json FILE] "
-                             "[--plan FILE]")
+    commands = {command.__name__: command for command in _COMMANDS}
+    command = commands.get(arguments[1]) if len(arguments) > 1 else None
+    if command is None or len(arguments) - 2 != len(_COMMANDS[command]):
+        usages = [f"tf-poseidon {c.__name__} {' '.join(takes)}" for c, takes in _COMMANDS.items()
+                  if command in (None, c)]
+        raise app.UsageError("; ".join(usages) + "; tf-poseidon --help shows all flags")
     try:
-        _COMMANDS[arguments[1]](arguments[2])
+        return command(*arguments[2:]) or 0
     except PoseidonError as error:
         print(f"tf-poseidon {arguments[1]}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def main():
     """Runs the command that the process was started with."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow greets in several lines
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets in several lines
     app.run(_main)
 
 

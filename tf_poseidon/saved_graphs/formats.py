@@ -83,6 +83,10 @@ class Saved(abc.ABC):
                                 "when it is called; let it return the loss.")
         return tuple(sorted(outputs))
 
+    def checkpoint(self):
+        """Returns (op that restores, tensor that takes the path, path) of TensorFlow 1's checkpoint, or None."""
+        return None
+
     def _signatures(self):
         return {}
 
@@ -167,6 +171,12 @@ class MetaGraph(Saved):
                                + glob.glob(glob.escape(own) + ".data-?????-of-?????")):
                 copy = stack.enter_context(_whole(prefix + file.removeprefix(own)))
                 shutil.copyfile(file, copy)
+
+    def checkpoint(self):
+        saver, prefix = self._proto.saver_def, self.path.removesuffix(".meta")
+        if not saver.restore_op_name or not os.path.exists(f"{prefix}.index"):
+            return None
+        return saver.restore_op_name, saver.filename_tensor_name, prefix
 
 
 class GraphDef(Saved):

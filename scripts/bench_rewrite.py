@@ -1,0 +1,96 @@
+"""Times the rewriting of saved training graphs of keras.applications.
+
+    python scripts/bench_rewrite.py --models ResNet152 --json rewrite.json
+
+Each model is built with random weights, and its training step saved as a program saves it that knows nothing
+of this project. What is rewritten is stripped again and compared with the original before a time counts.
+"""
+
+import collections
+import json
+import os
+import statistics
+import tempfile
+import time
+
+from absl import app
+from absl import flags
+import keras
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon.saved_graphs import formats
+
+_MODELS = flags.DEFINE_list("models", ["MobileNetV2", "ResNet50", "ResNet152"], "Names in keras.applications.")
+_WORKERS = flags.DEFINE_integer("workers", 8, "Number of ranks to plan for.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Rows on each of them.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "How often each is rewritten.")
+_JSON = flags.DEFINE_string("json", None, "File for the results.")
+
+
+def save_training_step(name, path):
+    """Saves the training step of a model: forward, backward, and SGD with momentum."""
+    model = getattr(keras.applications, name)(weights=None)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    module = tf.Module()
+    module.variables_of_step = [v.value for v in (*model.variables, *optimizer.variables)]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 224, 224, 3]), tf.TensorSpec([None], tf.int32)])
+    def train(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
+        optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]),
+                        model.trainable_variables)
+        return {"loss": loss}
+
+    module.train = train
+    tf.saved_model.save(module, path, signatures={"train": train})
+
+
+def time_rewriting(path):
+    """Returns {phase: seconds} of one rewriting, the whole as "total", and the number of sites."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, back = os.path.join(folder, "out"), os.path.join(folder, "back")
+        phases, last = collections.OrderedDict(), ["loading the file", time.perf_counter()]
+
+        def progress(what):
+            now = time.perf_counter()
+            phases[last[0]] = now - last[1]
+            last[:] = what, now
+
+        begin = time.perf_counter()
+        report = poseidon.rewrite_saved_model(path, target, workers=_WORKERS.value, batch_size=_BATCH_SIZE.value,
+                                              progress=progress)
+        progress("")
+        phases["total"] = time.perf_counter() - begin
+        poseidon.strip(target, back)
+        if formats.read(back).graph_def != formats.read(path).graph_def:
+            raise AssertionError(f"'{path}' is not what it was, once what was inserted is stripped.")
+        return phases, len(report.synchronised)
+
+
+def main(_):
+    results = {}
+    for name in _MODELS.value:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, name)
+            save_training_step(name, path)
+            graph_def = formats.read(path).graph_def
+            nodes = len(graph_def.node) + sum(len(f.node_def) for f in graph_def.library.function)
+            timed = [time_rewriting(path) for _ in range(_REPEATS.value)]
+        phases = {phase: [seconds[phase] for seconds, _ in timed] for phase in timed[0][0]}
+        results[name] = {"nodes": nodes, "sites": timed[0][1], "seconds": phases}
+        print(f"{name}: {nodes:,} nodes, {timed[0][1]} sites, rewritten in "
+              f"{statistics.median(phases['total']):.2f} s ({min(phases['total']):.2f} to "
+              f"{max(phases['total']):.2f})", flush=True)
+        for phase, seconds in phases.items():
+            if phase != "total":
+                print(f"    {statistics.median(seconds):6.2f} s  {phase}")
+    if _JSON.value:
+        with open(_JSON.value, "w") as file:
+            json.dump({"workers": _WORKERS.value, "batch_size": _BATCH_SIZE.value, "models": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    app.run(main)

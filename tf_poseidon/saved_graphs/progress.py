@@ -1,0 +1,16 @@
+"""Shows on the terminal what a long command is doing."""
+
+import contextlib
+import sys
+
+from rich import console
+from rich import progress
+
+
+@contextlib.contextmanager
+def shown():
+    """Gives a function that is told what is done next; it shows that and how long it takes."""
+    columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=console.Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("loading TensorFlow")
+        yield lambda what: bar.update(task, description=what)

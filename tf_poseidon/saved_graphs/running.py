@@ -1,0 +1,155 @@
+"""Runs the training step of a saved graph, for verification: with given inputs, from a given state."""
+
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.saved_graphs import formats
+
+v1 = tf.compat.v1
+
+
+def runner(graph, signature=None, train_op=(), initializer=None):
+    """Returns what runs a graph of `formats.read`.
+
+    Args:
+        graph: The graph.
+        signature, train_op: What makes a step, as for `rewriting.rewrite`.
+        initializer: Names of ops that give variables their first values, where there is no checkpoint.
+    """
+    if isinstance(graph, formats.SavedModel):
+        return _FunctionRunner(graph, signature)
+    return _SessionRunner(graph, graph.targets(signature, train_op), initializer)
+
+
+class _FunctionRunner:
+    """Runs a signature of a SavedModel.
+
+    Attributes:
+        inputs: (dtype, shape) of the step's inputs, by name.
+        variables: Names of the variables that the step uses.
+    """
+
+    def __init__(self, graph, signature):
+        self._folder = tempfile.TemporaryDirectory()
+        path = f"{self._folder.name}/model"
+        graph.write(path)
+        self._model = tf.saved_model.load(path)
+        name = signature or "train"
+        if name not in self._model.signatures:
+            raise PoseidonError(f"'{graph.path}' has no signature '{name}'; name one with --signature.")
+        self._step = self._model.signatures[name]
+        specs = self._step.structured_input_signature[1]
+        self.inputs = {key: (spec.dtype, spec.shape) for key, spec in specs.items()}
+        # The same variable may be captured twice, and its name be taken by another.
+        self._variables = list({id(v): v for v in self._step.variables}.values())
+        self.variables = [v.name.partition(":")[0] for v in self._variables]
+
+    def state(self):
+        """Returns the values of all variables."""
+        return [v.numpy() for v in self._variables]
+
+    def set_state(self, state):
+        """Gives all variables their values."""
+        for variable, value in zip(self._variables, state):
+            variable.assign(value)
+
+    def run(self, inputs):
+        """Runs a step."""
+        self._step(**{key: tf.constant(value) for key, value in inputs.items()})
+
+
+class _SessionRunner:
+    """Runs a graph of TensorFlow 1; attributes and methods as those of `_FunctionRunner`."""
+
+    def __init__(self, graph, targets, initializer):
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            tf.import_graph_def(graph.graph_def, name="")
+            self._targets = [self._graph.as_graph_element(target) for target in targets]
+            self._make_accessors()
+        config = v1.ConfigProto(intra_op_parallelism_threads=1)
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self._session = v1.Session(graph=self._graph, config=config)
+        restore = graph.checkpoint()
+        if initializer:
+            self._session.run([self._graph.get_operation_by_name(name) for name in initializer])
+        elif restore:
+            self._session.run(restore[0], {restore[1]: restore[2]})
+        else:
+            raise PoseidonError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
+                                "first values with --initializer.")
+        ready = self._session.run(self._is_ready)
+        self._used = [i for i, is_ready in enumerate(ready) if is_ready]
+        self.variables = [self._names[i] for i in self._used]
+
+    def _make_accessors(self):
+        """Adds what reads and assigns each variable, and finds the inputs."""
+        self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
+        needed = _needed(self._targets)
+        for op in self._graph.get_operations():
+            if op not in needed:
+                continue
+            if op.type == "Placeholder":
+                self.inputs[op.outputs[0].name] = op.outputs[0].dtype, op.outputs[0].shape
+            elif op.type in ("VarHandleOp", "VariableV2", "Variable"):
+                dtype = op.get_attr("dtype")
+                feed = v1.placeholder(dtype)
+                handle = op.outputs[0]
+                if op.type == "VarHandleOp":
+                    self._is_ready.append(tf.raw_ops.VarIsInitializedOp(resource=handle))
+                    self._reads.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+                    self._assigns.append(tf.raw_ops.AssignVariableOp(resource=handle, value=feed))
+                else:
+                    self._is_ready.append(v1.is_variable_initialized(handle))
+                    self._reads.append(tf.identity(handle))
+                    self._assigns.append(v1.assign(handle, feed, validate_shape=False).op)
+                self._names.append(op.name)
+                self._feeds.append(feed)
+
+    def state(self):
+        return self._session.run([self._reads[i] for i in self._used])
+
+    def set_state(self, state):
+        self._session.run([self._assigns[i] for i in self._used],
+                          {self._feeds[i]: value for i, value in zip(self._used, state)})
+
+    def run(self, inputs):
+        self._session.run(self._targets, inputs)
+
+
+def _needed(targets):
+    """Returns the operations that some tensors or operations need."""
+    queue, seen = [getattr(target, "op", target) for target in targets], set()
+    while queue:
+        op = queue.pop()
+        if op not in seen:
+            seen.add(op)
+            queue += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return seen
+
+
+def random_inputs(inputs, batch_size, seed):
+    """Returns random arrays for the inputs of a step: normal numbers, and zeros and ones of integers.
+
+    Args:
+        inputs: (dtype, shape) by name.
+        batch_size: The first dimension where it is unknown.
+        seed: What decides them.
+    """
+    rng, arrays = np.random.default_rng(seed), {}
+    for name, (dtype, shape) in sorted(inputs.items()):
+        if shape.rank is None or None in shape.as_list()[1:]:
+            raise PoseidonError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
+                                "arrays with --inputs.")
+        sizes = [batch_size if size is None else size for size in shape.as_list()]
+        if dtype.is_floating:
+            arrays[name] = rng.normal(size=sizes).astype(dtype.as_numpy_dtype)
+        elif dtype.is_integer or dtype.is_bool:
+            arrays[name] = rng.integers(0, 2, sizes).astype(dtype.as_numpy_dtype)
+        else:
+            raise PoseidonError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
+                                "arrays with --inputs.")
+    return arrays
