@@ -42,13 +42,16 @@ def mpiexec():
 def run(arguments, ranks, timeout_s, environment=()):
     """Runs `python *arguments` on `ranks` processes, without mpiexec when `ranks` is 0.
 
+    Programs of this folder, named without it, are run by start.py.
+
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
     launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+    starter = [] if os.path.isabs(arguments[0]) else ["start.py"]
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*launcher, sys.executable, *map(str, arguments)], cwd=TESTS, text=True,
+        [*launcher, sys.executable, *starter, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3",
              **dict(environment)})

@@ -115,8 +115,8 @@ def traced(path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Reports of training where nothing is wrong."""
-    return reports_of("train", "nothing", ranks=3, reports=tmp_path_factory.mktemp("trained"))
+    """Reports of training where nothing is wrong; strict makes no difference there."""
+    return reports_of("train", "nothing", "True", ranks=3, reports=tmp_path_factory.mktemp("trained"))
 
 
 def assert_same_training(ranks, expected):
@@ -222,7 +222,9 @@ STRICT = {
 
 @pytest.mark.parametrize("how", STRICT)
 def test_strict_ends_all_ranks(how, tmp_path):
-    outcome = run("train", how, "True", ranks=3, reports=tmp_path)
+    # Of more than two, the others end as rank 0 does: seen once.
+    ranks = 3 if how == "fails_on_rank_1" else 2
+    outcome = run("train", how, "True", ranks=ranks, reports=tmp_path)
     assert outcome.status != 0
     assert outcome.seconds < 40
     assert re.search(f"strict=True, but .*({STRICT[how]})", outcome.own_lines[-1]), outcome.output
@@ -239,9 +241,11 @@ def test_factors_come_back_after_functions_without_them(tmp_path):
         assert large == 2 * dense
 
 
-def test_strict_is_content_where_all_is_well(trained, tmp_path):
-    ranks = reports_of("train", "nothing", "True", ranks=3, reports=tmp_path)
-    assert_same_training(ranks, trained)
+def test_strict_is_content_where_all_is_well(trained):
+    """What it trains is compared above, with what was trained without strict."""
+    for report in trained:
+        assert not report["refusal"] and set(report["schemes"].values()) == {"sfb", "ps", "sparse"}
+        assert report["weights"] == trained[0]["weights"]
 
 
 @pytest.mark.parametrize("arguments, message", [
