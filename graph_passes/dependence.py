@@ -62,7 +62,7 @@ class Dependence:
 
     def _takes(self, consumer, name):
         """Whether what `name` has decides what a consumer makes."""
-        inputs = graph_lib.data_inputs(consumer)
+        inputs = self._graph.inputs(consumer)
         if consumer.op in _OF_SHAPE and (self._trusts_shapes or graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
                                          or self._is_input(inputs[0])):
             return False
@@ -74,7 +74,7 @@ class Dependence:
     def _is_input(self, tensor):
         node = self._graph.node(tensor)
         while node.op == "Identity":
-            node = self._graph.node(graph_lib.data_inputs(node)[0])
+            node = self._graph.node(self._graph.inputs(node)[0])
         return node.op.startswith("Placeholder")
 
 

@@ -108,6 +108,7 @@ class _Search:
         self._variables = variables_lib.Variables(graph)
         self._differs = dependence_lib.Dependence(graph, self._variables)
         self._upstream = None
+        self._differing = {}
         self._position = {node.name: i for i, node in enumerate(graph_lib.in_order(graph.graph_def))}
 
     def found(self):
@@ -153,6 +154,13 @@ class _Search:
         for gradient in gradients.values():  # one gradient may update several variables
             unique.setdefault(gradient.tensor, gradient)
         return Found(tuple(unique.values()), tuple(states))
+
+    def differing_inputs(self, name):
+        """Returns (tensor, its node's name) of the inputs of a node that differ between ranks."""
+        if name not in self._differing:
+            self._differing[name] = [(t, graph_lib.node_of(t)) for t in self._graph.inputs(self._graph.nodes[name])
+                                     if self._differs(t)]
+        return self._differing[name]
 
     # ---- which variables are trained -----------------------------------------------------------
 
@@ -204,7 +212,7 @@ class _Search:
         """Returns the gradient of a variable."""
         own = spine.own_origins()
         for tensor in own:
-            if not [t for t in graph_lib.data_inputs(self._graph.node(tensor)) if self._differs(t)]:
+            if not [t for t in self._graph.inputs(self._graph.node(tensor)) if self._differs(t)]:
                 raise self._refusal(variable, "depends on the data element by element, without an op that "
                                     "adds up rows", tensor)
         tensor = spine.first_common(own)
@@ -228,16 +236,17 @@ class _Search:
         for pick in (0, -1):  # what is on every path from the data is on these two
             tensors, name = set(), graph_lib.node_of(origins[0])
             while name is not None:
-                inputs = [t for t in graph_lib.data_inputs(self._graph.nodes[name])
-                          if self._differs(t) and self._position.get(graph_lib.node_of(t), 1 << 60)
-                          < self._position.get(name, 0)]
-                tensors.update(inputs[pick:][:1])
-                name = graph_lib.node_of(inputs[pick]) if inputs else None
+                inputs = self.differing_inputs(name)
+                if pick and len(inputs) > 1 or self._graph.nodes[name].op == "Merge":  # not round a loop
+                    inputs = [(t, source) for t, source in inputs
+                              if self._position.get(source, 1 << 60) < self._position.get(name, 0)]
+                tensor, name = inputs[pick] if inputs else (None, None)
+                tensors.add(tensor)
             common = tensors if common is None else common & tensors
-        for tensor in sorted(common):
+        for tensor in sorted(common - {None}):
             node = self._graph.node(tensor)
             if (tensor not in others and self._graph.shape(tensor) == shape
-                    and node.op not in _ELEMENTWISE and graph_lib.data_inputs(node)
+                    and node.op not in _ELEMENTWISE and self._graph.inputs(node)
                     and not self._data_reaches(origins[0], {tensor})):
                 return tensor
         return None
@@ -247,13 +256,13 @@ class _Search:
         queue, seen = [tensor], set()
         while queue:
             tensor = queue.pop()
-            node = self._graph.node(tensor)
-            if tensor in without or node.name in seen or not self._differs(tensor):
+            name = graph_lib.node_of(tensor)
+            if tensor in without or name in seen:
                 continue
-            seen.add(node.name)
-            inputs = [t for t in graph_lib.data_inputs(node) if self._differs(t)]
-            for update in self._variables.reads_after.get(node.name, ()):
-                inputs.append(graph_lib.data_inputs(self._graph.nodes[update.node])[update.index])
+            seen.add(name)
+            inputs = [t for t, _ in self.differing_inputs(name)]
+            for update in self._variables.reads_after.get(name, ()):
+                inputs.append(self._graph.inputs(self._graph.nodes[update.node])[update.index])
             if not inputs:
                 return True
             queue += inputs
@@ -273,7 +282,7 @@ class _Search:
     def _check_updates(self, variable, after):
         for update in self._variables.updates[variable]:
             node = self._graph.nodes[update.node]
-            for tensor in graph_lib.data_inputs(node):
+            for tensor in self._graph.inputs(node):
                 if after(tensor):
                     raise self._refusal(variable, "also depends on data in another way than by its gradient",
                                         self._root(tensor, after))
@@ -284,7 +293,7 @@ class _Search:
         while tensor not in seen:
             seen.add(tensor)
             node = self._graph.node(tensor)
-            inputs = [t for t in graph_lib.data_inputs(node) if differs(t)]
+            inputs = [t for t in self._graph.inputs(node) if differs(t)]
             if node.op not in _ELEMENTWISE or not inputs:
                 break
             tensor = inputs[0]
@@ -294,9 +303,8 @@ class _Search:
         """Returns the nodes that some nodes are computed from, without these unless by each other."""
         seen, queue = set(), list(names)
         while queue:
-            for tensor in graph_lib.data_inputs(self._graph.nodes[queue.pop()]):
-                name = graph_lib.node_of(tensor)
-                if name not in seen and self._differs(tensor):
+            for _, name in self.differing_inputs(queue.pop()):
+                if name not in seen:
                     seen.add(name)
                     queue.append(name)
         return seen
@@ -309,7 +317,7 @@ class _Search:
         if self._upstream is None:
             self._upstream = self._before(names) | names
         consumers = [node.name for node in self._graph.consumers(graph_lib.node_of(gradient.tensor))
-                     if gradient.tensor in graph_lib.data_inputs(node)]
+                     if gradient.tensor in self._graph.inputs(node)]
         readers = [name for name in consumers if name not in self._upstream]
         if len(readers) == len(consumers):
             return gradient
@@ -333,7 +341,7 @@ class _Search:
             raise self._refusal(variable, "is made of slices that no tensor of the saved graph holds",
                                 spine.sinks[0].values)
         values = [(node.name, tensor) for node in self._graph.consumers(graph_lib.node_of(tensor))
-                  if tensor in graph_lib.data_inputs(node)]
+                  if tensor in self._graph.inputs(node)]
         return Gradient(variable, tensor, rule, readers[0][1],
                         tuple(dict.fromkeys([*values, *readers])))
 
@@ -341,16 +349,16 @@ class _Search:
         """Returns (values, indices, reader of the indices), before slices with the same index were added up."""
         indices, values = self._graph.node(sink.indices), self._graph.node(self._before_identities(sink.values))
         if indices.op in ("Unique", "UniqueV2") and values.op == "UnsortedSegmentSum":
-            data, segments = graph_lib.data_inputs(values)[:2]
+            data, segments = self._graph.inputs(values)[:2]
             if graph_lib.node_of(self._before_identities(segments)) == indices.name:
-                return data, graph_lib.data_inputs(indices)[0], indices.name
+                return data, self._graph.inputs(indices)[0], indices.name
         return sink.values, sink.indices, sink.reader
 
     def _chain(self, tensor):
         """Returns a tensor and those of its shape that it is made of element by element, one of each."""
         chain, shape = [tensor], self._graph.shape(tensor)
         while (node := self._graph.node(tensor)).op in _ELEMENTWISE:
-            inputs = [t for t in _operands(node, tensor) if self._differs(t) and self._graph.shape(t) == shape]
+            inputs = [t for t in _operands(self._graph, node, tensor) if self._differs(t) and self._graph.shape(t) == shape]
             if len(set(inputs)) != 1 or shape is None or len(shape) < 2:
                 break
             tensor = inputs[0]
@@ -359,7 +367,7 @@ class _Search:
 
     def _before_identities(self, tensor):
         while (node := self._graph.node(tensor)).op == "Identity":
-            tensor = graph_lib.data_inputs(node)[0]
+            tensor = self._graph.inputs(node)[0]
         return tensor
 
     # ---- state that is not trained -------------------------------------------------------------
@@ -376,7 +384,7 @@ class _Search:
             return State(variable, reason="its values are not floating-point numbers")
         for update in differing:
             node = self._graph.nodes[update.node]
-            inputs = graph_lib.data_inputs(node)
+            inputs = self._graph.inputs(node)
             if update.indices is not None or variables_lib.is_fused(node):
                 return State(variable, reason=f"node '{node.name}', a {node.op}, changes parts of it")
             if after(inputs[0]):
@@ -447,7 +455,7 @@ class _Spine:
                       for update in slices if self._differs(self._value(update))]
         segments = [self._graph.node(tensor) for tensor in self.origins]
         if segments and all(node.op == "UnsortedSegmentSum" for node in segments):
-            self.sinks = [_Sink(*graph_lib.data_inputs(node)[:2], node.name) for node in segments]
+            self.sinks = [_Sink(*self._graph.inputs(node)[:2], node.name) for node in segments]
         if slices:
             self.origins = [sink.values for sink in self.sinks]
 
@@ -456,11 +464,11 @@ class _Spine:
         node = self._graph.node(tensor)
         if node.op not in _ELEMENTWISE or node.op in _CONTROL or node.name in self._upstream:
             return False
-        operands = {t for t in _operands(node, tensor) if self._is_of_size(t)}
+        operands = {t for t in _operands(self._graph, node, tensor) if self._is_of_size(t)}
         return len(operands) > 1 and any(graph_lib.node_of(t) in self._upstream for t in operands)
 
     def _input(self, update, index):
-        return graph_lib.data_inputs(self._graph.nodes[update.node])[index]
+        return self._graph.inputs(self._graph.nodes[update.node])[index]
 
     def _value(self, update):
         return self._input(update, update.index)
@@ -484,7 +492,6 @@ class _Spine:
         """Returns the tensors that one is made of element by element, none where that ends."""
         node = self._graph.node(tensor)
         found = [self._value(update) for update in self._variables.reads_after.get(node.name, ())]
-        inputs = graph_lib.data_inputs(node)
         if found:
             return found
         if node.op == "Cast" and not variables_lib.is_floating(node.attr["SrcT"].type):
@@ -493,7 +500,7 @@ class _Spine:
             return [self._value(update) for updates in self._variables.updates.values() for update in updates
                     if update.node == node.name]
         if node.op in _ELEMENTWISE or (node.op == "Exit" and not self._accumulates(tensor)):
-            return [t for t in _operands(node, tensor) if self._is_of_size(t)]
+            return [t for t in _operands(self._graph, node, tensor) if self._is_of_size(t)]
         return []
 
     def own_origins(self):
@@ -518,7 +525,7 @@ class _Spine:
 
     def _is_linear(self, tensor):
         node = self._graph.node(tensor)
-        inputs = graph_lib.data_inputs(node)
+        inputs = self._graph.inputs(node)
         differing = [t for t in inputs if self._differs(t)]
         if node.op in _LAYOUT or node.op in _LINEAR:
             return all(self._is_of_size(t) for t in differing)
@@ -553,11 +560,11 @@ class _Spine:
 
     def _accumulates(self, tensor):
         """Whether a loop hands out a sum: each round adds to it what is linear in the round's own part."""
-        switch = self._graph.node(graph_lib.data_inputs(self._graph.node(tensor))[0])
-        merge = self._graph.node(graph_lib.data_inputs(switch)[0])
+        switch = self._graph.node(self._graph.inputs(self._graph.node(tensor))[0])
+        merge = self._graph.node(self._graph.inputs(switch)[0])
         if switch.op != "Switch" or merge.op != "Merge":
             return False
-        rounds = [t for t in graph_lib.data_inputs(merge) if self._graph.node(t).op == "NextIteration"]
+        rounds = [t for t in self._graph.inputs(merge) if self._graph.node(t).op == "NextIteration"]
         queue, seen = list(rounds), set()
         while queue:
             part = queue.pop()
@@ -568,7 +575,7 @@ class _Spine:
             if node.op in _ELEMENTWISE and self._is_of_size(part):
                 if not self._is_linear(part) and node.op not in ("NextIteration",):
                     return False
-                queue += [t for t in graph_lib.data_inputs(node) if self._is_of_size(t)]
+                queue += [t for t in self._graph.inputs(node) if self._is_of_size(t)]
             elif node.op == "Exit":
                 continue
         return bool(rounds)
@@ -579,9 +586,9 @@ def _summed(gradients):
     return [t for gradient in gradients for t in (gradient.tensor, gradient.indices) if t]
 
 
-def _operands(node, tensor):
+def _operands(graph, node, tensor):
     """Returns the inputs whose elements an op takes, without those that only choose among them."""
-    inputs = graph_lib.data_inputs(node)
+    inputs = graph.inputs(node)
     if node.op in ("Switch", "RefSwitch"):
         return inputs[:1]
     if node.op in ("Select", "SelectV2"):

@@ -37,6 +37,7 @@ class Graph:
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
         self._consumers = collections.defaultdict(list)
+        self._inputs = {}
         for node in graph_def.node:
             for name in dict.fromkeys(map(node_of, node.input)):
                 self._consumers[name].append(node)
@@ -44,6 +45,12 @@ class Graph:
     def node(self, tensor):
         """Returns the node that makes a tensor."""
         return self.nodes[node_of(tensor)]
+
+    def inputs(self, node):
+        """Returns the inputs of a node of this graph that are tensors."""
+        if node.name not in self._inputs:  # asked often, and slow to read from a protocol buffer
+            self._inputs[node.name] = data_inputs(node)
+        return self._inputs[node.name]
 
     def consumers(self, name):
         """Returns the nodes that a node's outputs and control edges go to."""

@@ -59,7 +59,7 @@ class RankIndependence:
             stack = [name]
             while stack:
                 node = self._graph.nodes[stack[-1]]
-                inputs = graph_lib.data_inputs(node)
+                inputs = self._graph.inputs(node)
                 is_leaf = node.op == _READS or node.op in _LOOPS
                 missing = [i for i in map(graph_lib.node_of, inputs) if i not in known]
                 if missing and not is_leaf:
@@ -95,7 +95,7 @@ class RankIndependence:
             for consumer in self._graph.consumers(name):
                 # Which branch of a condition runs can decide between two constants.
                 inputs = (consumer.input if consumer.op == "Const"
-                          else graph_lib.data_inputs(consumer))
+                          else self._graph.inputs(consumer))
                 depends = any(graph_lib.node_of(tensor) == name for tensor in inputs)
                 if depends and consumer.op not in _EQUAL_EVERYWHERE:
                     reach(consumer.name)
@@ -107,7 +107,7 @@ class RankIndependence:
         for node in self._graph.graph_def.node:
             if node.op in _HARMLESS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
                 continue
-            for tensor in graph_lib.data_inputs(node):
+            for tensor in self._graph.inputs(node):
                 source = self._resource(tensor)
                 if _is_resource(self._graph.nodes[source]):
                     found.add(source)
@@ -120,7 +120,7 @@ class RankIndependence:
         while name not in self._resources:
             seen.append(name)
             node = self._graph.nodes[name]
-            inputs = graph_lib.data_inputs(node)
+            inputs = self._graph.inputs(node)
             if node.op not in _PASSES_RESOURCE_ON or not inputs:
                 self._resources[name] = name
                 break

@@ -33,7 +33,7 @@ def why_not(graph, gradients):
             return f"node '{node.name}' draws random numbers"
         if node.op in _MIXING and node.attr["is_training"].b:
             return f"node '{node.name}' normalizes over rows"
-        operands = [t for t in graph_lib.data_inputs(node) if differs(t)]
+        operands = [t for t in graph.inputs(node) if differs(t)]
         queue += map(graph_lib.node_of, operands)
         of_rows = [t for t in operands if graph.shape(t) is None or None in graph.shape(t)]
         others = [t for t in operands if t not in of_rows]

@@ -71,7 +71,7 @@ class Variables:
         name, seen = graph_lib.node_of(tensor), []
         while name not in self._sources:
             node = self._graph.nodes[name]
-            inputs = graph_lib.data_inputs(node)
+            inputs = self._graph.inputs(node)
             if node.op in (*_HANDLES, *_REFERENCES):
                 self._sources[name] = name
             elif not inputs or not self._hands_on(node) or graph_lib.node_of(inputs[0]) in seen:
@@ -107,7 +107,7 @@ class Variables:
         return tuple(dim.size for dim in shape.dim)
 
     def _look_at(self, node):
-        inputs = graph_lib.data_inputs(node)
+        inputs = self._graph.inputs(node)
         if node.op in (*_HANDLES, *_REFERENCES) or not inputs:
             return
         if node.op in _ASSIGNMENTS or node.op in _SCATTERS or is_fused(node):
@@ -143,7 +143,7 @@ class Variables:
     def _read_or_slot(self, slot, node, tensor):
         """A fused op changes its slots by the same gradient, but only reads its other variables."""
         if is_fused(node) and (self._graph.nodes[slot].op in _HANDLES or _is_reference_input(
-                node, graph_lib.data_inputs(node).index(tensor))):
+                node, self._graph.inputs(node).index(tensor))):
             self.updates[slot].append(dataclasses.replace(fused_update(slot, node), variable=slot))
         else:
             self.reads[slot].append(node.name)

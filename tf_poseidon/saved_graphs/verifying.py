@@ -257,7 +257,7 @@ def _error(site, parts, sums, magnitude, size):
     here and once in the reference.
     """
     divisor = size if site.rule == "mean" else 1
-    if site.scheme == "sparse":
+    if len(site.before) == 2:  # slices: indices and values
         shape = (1 + max((int(np.max(i, initial=0)) for i, _ in [*parts, sums])), *sums[1].shape[1:])
         parts = [[_dense(indices, values, shape)] for indices, values in parts]
         many = max(max((np.bincount(i.ravel()).max(initial=1) for i in [sums[0]]), default=1), 1)
