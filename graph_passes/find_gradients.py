@@ -236,10 +236,9 @@ class _Search:
         for pick in (0, -1):  # what is on every path from the data is on these two
             tensors, name = set(), graph_lib.node_of(origins[0])
             while name is not None:
-                inputs = self.differing_inputs(name)
-                if pick and len(inputs) > 1 or self._graph.nodes[name].op == "Merge":  # not round a loop
-                    inputs = [(t, source) for t, source in inputs
-                              if self._position.get(source, 1 << 60) < self._position.get(name, 0)]
+                # Not round a loop: always to what comes earlier.
+                inputs = [(t, source) for t, source in self.differing_inputs(name)
+                          if self._position.get(source, -1) < self._position.get(name, -1)]
                 tensor, name = inputs[pick] if inputs else (None, None)
                 tensors.add(tensor)
             common = tensors if common is None else common & tensors

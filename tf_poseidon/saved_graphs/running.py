@@ -71,7 +71,8 @@ class _SessionRunner:
             self._targets = [self._graph.as_graph_element(target) for target in targets]
             self._make_accessors()
         config = v1.ConfigProto(intra_op_parallelism_threads=1)
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them by themselves
+        config.graph_options.rewrite_options.disable_meta_optimizer = options.get("disable_meta_optimizer", False)
         self._session = v1.Session(graph=self._graph, config=config)
         restore = graph.checkpoint()
         if initializer:
