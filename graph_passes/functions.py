@@ -11,6 +11,8 @@ from tensorflow.python.framework import op_def_registry
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 
+_MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
+
 
 class Library:
     """What ops there are: those of TensorFlow, and the functions of a graph."""
@@ -48,9 +50,7 @@ class Library:
             if argument.type_list_attr:
                 types = list(attribute(node, op_def, argument.type_list_attr).list.type)
             else:
-                number = attribute(node, op_def, argument.number_attr).i if argument.number_attr else 1
-                if not 0 <= number < 1 << 20:
-                    raise PoseidonError(f"Node '{node.name}' says that it has {number} outputs.")
+                number = number_of(node, op_def, argument.number_attr) if argument.number_attr else 1
                 types = [argument.type or attribute(node, op_def, argument.type_attr).type] * number
             found += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
         return found
@@ -72,6 +72,15 @@ def attribute(node, op_def, name):
         if attr.name == name and attr.HasField("default_value"):
             return attr.default_value
     raise PoseidonError(f"Node '{node.name}', a '{node.op}', lacks its attribute '{name}'.")
+
+
+def number_of(node, op_def, name):
+    """Returns an attribute that says how many tensors a node takes or makes."""
+    number = attribute(node, op_def, name).i
+    if not 0 <= number < _MAX_TENSORS:
+        raise PoseidonError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
+                            "of tensors.")
+    return number
 
 
 class MainBody:

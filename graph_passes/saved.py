@@ -5,6 +5,7 @@ import dataclasses
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import check
+from tf_poseidon.graph_passes import check_types
 from tf_poseidon.graph_passes import find_gradients
 from tf_poseidon.graph_passes import flatten
 from tf_poseidon.graph_passes import graph as graph_lib
@@ -76,6 +77,7 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
         check.check_graph(flat.graph_def)
     except check.InvalidGraph as error:
         raise PoseidonError(f"The graph is not valid: {error}.") from error
+    check_types.check_types(flat.graph_def, flat.library)
     progress("inferring shapes")
     graph = graph_lib.Graph(add_shapes(flat.graph_def))
     progress("finding gradients")

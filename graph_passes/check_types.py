@@ -1,0 +1,112 @@
+"""Checks that nodes are what the definitions of their ops say; TensorFlow ends the process over some that are not.
+
+Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, and reads as
+many tensors of the types that it takes.
+"""
+
+import math
+
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import functions as functions_lib
+from tf_poseidon.graph_passes import graph as graph_lib
+
+_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # of an AttrValue; others are named as the type
+_REFERENCE = 100  # what a reference's DataType is above that of its value
+_MAX_RANK = 254
+_MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can say that it has more
+
+
+def check_types(graph_def, library):
+    """Raises PoseidonError unless TensorFlow can read every node.
+
+    Args:
+        graph_def: A flat GraphDef.
+        library: The `functions.Library`.
+    """
+    outputs = {}
+    for node in graph_def.node:
+        op_def = library.op_def(node)
+        for attr in op_def.attr:
+            _check_attribute(node, attr, functions_lib.attribute(node, op_def, attr.name))
+        if node.op == "Const":
+            _check_constant(node)
+        outputs[node.name] = _types(node, op_def, op_def.output_arg)
+    for node in graph_def.node:
+        op_def = library.op_def(node)
+        expected, found = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
+        if len(found) != len(expected):
+            raise PoseidonError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
+                                f"{len(expected)}.")
+        for tensor, wanted in zip(found, expected):
+            types, output = outputs[graph_lib.node_of(tensor)], graph_lib.output_of(tensor)
+            if output >= len(types):
+                raise PoseidonError(f"Node '{node.name}' reads '{tensor}', but that node has {len(types)} outputs.")
+            if types[output] not in (wanted, wanted + _REFERENCE):
+                raise PoseidonError(f"Node '{node.name}', a {node.op}, reads '{tensor}', which is "
+                                    f"{_name(types[output])}, expected {_name(wanted)}.")
+
+
+def _check_attribute(node, attr, value):
+    where = f"Attribute '{attr.name}' of node '{node.name}', a {node.op},"
+    kind = attr.type.removeprefix("list(").removesuffix(")")
+    field, is_list = _FIELDS.get(kind, kind), kind != attr.type
+    if value.WhichOneof("value") != ("list" if is_list else field) or (
+            is_list and any(found.name != field for found, _ in value.list.ListFields())):
+        raise PoseidonError(f"{where} is no {attr.type}.")
+    values = list(getattr(value.list, field)) if is_list else [getattr(value, field)]
+    if attr.has_minimum and (len(values) if is_list else value.i) < attr.minimum:
+        raise PoseidonError(f"{where} is {len(values) if is_list else value.i}, expected at least {attr.minimum}.")
+    if kind == "type":
+        allowed = attr.allowed_values.list.type
+        for dtype in values:
+            if not 0 < dtype < _REFERENCE or dtype not in types_pb2.DataType.values() or (
+                    allowed and dtype not in allowed):
+                raise PoseidonError(f"{where} is {_name(dtype)}, which is none of its types.")
+    elif kind == "string" and (allowed := attr.allowed_values.list.s):
+        for text in values:
+            if text not in allowed:
+                raise PoseidonError(f"{where} is {text!r}, expected one of {list(allowed)}.")
+    elif kind == "shape" and not all(map(_is_shape, values)):
+        raise PoseidonError(f"{where} is no valid shape.")
+
+
+def _check_constant(node):
+    tensor = node.attr["value"].tensor
+    where = f"The value of constant '{node.name}'"
+    if tensor.dtype != node.attr["dtype"].type:
+        raise PoseidonError(f"{where} is {_name(tensor.dtype)}, expected {_name(node.attr['dtype'].type)}.")
+    sizes = [dim.size for dim in tensor.tensor_shape.dim]
+    if not _is_shape(tensor.tensor_shape) or tensor.tensor_shape.unknown_rank or min(sizes, default=0) < 0:
+        raise PoseidonError(f"{where} has no valid shape.")
+    if math.prod(sizes) > _MAX_ELEMENTS:
+        raise PoseidonError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
+
+
+def _is_shape(shape):
+    sizes = [dim.size for dim in shape.dim]
+    return (len(sizes) <= _MAX_RANK and min(sizes, default=0) >= -1
+            and math.prod(size for size in sizes if size > 0) < 1 << 63)
+
+
+def _types(node, op_def, arguments):
+    """Returns the DataTypes of a node's inputs, or outputs, as its op defines them."""
+    found = []
+    for argument in arguments:
+        if argument.type_list_attr:
+            types = functions_lib.attribute(node, op_def, argument.type_list_attr).list.type
+        else:
+            types = [argument.type or functions_lib.attribute(node, op_def, argument.type_attr).type]
+            if argument.number_attr:
+                types *= functions_lib.number_of(node, op_def, argument.number_attr)
+        found += [dtype + _REFERENCE if argument.is_ref else dtype for dtype in types]
+    return found
+
+
+def _name(dtype):
+    try:
+        return dtypes.as_dtype(dtype).name
+    except TypeError:
+        return f"{dtype}, no type,"
