@@ -9,6 +9,8 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import dtypes
 from tensorflow.python.framework import tensor_util
 
+from tf_poseidon.errors import PoseidonError
+
 
 def node_of(tensor):
     """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
@@ -66,7 +68,13 @@ class Graph:
     def constant(self, tensor):
         """Returns the value of a Const as an array, or None if the tensor is something else."""
         node = self.node(tensor)
-        return tensor_util.MakeNdarray(node.attr["value"].tensor) if node.op == "Const" else None
+        if node.op != "Const":
+            return None
+        try:
+            return tensor_util.MakeNdarray(node.attr["value"].tensor)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PoseidonError(f"The value of constant '{node.name}' cannot be read: "
+                                f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
 
 
 def in_order(graph_def):
