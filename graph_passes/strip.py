@@ -7,9 +7,9 @@ from tf_poseidon.graph_passes import unflatten
 
 
 def is_rewritten(graph_def):
-    """Whether a GraphDef holds what the passes insert."""
+    """Whether a GraphDef holds what the passes insert, or any note of theirs."""
     nodes = [*graph_def.node, *(node for f in graph_def.library.function for node in f.node_def)]
-    return any(unflatten.INSERTED in node.attr for node in nodes)
+    return any(note in node.attr for node in nodes for note in unflatten.NOTES)
 
 
 def strip(graph_def):

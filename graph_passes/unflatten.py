@@ -18,6 +18,7 @@ INSERTED = "_poseidon_inserted"  # on a node: it was not there
 REPLACES = "_poseidon_replaces"  # on such a node: its tensors, each with the one that was read before
 WAS = "_poseidon_was"  # on a node: its op before, which said that it has no state
 WAS_STATELESS = "_poseidon_was_stateless"  # on the first node of a function: the same of the function
+NOTES = INSERTED, REPLACES, WAS, WAS_STATELESS
 
 # What calls a function without state has to become once the function exchanges something.
 _STATEFUL = {"PartitionedCall": "StatefulPartitionedCall", "StatelessIf": "If", "StatelessWhile": "While"}
