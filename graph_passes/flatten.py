@@ -244,6 +244,8 @@ class _Flattener:
 
     def _body(self, inner, arguments, entry):
         """Adds a function's nodes, and returns the flat tensors that it returns and its control edges."""
+        if not inner.function:  # which would be the main graph
+            raise PoseidonError(f"Node '{inner.prefix[:-1]}' calls a function without a name.")
         local = self.library.body(inner.function)
         roots = [local.parse(tensor)[0] for _, tensor, _ in local.returns] + local.control_returns
         self._expand(inner, roots, arguments, entry)

@@ -18,7 +18,10 @@ class Library:
     """What ops there are: those of TensorFlow, and the functions of a graph."""
 
     def __init__(self, graph_def):
-        self.functions = {f.signature.name: f for f in graph_def.library.function}
+        functions = graph_def.library.function
+        self.functions = {f.signature.name: f for f in functions}
+        if len(self.functions) != len(functions) or "" in self.functions:
+            raise PoseidonError("The graph has two functions of the same name, or one without a name.")
         self.bodies = {"": MainBody(graph_def, self)}
 
     def op_def(self, node):
