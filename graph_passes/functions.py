@@ -5,12 +5,14 @@ within one output argument of the op, "node:argument:0". What is passed to a fun
 """
 
 import functools
+import re
 
 from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
 _MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
 
 
@@ -132,6 +134,9 @@ class FunctionBody:
         self.function = signature.name
         self.nodes = _by_name(function_def.node_def, f"Function '{self.function}'")
         for argument in [*signature.input_arg, *signature.output_arg]:
+            if not _NAME.fullmatch(argument.name):
+                raise PoseidonError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
+                                    "no name of an argument.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
                 raise PoseidonError(f"Function '{self.function}' has an argument '{argument.name}' whose "
                                     "type depends on the call.")
@@ -172,6 +177,9 @@ class FunctionBody:
 
 def _by_name(nodes, where):
     by_name = {node.name: node for node in nodes}
+    for name in by_name:
+        if not _NAME.fullmatch(name):
+            raise PoseidonError(f"{where} has a node named {name!r}, which is no name of a node.")
     if len(by_name) != len(nodes):
         raise PoseidonError(f"{where} has two nodes of the same name.")
     return by_name
