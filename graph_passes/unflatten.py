@@ -118,6 +118,12 @@ class _Edits:
             node.input.extend(self._controls[function][node.name])
         for name, tensor in list(returns.items()):
             returns[name] = self._read(function, None, tensor)
+        # Also a node that the step does not need, and that the flat graph does not have.
+        taken = {node.name for node in nodes} & {node.name for node in self._added[function]}
+        if taken:
+            where = f"Function '{function}'" if function else "The graph"
+            raise PoseidonError(f"{where} has a node named "
+                                f"'{min(taken)}' already, which is what rewritten graphs have; rename it.")
         nodes.extend(self._added[function])
 
     def _read(self, function, reader, tensor):
