@@ -181,13 +181,15 @@ class _Flattener:
 
     def _condition(self, body, node, name, op_def, data, controls):
         """Branches read what goes in through Switch, and what comes out goes through Merge."""
+        read = functions_lib.attribute(node, op_def, "Tin").list.type
+        if len(data) != 1 + len(read):
+            raise PoseidonError(f"Node '{name}', a {node.op}, reads {len(data)} tensors, expected {1 + len(read)}.")
         predicate, *arguments = data
         if functions_lib.attribute(node, op_def, "Tcond").type != types_pb2.DT_BOOL:
             predicate = self._add(f"{name}/-predicate", "Cast", [predicate, *controls], body,
                                   SrcT=node.attr["Tcond"].type, DstT=types_pb2.DT_BOOL)
         switches = [self._add(f"{name}/-switch{i}", "Switch", [tensor, predicate], body, T=dtype)
-                    for i, (tensor, dtype) in enumerate(zip(
-                        arguments, functions_lib.attribute(node, op_def, "Tin").list.type))]
+                    for i, (tensor, dtype) in enumerate(zip(arguments, read))]
         pivot = self._add(f"{name}/-pivot", "Switch", [predicate, predicate, *controls], body,
                           T=types_pb2.DT_BOOL)
         returned, done = [], []
