@@ -13,6 +13,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
+_OUTPUT = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
 
 
@@ -22,8 +23,11 @@ class Library:
     def __init__(self, graph_def):
         functions = graph_def.library.function
         self.functions = {f.signature.name: f for f in functions}
-        if len(self.functions) != len(functions) or "" in self.functions:
-            raise PoseidonError("The graph has two functions of the same name, or one without a name.")
+        for name in self.functions:
+            if not _NAME.fullmatch(name):
+                raise PoseidonError(f"The graph has a function named {name!r}, which is no name of a function.")
+        if len(self.functions) != len(functions):
+            raise PoseidonError("The graph has two functions of the same name.")
         self.bodies = {"": MainBody(graph_def, self)}
 
     def op_def(self, node):
@@ -36,7 +40,7 @@ class Library:
             return self.functions[node.op].signature
         op_def = op_def_registry.get(node.op)
         if op_def is None:
-            raise PoseidonError(f"Node '{node.name}' is a '{node.op}', an op that TensorFlow does not know; "
+            raise PoseidonError(f"Node '{node.name}' is a {node.op!r}, an op that TensorFlow does not know; "
                                 "load the library that has it (tf.load_op_library) first.")
         return op_def
 
@@ -64,7 +68,7 @@ class Library:
         """Returns the body of a function, or the main graph of ""."""
         if function not in self.bodies:
             if function not in self.functions:
-                raise PoseidonError(f"The graph calls a function '{function}', which it does not have.")
+                raise PoseidonError(f"The graph calls a function {function!r}, which it does not have.")
             self.bodies[function] = FunctionBody(self.functions[function], self)
         return self.bodies[function]
 
@@ -107,12 +111,13 @@ class MainBody:
         if graph_lib.is_control(text):
             found = text[1:], None
         else:
-            name, _, output = text.partition(":")
-            if output and not output.isdecimal():
-                raise PoseidonError(f"The graph reads '{text}', which is no tensor of a graph.")
+            name, colon, output = text.partition(":")
+            # Not "name:00" either: whoever reads what is exchanged is found by the text.
+            if colon and not _OUTPUT.fullmatch(output):
+                raise PoseidonError(f"The graph reads {text!r}, which is no tensor of a graph.")
             found = name, int(output or 0)
         if found[0] not in self.nodes:
-            raise PoseidonError(f"The graph reads '{found[0]}', which does not exist.")
+            raise PoseidonError(f"The graph reads {found[0]!r}, which does not exist.")
         return found
 
     def text(self, name, output):
@@ -148,21 +153,24 @@ class FunctionBody:
         self.returns = [(argument.name, function_def.ret[argument.name], argument.type)
                         for argument in signature.output_arg]
         self.control_returns = sorted(set(function_def.control_ret.values()))
+        for name in self.control_returns:
+            if name not in self.nodes:
+                raise PoseidonError(f"Function '{self.function}' waits for {name!r}, which does not exist.")
         self._argument_names = {name for name, _ in self.arguments}
         self._library = library
 
     def parse(self, text):
         """Returns (name, output) of a tensor, (name, None) of a control dependency or argument."""
-        name, *output = text.lstrip("^").split(":")
-        if name in self._argument_names:
+        name, *output = text.removeprefix("^").split(":")
+        if name in self._argument_names and not output:
             return name, None
         if name not in self.nodes:
-            raise PoseidonError(f"Function '{self.function}' reads '{name}', which does not exist.")
+            raise PoseidonError(f"Function '{self.function}' reads {name!r}, which does not exist.")
         if graph_lib.is_control(text):
             return name, None
         outputs = self._outputs(name)
-        if (argument := ":".join(output if len(output) > 1 else [*output, "0"])) not in outputs:
-            raise PoseidonError(f"Function '{self.function}' reads '{text}', but the outputs of that "
+        if (argument := ":".join(output)) not in outputs:
+            raise PoseidonError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
                                 f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
 
