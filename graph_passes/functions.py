@@ -24,7 +24,7 @@ class Library:
         functions = graph_def.library.function
         self.functions = {f.signature.name: f for f in functions}
         for name in self.functions:
-            if not _NAME.fullmatch(name):
+            if not name or not name.isprintable():
                 raise PoseidonError(f"The graph has a function named {name!r}, which is no name of a function.")
         if len(self.functions) != len(functions):
             raise PoseidonError("The graph has two functions of the same name.")
