@@ -87,7 +87,7 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
     Raises:
         PoseidonError: If there is no such policy or scheme.
     """
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(POLICIES)}.")
     for pattern, scheme in pins:
         if scheme not in SCHEMES:

@@ -145,13 +145,18 @@ def _of_kind(path, kind):
 def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=None, bandwidth_gbps=10.0,
              latency_us=50.0, gflops=1000.0, servers=0, policy="auto", pins=None, merge=False, plan=None,
              rule="mean", gradients=None, wire_dtype=None, strict=False, progress=lambda what: None):
-    train_op = (train_op,) if isinstance(train_op, str) else tuple(train_op or ())
+    train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
+    if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
+        raise PoseidonError(f"train_op={train_op!r}, expected names of ops.")
     if rule not in find_gradients.RULES:
         raise PoseidonError(f"rule={rule!r}, expected 'mean' or 'sum'.")
     if wire_dtype not in (None, "bfloat16"):
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
-    if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
+                                   or not 1 <= batch_size < 1 << 31):
         raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker.")
+    if not isinstance(pins or {}, dict):
+        raise PoseidonError(f"pins={pins!r}, expected a dictionary of patterns and schemes.")
     if plan is not None:
         plan = plan if isinstance(plan, planning.Plan) else planning.Plan.load(plan)
         planner = planning.Planner(plan.cluster, given=plan)
@@ -159,7 +164,7 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
         raise PoseidonError("Neither a number of workers nor a plan is given; say for how many ranks to plan.")
     else:
         cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
-        planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
+        planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
     given = _given(gradients, rule)
     if os.path.lexists(target):
@@ -180,16 +185,19 @@ def _given(gradients, rule):
     if gradients is None:
         return {}
     if not isinstance(gradients, dict):
+        if not isinstance(gradients, (str, os.PathLike)):
+            raise PoseidonError(f"gradients={gradients!r}, expected a dictionary or the name of a file.")
         try:
             with open(gradients) as file:
                 gradients = json.load(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PoseidonError(f"The file of gradients '{gradients}' cannot be read: {error}; it is JSON, a "
                                 "tensor's name for each variable's.") from error
     given = {}
     for variable, value in gradients.items() if isinstance(gradients, dict) else [(None, None)]:
         entry = {"tensor": value} if isinstance(value, str) else value
         if not isinstance(entry, dict) or not {"tensor"} <= set(entry) <= {"tensor", "rule"} or (
+                not isinstance(entry["tensor"], str)) or (
                 entry.get("rule", rule) not in find_gradients.RULES):
             raise PoseidonError(f"The gradient of '{variable}' is given as {value!r}, expected a tensor's name, or "
                                 "{'tensor': name, 'rule': 'mean' or 'sum'}.")
