@@ -18,7 +18,7 @@ def _matmul(graph, node):
 def _matrix(graph, node, tensor, rows):
     """Returns (Factor, rows) of a matrix whose rows are dimension `rows`."""
     shape = graph.shape(tensor)
-    if shape is None or shape[1 - rows] is None:
+    if shape is None or len(shape) != 2 or shape[1 - rows] is None:
         raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
     return Factor(tensor, (1, 0) if rows == 1 else None, shape[1 - rows], True), shape[rows]
 
@@ -28,7 +28,7 @@ def _batch_matmul(graph, node):
     shape_a, shape_b = graph.shape(a), graph.shape(b)
     if node.attr["adj_y"].b or not node.attr["adj_x"].b:
         raise Refused(node.name, "its rows are not the last dimension but one of both factors")
-    if shape_a is None or shape_b is None or None in (shape_a[-1], shape_b[-1]):
+    if not shape_a or not shape_b or None in (shape_a[-1], shape_b[-1]):
         raise Refused(node.name, "the shapes of its inputs are unknown")
     if shape_a[:-1] != shape_b[:-1] or None in shape_a[1:-1]:
         raise Refused(node.name, "one of its factors is broadcast, or its shape is unknown")
@@ -54,7 +54,7 @@ def _einsum(graph, node):
     factors, k = [], None
     for (term, tensor), own in zip(pairs, columns):
         shape = graph.shape(tensor)
-        if shape is None or any(shape[term.index(i)] is None for i in own):
+        if shape is None or len(shape) != len(term) or any(shape[term.index(i)] is None for i in own):
             raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
         order = tuple(term.index(i) for i in [*rows, *own])
         factors.append(Factor(
