@@ -1,4 +1,4 @@
-"""Checks that nodes are what the definitions of their ops say; TensorFlow ends the process over some that are not.
+"""Checks that nodes are what their ops say; TensorFlow ends the process over some that are not.
 
 Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, and reads as
 many tensors of the types that it takes.
@@ -13,7 +13,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import functions as functions_lib
 from tf_poseidon.graph_passes import graph as graph_lib
 
-_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # of an AttrValue; others are named as the type
+_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # of an AttrValue; others have their type's name
 _REFERENCE = 100  # what a reference's DataType is above that of its value
 _MAX_RANK = 254
 _MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can say that it has more

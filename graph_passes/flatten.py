@@ -183,7 +183,8 @@ class _Flattener:
         """Branches read what goes in through Switch, and what comes out goes through Merge."""
         read = functions_lib.attribute(node, op_def, "Tin").list.type
         if len(data) != 1 + len(read):
-            raise PoseidonError(f"Node '{name}', a {node.op}, reads {len(data)} tensors, expected {1 + len(read)}.")
+            raise PoseidonError(f"Node '{name}', a {node.op}, reads {len(data)} tensors, expected "
+                                f"{1 + len(read)}.")
         predicate, *arguments = data
         if functions_lib.attribute(node, op_def, "Tcond").type != types_pb2.DT_BOOL:
             predicate = self._add(f"{name}/-predicate", "Cast", [predicate, *controls], body,

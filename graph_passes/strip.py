@@ -79,5 +79,5 @@ def _text(note, node):
 
 
 def _damaged(name):
-    return PoseidonError(f"What node {name!r} says about the graph that was rewritten is damaged; take that graph, or "
-                         "rewrite it anew.")
+    return PoseidonError(f"What node {name!r} says about the graph that was rewritten is damaged; take that "
+                         "graph, or rewrite it anew.")

@@ -196,10 +196,10 @@ def _given(gradients, rule):
     given = {}
     for variable, value in gradients.items() if isinstance(gradients, dict) else [(None, None)]:
         entry = {"tensor": value} if isinstance(value, str) else value
-        if not isinstance(entry, dict) or not {"tensor"} <= set(entry) <= {"tensor", "rule"} or (
-                not isinstance(entry["tensor"], str)) or (
+        if not isinstance(variable, str) or not isinstance(entry, dict) or (
+                not {"tensor"} <= set(entry) <= {"tensor", "rule"}) or not isinstance(entry["tensor"], str) or (
                 entry.get("rule", rule) not in find_gradients.RULES):
-            raise PoseidonError(f"The gradient of '{variable}' is given as {value!r}, expected a tensor's name, or "
+            raise PoseidonError(f"The gradient of {variable!r} is given as {value!r}, expected a tensor's name, or "
                                 "{'tensor': name, 'rule': 'mean' or 'sum'}.")
         given[variable] = entry["tensor"], entry.get("rule", rule)
     return given
