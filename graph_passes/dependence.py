@@ -23,14 +23,15 @@ class Dependence:
     Args:
         graph: The `Graph`.
         variables: Its `Variables`.
-        summed: Tensors that are equal on all ranks, since they are summed over them.
+        summed: Tensors that are equal on all ranks, since they are summed over them; or a dictionary that says
+            by which nodes each is read summed, None for all.
         local: Variables that are not equal on all ranks.
         trusts_shapes: Whether to take all shapes as equal on all ranks, not only those that are known.
     """
 
     def __init__(self, graph, variables, summed=(), local=(), trusts_shapes=False):
         self._graph = graph
-        self._summed = frozenset(summed)
+        self._summed = summed if isinstance(summed, dict) else dict.fromkeys(summed)
         self._trusts_shapes = trusts_shapes
         local = frozenset(local)
         after = {}
@@ -54,7 +55,15 @@ class Dependence:
 
     def __call__(self, tensor):
         """Whether a tensor differs between ranks."""
-        return tensor not in self._summed and graph_lib.node_of(tensor) in self._differing
+        return graph_lib.node_of(tensor) in self._differing and not (
+            tensor in self._summed and self._summed[tensor] is None)
+
+    def read_by(self, name, tensor):
+        """Whether a tensor differs as a node reads it, which may read the sum."""
+        return graph_lib.node_of(tensor) in self._differing and not self._is_summed(tensor, name)
+
+    def _is_summed(self, tensor, name):
+        return tensor in self._summed and (self._summed[tensor] is None or name in self._summed[tensor])
 
     def differs(self, name):
         """Whether a node's outputs differ, but for those that are summed."""
@@ -63,13 +72,15 @@ class Dependence:
     def _takes(self, consumer, name):
         """Whether what `name` has decides what a consumer makes."""
         inputs = self._graph.inputs(consumer)
-        if consumer.op in _OF_SHAPE and (self._trusts_shapes or graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
-                                         or self._is_input(inputs[0])):
-            return False
+        if consumer.op in _OF_SHAPE:
+            is_known = graph_lib.num_elements(self._graph.shape(inputs[0])) is not None
+            if is_known or self._trusts_shapes or self._is_input(inputs[0]):
+                return False
         if consumer.op == "Const":
             # In a branch: which one runs can decide between two constants.
             return self._graph.nodes[name].op in ("Identity", "Switch")
-        return any(graph_lib.node_of(tensor) == name and tensor not in self._summed for tensor in inputs)
+        return any(graph_lib.node_of(tensor) == name and not self._is_summed(tensor, consumer.name)
+                   for tensor in inputs)
 
     def _is_input(self, tensor):
         node = self._graph.node(tensor)

@@ -8,10 +8,11 @@ Where an optimizer is plain arithmetic, nothing names the gradient of a variable
 structure does: backpropagation ends in an op that adds up rows (a product of matrices, a gradient of
 filters, a Sum), and what follows it, element by element, up to the assignment of v is the optimizer's. So
 the search goes back from v's update, through slots that are updated in the same step, as long as ops work
-element by element on tensors of v's size. Where it stops are the *origins*; the gradient is the first
-tensor of v's shape through which everything from them passes, and from the origins to there the graph has
-to be linear. All gradients are taken together: a norm of all of them is the same on all ranks once they
-are summed, so clipping comes after them.
+element by element on tensors of v's size (spine.py). Where it stops are the *origins*; the gradient is the
+first tensor of v's shape through which everything from them passes. What would make that a guess is refused:
+an origin that is no such op, an origin that all data reaches through an earlier tensor of v's shape, a way
+from the origins to the gradient that is not linear. All gradients are taken together: a norm of all of them
+is the same on all ranks once they are summed, so clipping comes after them.
 """
 
 import collections
@@ -20,18 +21,8 @@ import dataclasses
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import dependence as dependence_lib
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import spine as spine_lib
 from tf_poseidon.graph_passes import variables as variables_lib
-
-# Ops that do the same to each element, in whichever order the elements are laid out.
-_LAYOUT = {"Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "Cast", "Reshape",
-           "ExpandDims", "Squeeze", "Transpose", "EnsureShape", "IdentityN"}
-_CONTROL = {"Switch", "Merge", "RefSwitch", "RefMerge", "Enter", "NextIteration", "LoopCond"}
-_LINEAR = {"Neg", "AddN", "Add", "AddV2", "Sub"}
-_SCALING = {"Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan"}  # linear if the other operand is equal everywhere
-_OTHERS = {"Square", "Sqrt", "Rsqrt", "Pow", "Maximum", "Minimum", "Sign", "Abs", "Select", "SelectV2", "Exp",
-           "Log", "Log1p", "Expm1", "Tanh", "Sigmoid", "Reciprocal", "Inv", "ClipByValue", "Erf", "Round", "Floor",
-           "SquaredDifference", "FloorDiv", "Softplus", "Relu", "Cos", "Sin", "Xlogy", "Where"}
-_ELEMENTWISE = _LAYOUT | _CONTROL | _LINEAR | _SCALING | _OTHERS
 
 RULES = ("mean", "sum")
 
@@ -46,6 +37,8 @@ class Gradient:
         rule: "mean" or "sum" over ranks.
         indices: Of slices, the tensor of their indices; None of a dense gradient.
         readers: (flat node, tensor) of what shall read the sum, None for all that reads `tensor`.
+        is_gathered: Of slices, whether rows of all ranks are kept apart, since they are not just added up.
+        also: Other variables that are updated by it.
     """
 
     variable: str
@@ -53,6 +46,8 @@ class Gradient:
     rule: str
     indices: str | None = None
     readers: tuple[tuple[str, str], ...] | None = None
+    is_gathered: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +112,9 @@ class _Search:
                                 "a training step (a signature, or the names of its update ops).")
         candidates = [v for v in self._variables.updates if self._changes_with_data(v, self._differs)
                       and variables_lib.is_floating(self._variables.dtype(v))]
-        spines = {v: _Spine(self, v) for v in candidates}
-        trained = [v for v in candidates if v in self._given or self._is_trained(v, spines[v])]
+        spines = {v: self._spine(v) for v in candidates}
+        own = self._own_origins(spines)
+        trained = [v for v in candidates if v in self._given or self._is_trained(v, own[v])]
         unknown = set(self._given) - set(trained)
         if unknown:
             raise PoseidonError(f"A gradient is given for '{min(unknown)}', but the training step has no such "
@@ -126,8 +122,7 @@ class _Search:
         if not trained:
             raise PoseidonError("The graph trains no variable: none is assigned a value that depends on the "
                                 "data and on itself; name what makes a training step.")
-        origins = {v: spines[v].own_origins() for v in trained}
-        upstream = self._before({graph_lib.node_of(t) for tensors in origins.values() for t in tensors})
+        upstream = self._before({graph_lib.node_of(t) for v in trained for t in own[v]})
         gradients = {}
         for v in trained:
             tensor, rule = self._given.get(v, (None, self._rule))
@@ -137,11 +132,12 @@ class _Search:
             elif spines[v].sinks:
                 gradients[v] = self._slices(v, spines[v], rule)
             else:
-                spine = _Spine(self, v, upstream)
-                gradients[v] = Gradient(v, self._cut(v, spine, origins), rule)
-        gradients = {v: self._with_readers(gradient, gradients.values()) for v, gradient in gradients.items()}
-        tensors = _summed(gradients.values())
-        after = dependence_lib.Dependence(self._graph, self._variables, tensors)
+                of_others = set(spines[v].origins) - set(own[v])
+                gradients[v] = Gradient(v, self._cut(v, self._spine(v, upstream), of_others), rule)
+        cuts = {graph_lib.node_of(gradient.tensor) for gradient in gradients.values()}
+        self._upstream = self._before(cuts) | cuts
+        gradients = {v: self._with_readers(gradient) for v, gradient in gradients.items()}
+        after = dependence_lib.Dependence(self._graph, self._variables, _summed(gradients.values()))
         for v in trained:
             self._check_updates(v, after)
         states = [self._state(v, after) for v in self._variables.updates if v not in gradients]
@@ -150,12 +146,20 @@ class _Search:
         for variable, reason in self._variables.refused.items():
             if not variables_lib.is_floating(self._variables.dtype(variable)):
                 states.append(State(variable, reason="its values are not floating-point numbers"))
-        unique = {}
-        for gradient in gradients.values():  # one gradient may update several variables
-            unique.setdefault(gradient.tensor, gradient)
-        return Found(tuple(unique.values()), tuple(states))
+        return Found(tuple(_once(gradients.values())), tuple(states))
 
-    def differing_inputs(self, name):
+    def _spine(self, variable, upstream=frozenset()):
+        return spine_lib.Spine(self._graph, self._variables, self._differs, variable, upstream)
+
+    def _own_origins(self, spines):
+        """Returns the origins of each spine, without those that are made of others alone: norms, say."""
+        everything = {tensor for spine in spines.values() for tensor in spine.origins}
+        without = dependence_lib.Dependence(self._graph, self._variables, everything)
+        return {v: [t for t in spine.origins if any(without.read_by(graph_lib.node_of(t), i) for i in
+                                                   self._graph.inputs(self._graph.node(t)))]
+                for v, spine in spines.items()}
+
+    def _differing_inputs(self, name):
         """Returns (tensor, its node's name) of the inputs of a node that differ between ranks."""
         if name not in self._differing:
             self._differing[name] = [(t, graph_lib.node_of(t)) for t in self._graph.inputs(self._graph.nodes[name])
@@ -167,15 +171,26 @@ class _Search:
     def _changes_with_data(self, variable, differs):
         return any(differs.differs(update.node) for update in self._variables.updates[variable])
 
-    def _is_trained(self, variable, spine):
+    def _is_trained(self, variable, own):
         """Whether something reads the variable together with data, other than its own update.
 
         A slot, or a moving average, is only read where its own gradient, or statistic, is there already.
         """
-        reads = [name for name in self._variables.reads[variable]
-                 if name not in self._variables.reads_after]
-        if not spine.origins:
+        if not own:
             return False
+        meeting = self._meeting(variable)
+        origins = [graph_lib.node_of(tensor) for tensor in own]
+        positions = [self._position[name] for name in origins if name in self._position]
+        if not positions or any(self._position[name] < min(positions) for name in meeting):
+            return True
+        # Its own gradient depends on it, or something that does not come after that.
+        early = {name for name in meeting if self._position[name] < max(positions)}
+        return bool(early & self._before(origins) if early else False) or (
+            not set(meeting) <= self._reached(origins, set(meeting)))
+
+    def _meeting(self, variable):
+        """Returns the nodes in which data meets what is read of a variable before it is updated."""
+        reads = [name for name in self._variables.reads[variable] if name not in self._variables.reads_after]
         meeting, queue, seen = [name for name in reads if self._differs.differs(name)], list(reads), set(reads)
         while queue:
             for consumer in self._graph.consumers(queue.pop()):
@@ -184,15 +199,7 @@ class _Search:
                 elif consumer.name not in seen and consumer.op != "NoOp":
                     seen.add(consumer.name)
                     queue.append(consumer.name)
-        origins = [graph_lib.node_of(tensor) for tensor in spine.origins]
-        meeting = [name for name in meeting if name in self._position]
-        positions = [self._position[name] for name in origins if name in self._position]
-        if not positions or any(self._position[name] < min(positions) for name in meeting):
-            return True
-        # Its own gradient depends on it, or something that does not come after that.
-        early = {name for name in meeting if self._position[name] < max(positions)}
-        return bool(early & self._before(origins) if early else False) or (
-            not set(meeting) <= self._reached(origins, set(meeting)))
+        return [name for name in meeting if name in self._position]
 
     def _reached(self, names, wanted):
         """Returns which of the wanted nodes come after some nodes."""
@@ -208,47 +215,74 @@ class _Search:
 
     # ---- where their gradients are -------------------------------------------------------------
 
-    def _cut(self, variable, spine, origins):
-        """Returns the gradient of a variable."""
-        own = spine.own_origins()
+    def _cut(self, variable, spine, of_others):
+        """Returns the gradient of a variable.
+
+        Args:
+            variable: The variable.
+            spine: Its `Spine`, which knows what other gradients are computed from.
+            of_others: Origins that are made of those of others alone.
+        """
+        own = [t for t in spine.origins if t not in of_others]
         for tensor in own:
-            if not [t for t in self._graph.inputs(self._graph.node(tensor)) if self._differs(t)]:
-                raise self._refusal(variable, "depends on the data element by element, without an op that "
-                                    "adds up rows", tensor)
-        tensor = spine.first_common(own)
+            end = spine.unknown_end(tensor)
+            if end is not None:
+                raise self._refusal(variable, f"comes from a {end.op}, of which it is not known that backpropagation "
+                                    "ends in it", end.name)
+        tensor = spine.first_common(own, self._is_saved) if own else None
         if tensor is None:
-            raise self._refusal(variable, "has no single gradient: it is made of "
-                                + " and ".join(f"'{t}'" for t in own), spine.end)
+            made_of = " and ".join(f"'{t}'" for t in own) or "nothing that adds up rows"
+            raise self._refusal(variable, f"is no single tensor: it is made of {made_of}", spine.end)
         nonlinear = spine.nonlinear_before(tensor)
         if nonlinear:
             raise self._refusal(variable, "is not a linear function of what adds up rows", nonlinear)
-        others = {t for v, tensors in origins.items() if v != variable for t in tensors}
-        earlier = self._earlier_candidate(variable, own, others)
+        earlier = self._earlier_candidate(variable, own[0])
         if earlier:
             raise self._refusal(variable, f"could be '{tensor}' or '{earlier}', through which all of it "
                                 "passes", earlier)
         return tensor
 
-    def _earlier_candidate(self, variable, origins, others):
-        """Returns a tensor of the variable's shape that all of its gradient passes through earlier, or None."""
+    def _earlier_candidate(self, variable, origin):
+        """Returns a tensor of the variable's shape that all of an origin passes through earlier, or None."""
         shape = self._variables.shape(variable)
+        accumulated = self._accumulated(origin)
         common = None
         for pick in (0, -1):  # what is on every path from the data is on these two
-            tensors, name = set(), graph_lib.node_of(origins[0])
+            tensors, name = set(), graph_lib.node_of(origin)
             while name is not None:
                 # Not round a loop: always to what comes earlier.
-                inputs = [(t, source) for t, source in self.differing_inputs(name)
+                inputs = [(t, source) for t, source in self._sources(name)
                           if self._position.get(source, -1) < self._position.get(name, -1)]
                 tensor, name = inputs[pick] if inputs else (None, None)
                 tensors.add(tensor)
             common = tensors if common is None else common & tensors
         for tensor in sorted(common - {None}):
-            node = self._graph.node(tensor)
-            if (tensor not in others and self._graph.shape(tensor) == shape
-                    and node.op not in _ELEMENTWISE and self._graph.inputs(node)
-                    and not self._data_reaches(origins[0], {tensor})):
+            name = graph_lib.node_of(tensor)
+            if (self._graph.shape(tensor) == shape and self._sources(name) and name not in accumulated
+                    and not self._data_reaches(origin, {tensor})):
                 return tensor
         return None
+
+    def _accumulated(self, tensor):
+        """Returns what a loop adds up: its sum, on the way, and the parts of each round."""
+        if self._graph.node(tensor).op not in ("Exit", "RefExit"):
+            return set()
+        queue, seen = [graph_lib.node_of(tensor)], set()
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                if self._graph.nodes[name].op in (*spine_lib.ELEMENTWISE, "Exit", "RefExit"):
+                    queue += [source for _, source in self._differing_inputs(name)]
+        return seen
+
+    def _sources(self, name):
+        """Returns (tensor, its node's name) of what a node is made of, also through a variable."""
+        found = list(self._differing_inputs(name))
+        for update in self._variables.reads_after.get(name, ()):
+            tensor = self._graph.inputs(self._graph.nodes[update.node])[update.index]
+            found.append((tensor, graph_lib.node_of(tensor)))
+        return found
 
     def _data_reaches(self, tensor, without):
         """Whether data gets into a tensor when some others are left out."""
@@ -259,12 +293,10 @@ class _Search:
             if tensor in without or name in seen:
                 continue
             seen.add(name)
-            inputs = [t for t, _ in self.differing_inputs(name)]
-            for update in self._variables.reads_after.get(name, ()):
-                inputs.append(self._graph.inputs(self._graph.nodes[update.node])[update.index])
-            if not inputs:
+            sources = self._sources(name)
+            if not sources:
                 return True
-            queue += inputs
+            queue += [t for t, _ in sources]
         return False
 
     def _check_given(self, variable, tensor):
@@ -282,7 +314,7 @@ class _Search:
         for update in self._variables.updates[variable]:
             node = self._graph.nodes[update.node]
             for tensor in self._graph.inputs(node):
-                if after(tensor):
+                if after.read_by(node.name, tensor):
                     raise self._refusal(variable, "also depends on data in another way than by its gradient",
                                         self._root(tensor, after))
 
@@ -293,7 +325,7 @@ class _Search:
             seen.add(tensor)
             node = self._graph.node(tensor)
             inputs = [t for t in self._graph.inputs(node) if differs(t)]
-            if node.op not in _ELEMENTWISE or not inputs:
+            if node.op not in spine_lib.ELEMENTWISE or not inputs:
                 break
             tensor = inputs[0]
         return tensor
@@ -302,67 +334,91 @@ class _Search:
         """Returns the nodes that some nodes are computed from, without these unless by each other."""
         seen, queue = set(), list(names)
         while queue:
-            for _, name in self.differing_inputs(queue.pop()):
+            for _, name in self._differing_inputs(queue.pop()):
                 if name not in seen:
                     seen.add(name)
                     queue.append(name)
         return seen
 
-    def _with_readers(self, gradient, gradients):
+    def _with_readers(self, gradient):
         """Says who shall read the sum: not what another gradient is computed from, which needs this rank's."""
         if gradient.readers is not None:
             return gradient
-        names = {graph_lib.node_of(g.tensor) for g in gradients}
-        if self._upstream is None:
-            self._upstream = self._before(names) | names
         consumers = [node.name for node in self._graph.consumers(graph_lib.node_of(gradient.tensor))
                      if gradient.tensor in self._graph.inputs(node)]
         readers = [name for name in consumers if name not in self._upstream]
         if len(readers) == len(consumers):
             return gradient
+        if not readers:
+            raise self._refusal(gradient.variable, "is read by nothing but what other gradients are computed from",
+                                gradient.tensor)
         return dataclasses.replace(gradient, readers=tuple((name, gradient.tensor) for name in readers))
 
     # ---- slices ----------------------------------------------------------------------------------
 
     def _slices(self, variable, spine, rule):
-        """Returns the `Gradient` of a variable of which a step changes some rows: an embedding."""
-        chains, all_indices, readers = [], set(), []
+        """Returns the `Gradient` of a variable of which a step changes some rows: an embedding.
+
+        What backpropagation hands over is a Reshape to rows. Where these are only scaled and added up by
+        their indices, rows of several ranks may be added up too. Else they have to stay what they are.
+        """
+        roots, all_indices, readers, on_the_way, adds_up = set(), set(), [], set(), True
         for sink in spine.sinks:
-            values, indices, reader = self._before_duplicates(sink)
-            chains.append(self._chain(values))
+            values, indices, reader, adds = self._before_duplicates(sink)
+            root, passed, is_linear = self._root_of_rows(values)
+            roots.add(root)
             all_indices.add(self._before_identities(indices))
             readers.append((reader, indices))
-        common = [t for t in chains[0] if all(t in chain for chain in chains)]
-        if not common or len(all_indices) > 1:
-            raise self._refusal(variable, "is made of different slices", spine.sinks[0].values)
-        tensor = next((t for t in reversed(common) if self._is_saved(t)), None)
-        if tensor is None or not self._is_saved(readers[0][1]):
-            raise self._refusal(variable, "is made of slices that no tensor of the saved graph holds",
-                                spine.sinks[0].values)
-        values = [(node.name, tensor) for node in self._graph.consumers(graph_lib.node_of(tensor))
-                  if tensor in self._graph.inputs(node)]
-        return Gradient(variable, tensor, rule, readers[0][1],
-                        tuple(dict.fromkeys([*values, *readers])))
+            on_the_way |= {*passed, graph_lib.node_of(sink.values), sink.reader, reader}
+            adds_up = adds_up and adds and is_linear
+        root = min(roots)
+        if len(roots) > 1 or len(all_indices) > 1:
+            raise self._refusal(variable, "is made of different slices", root)
+        node = self._graph.node(root)
+        behind = self._graph.node(self._graph.inputs(node)[0]) if self._graph.inputs(node) else node
+        if node.op in spine_lib.ELEMENTWISE - {"Reshape"} or (
+                self._graph.shape(behind.name) == self._graph.shape(root)
+                and behind.op in spine_lib.ELEMENTWISE - spine_lib.LAYOUT):
+            raise self._refusal(variable, f"are slices that a {node.op} makes element by element, which may be the "
+                                "optimizer's or backpropagation's", root)
+        if not (self._is_saved(root) and self._is_saved(readers[0][1])):
+            raise self._refusal(variable, "is made of slices that no tensor of the saved graph holds", root)
+        values = [(n.name, root) for n in self._graph.consumers(node.name) if root in self._graph.inputs(n)]
+        # A norm of the rows, say, would be another one of their sums.
+        adds_up = adds_up and {name for name, _ in values} <= on_the_way
+        return Gradient(variable, root, rule, readers[0][1], tuple(dict.fromkeys([*values, *readers])), not adds_up)
+
+    def _root_of_rows(self, tensor):
+        """Returns (first tensor, nodes on the way, whether that is linear) of rows made element by element."""
+        passed, is_linear = set(), True
+        while (node := self._graph.node(tensor)).op in spine_lib.ELEMENTWISE - {"Reshape"}:
+            shape = self._graph.shape(tensor)
+            inputs = {t for t in spine_lib.operands(self._graph, node, tensor)
+                      if self._differs(t) and self._graph.shape(t) == shape}
+            if len(inputs) != 1 or shape is None or len(shape) < 2:
+                break
+            others = [t for t in self._graph.inputs(node) if self._differs(t) and t not in inputs]
+            is_linear = is_linear and not others and node.op in (
+                spine_lib.LAYOUT | spine_lib.LINEAR | spine_lib.SCALING) and (
+                node.op in ("Mul", "MulNoNan") or node.op not in spine_lib.SCALING
+                or self._graph.inputs(node)[0] in inputs)
+            passed.add(node.name)
+            tensor = inputs.pop()
+        return tensor, passed, is_linear
 
     def _before_duplicates(self, sink):
-        """Returns (values, indices, reader of the indices), before slices with the same index were added up."""
+        """Returns (values, indices, reader of the indices, whether rows are only added up) of a sink.
+
+        What adds up slices with the same index first may do anything to the sums.
+        """
         indices, values = self._graph.node(sink.indices), self._graph.node(self._before_identities(sink.values))
         if indices.op in ("Unique", "UniqueV2") and values.op == "UnsortedSegmentSum":
             data, segments = self._graph.inputs(values)[:2]
             if graph_lib.node_of(self._before_identities(segments)) == indices.name:
-                return data, self._graph.inputs(indices)[0], indices.name
-        return sink.values, sink.indices, sink.reader
-
-    def _chain(self, tensor):
-        """Returns a tensor and those of its shape that it is made of element by element, one of each."""
-        chain, shape = [tensor], self._graph.shape(tensor)
-        while (node := self._graph.node(tensor)).op in _ELEMENTWISE:
-            inputs = [t for t in _operands(self._graph, node, tensor) if self._differs(t) and self._graph.shape(t) == shape]
-            if len(set(inputs)) != 1 or shape is None or len(shape) < 2:
-                break
-            tensor = inputs[0]
-            chain.append(tensor)
-        return chain
+                return data, self._graph.inputs(indices)[0], indices.name, True
+        reader = self._graph.nodes[sink.reader]
+        adds = reader.op == "UnsortedSegmentSum" or reader.op.endswith(("ScatterAdd", "ScatterSub"))
+        return sink.values, sink.indices, sink.reader, adds
 
     def _before_identities(self, tensor):
         while (node := self._graph.node(tensor)).op == "Identity":
@@ -381,6 +437,10 @@ class _Search:
             return None if is_slot else State(variable, reason="it is the same on all ranks")
         if not variables_lib.is_floating(self._variables.dtype(variable)):
             return State(variable, reason="its values are not floating-point numbers")
+        if set(self._meeting(variable)) & self._upstream:
+            raise PoseidonError(f"Variable '{variable}' is read by the forward pass, but what it is assigned by node "
+                                f"'{differing[0].node}' depends on the rows of each rank, and is no gradient that "
+                                "can be told; say with --gradients which tensor is, or leave it out of the step.")
         for update in differing:
             node = self._graph.nodes[update.node]
             inputs = self._graph.inputs(node)
@@ -405,193 +465,30 @@ class _Search:
                              f"'{graph_lib.node_of(tensor)}'); say with --gradients which tensor it is.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sink:
-    """Where slices change rows: their values, their indices, and the node that reads the indices."""
-
-    values: str
-    indices: str
-    reader: str
-
-
-class _Spine:
-    """What lies between the update of a variable and the ops that add up rows.
-
-    Attributes:
-        end: The update's value.
-        origins: The tensors at which the search has stopped.
-        sinks: The `_Sink`s of slices that it ends in, if it ends in nothing else.
-    """
-
-    def __init__(self, search, variable, upstream=frozenset()):
-        """
-        Args:
-            search: The `_Search`.
-            variable: The variable.
-            upstream: Nodes that other gradients are computed from: they belong to backpropagation, and so
-                does what mixes them with a gradient, even element by element.
-        """
-        self._search = search
-        self._graph, self._variables, self._differs = search._graph, search._variables, search._differs
-        self._variable = variable
-        self._upstream = upstream
-        shape = self._variables.shape(variable)
-        self._shape, self._size = shape, graph_lib.num_elements(shape)
-        self._before = {}  # by tensor: the tensors that the search has gone on to
-        updates = self._variables.updates[variable]
-        self._ends = [self._value(update) for update in updates]
-        self.end = self._ends[0]
-        slices = [update for update in updates if update.indices is not None]
-        queue = [] if slices else list(self._ends)
-        while queue:
-            tensor = queue.pop()
-            if tensor in self._before or not self._is_of_size(tensor):
-                continue
-            self._before[tensor] = [] if self._mixes(tensor) else self._previous(tensor)
-            queue += self._before[tensor]
-        self.origins = [tensor for tensor in self._before if self._mixes(tensor) or self._is_origin(tensor)]
-        self.sinks = [_Sink(self._value(update), self._input(update, update.indices), update.node)
-                      for update in slices if self._differs(self._value(update))]
-        segments = [self._graph.node(tensor) for tensor in self.origins]
-        if segments and all(node.op == "UnsortedSegmentSum" for node in segments):
-            self.sinks = [_Sink(*self._graph.inputs(node)[:2], node.name) for node in segments]
-        if slices:
-            self.origins = [sink.values for sink in self.sinks]
-
-    def _mixes(self, tensor):
-        """Whether an op combines a gradient, element by element, with what backpropagation goes on from."""
-        node = self._graph.node(tensor)
-        if node.op not in _ELEMENTWISE or node.op in _CONTROL or node.name in self._upstream:
-            return False
-        operands = {t for t in _operands(self._graph, node, tensor) if self._is_of_size(t)}
-        return len(operands) > 1 and any(graph_lib.node_of(t) in self._upstream for t in operands)
-
-    def _input(self, update, index):
-        return self._graph.inputs(self._graph.nodes[update.node])[index]
-
-    def _value(self, update):
-        return self._input(update, update.index)
-
-    def _is_of_size(self, tensor):
-        if not self._differs(tensor):
-            return False
-        size = graph_lib.num_elements(self._graph.shape(tensor))
-        return size is None or self._size is None or size == self._size
-
-    def _is_origin(self, tensor):
-        node = self._graph.node(tensor)
-        if node.name in self._variables.read_nodes:
-            return False
-        if node.op in _ELEMENTWISE or node.op == "Const" or (
-                node.op == "Exit" and not self._accumulates(tensor)):
-            return False
-        return not self._variables.source(tensor)
-
-    def _previous(self, tensor):
-        """Returns the tensors that one is made of element by element, none where that ends."""
-        node = self._graph.node(tensor)
-        found = [self._value(update) for update in self._variables.reads_after.get(node.name, ())]
-        if found:
-            return found
-        if node.op == "Cast" and not variables_lib.is_floating(node.attr["SrcT"].type):
-            return []
-        if self._variables.source(tensor):  # the output of an assignment, in TensorFlow 1
-            return [self._value(update) for updates in self._variables.updates.values() for update in updates
-                    if update.node == node.name]
-        if node.op in _ELEMENTWISE or (node.op == "Exit" and not self._accumulates(tensor)):
-            return [t for t in _operands(self._graph, node, tensor) if self._is_of_size(t)]
-        return []
-
-    def own_origins(self):
-        """Returns the origins, without those that are computed from the others alone: norms, say."""
-        own = list(self.origins)
-        for tensor in self.origins:
-            others = set(own) - {tensor}
-            if others and not self._search._data_reaches(tensor, others):
-                own.remove(tensor)
-        return own
-
-    def first_common(self, origins):
-        """Returns the first tensor of the variable's shape that all paths from the origins go through."""
-        candidates = [t for t in self._before if self._graph.shape(t) == self._shape
-                      and self._search._is_saved(t) and not self._reaches(self._ends, set(origins), t)]
-        sizes = {t: len(self._behind(t)) for t in candidates}
-        return min(candidates, key=lambda t: (sizes[t], t), default=None)
-
-    def nonlinear_before(self, tensor):
-        """Returns a tensor between the origins and this one that is no linear function of them, or None."""
-        return next((t for t in self._behind(tensor) if self._before[t] and not self._is_linear(t)), None)
-
-    def _is_linear(self, tensor):
-        node = self._graph.node(tensor)
-        inputs = self._graph.inputs(node)
-        differing = [t for t in inputs if self._differs(t)]
-        if node.op in _LAYOUT or node.op in _LINEAR:
-            return all(self._is_of_size(t) for t in differing)
-        if node.op in _SCALING:
-            return len(differing) == 1 and (node.op in ("Mul", "MulNoNan") or differing[0] == inputs[0])
-        if node.op in ("Switch", "RefSwitch"):
-            return not self._differs(inputs[1])
-        return node.op in ("Merge", "Enter", "NextIteration", "Exit")
-
-    def _reaches(self, tensors, wanted, without):
-        """Whether the search gets from some tensors to a wanted one when one is left out."""
-        queue, seen = list(tensors), {without}
-        while queue:
-            tensor = queue.pop()
-            if tensor in seen:
-                continue
-            seen.add(tensor)
-            if tensor in wanted:
-                return True
-            queue += self._before.get(tensor, ())
-        return False
-
-    def _behind(self, tensor):
-        """Returns what the search finds from a tensor on, itself included."""
-        queue, seen = [tensor], {}
-        while queue:
-            tensor = queue.pop()
-            if tensor not in seen and tensor in self._before:
-                seen[tensor] = None
-                queue += self._before[tensor]
-        return seen
-
-    def _accumulates(self, tensor):
-        """Whether a loop hands out a sum: each round adds to it what is linear in the round's own part."""
-        switch = self._graph.node(self._graph.inputs(self._graph.node(tensor))[0])
-        merge = self._graph.node(self._graph.inputs(switch)[0])
-        if switch.op != "Switch" or merge.op != "Merge":
-            return False
-        rounds = [t for t in self._graph.inputs(merge) if self._graph.node(t).op == "NextIteration"]
-        queue, seen = list(rounds), set()
-        while queue:
-            part = queue.pop()
-            node = self._graph.node(part)
-            if part in seen or node.name == switch.name or not self._differs(part):
-                continue
-            seen.add(part)
-            if node.op in _ELEMENTWISE and self._is_of_size(part):
-                if not self._is_linear(part) and node.op not in ("NextIteration",):
-                    return False
-                queue += [t for t in self._graph.inputs(node) if self._is_of_size(t)]
-            elif node.op == "Exit":
-                continue
-        return bool(rounds)
-
-
 def _summed(gradients):
-    """Returns the tensors that are the same on all ranks once gradients are summed."""
-    return [t for gradient in gradients for t in (gradient.tensor, gradient.indices) if t]
+    """Returns which tensors are read summed, and by which nodes, None for all."""
+    summed = {}
+    for gradient in gradients:
+        if gradient.readers is None:
+            summed[gradient.tensor] = None
+        for reader, tensor in gradient.readers or ():
+            summed.setdefault(tensor, set()).add(reader)
+    return summed
 
 
-def _operands(graph, node, tensor):
-    """Returns the inputs whose elements an op takes, without those that only choose among them."""
-    inputs = graph.inputs(node)
-    if node.op in ("Switch", "RefSwitch"):
-        return inputs[:1]
-    if node.op in ("Select", "SelectV2"):
-        return inputs[1:]
-    if node.op == "IdentityN":
-        return inputs[graph_lib.output_of(tensor):][:1]
-    return inputs
+def _once(gradients):
+    """Returns each tensor's gradient once: one may update several variables."""
+    unique = {}
+    for gradient in gradients:
+        other = unique.get(gradient.tensor)
+        if other is None:
+            unique[gradient.tensor] = gradient
+            continue
+        if other.rule != gradient.rule:
+            raise PoseidonError(f"The gradient of '{other.variable}' and '{gradient.variable}' is one tensor, "
+                                f"'{gradient.tensor}', but is given two rules; give it one.")
+        readers = None if None in (other.readers, gradient.readers) else tuple(
+            dict.fromkeys([*other.readers, *gradient.readers]))
+        unique[gradient.tensor] = dataclasses.replace(other, readers=readers,
+                                                      also=(*other.also, gradient.variable))
+    return unique.values()

@@ -31,6 +31,9 @@ class Insertion:
         readers: (flat node, tensor) of what reads an output instead now; None for all that reads the tensors.
         rule: "mean" or "sum".
         shape: The shape of the variable, of slices; else of the tensor.
+        is_gathered: Of slices, whether rows of all ranks are kept apart: they are exchanged here and now, and
+            no marker is left that a plan could decide about.
+        also: Other variables that are updated by it.
     """
 
     site: str
@@ -39,6 +42,8 @@ class Insertion:
     readers: tuple[tuple[str, str], ...] | None
     rule: str
     shape: tuple | None
+    is_gathered: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def is_slices(self):
@@ -63,7 +68,8 @@ def insert_markers(flat, graph, found, wire_dtype=None, strict=False):
     for insertion in wanted:
         dtype = dtypes.as_dtype(_dtype(graph, flat, insertion.tensors[-1])).name
         shape = "of unknown shape" if insertion.shape is None else list(insertion.shape)
-        lines.append(f"'{insertion.site}' {dtype}{shape}" + (" slices" if insertion.is_slices else ""))
+        lines.append(f"'{insertion.site}' {dtype}{shape}" + (" slices" if insertion.is_slices else "")
+                     + (", gathered" if insertion.is_gathered else ""))
     frames = _Frames(flat, graph)
     writers, insertions = {}, []
     for insertion in wanted:
@@ -94,7 +100,8 @@ def _of_gradients(graph, found):
             tensors = gradient.indices, gradient.tensor
         else:
             shape, tensors = graph.shape(gradient.tensor), (gradient.tensor,)
-        yield Insertion(gradient.variable, "", tensors, gradient.readers, gradient.rule, shape)
+        yield Insertion(gradient.variable, "", tensors, gradient.readers, gradient.rule, shape,
+                        gradient.is_gathered, gradient.also)
 
 
 def _of_states(graph, found):
@@ -174,6 +181,13 @@ class _BodyWriter:
         dtype = types[-1]
         if insertion.rule == "mean":
             tensor = writer.add("share", "RealDiv", [tensor, self._ranks_as(dtype)], T=dtype)
+        if insertion.is_gathered:
+            parts = [writer.add(name, "PoseidonAllGather", [part, self._contributes, f"^{self._agree}"], T=part_type,
+                                site=f"{insertion.site}/{name}")
+                     for name, part, part_type in zip(("indices", "values"), (*indices, tensor), types)]
+            name = writer.add("", "IdentityN", parts, T=types)
+            self.nodes += writer.nodes
+            return name
         wire = {"wire_dtype": wire_dtype} if wire_dtype and not indices else {}
         types = {"T": dtype, "Tidx": types[0]} if indices else {"T": dtype}
         name = writer.add("", "PoseidonSyncSlices" if indices else "PoseidonSync",

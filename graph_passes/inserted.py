@@ -22,7 +22,7 @@ class InsertedSite:
         sums: The sums: tensors, there.
         types: Their DataTypes.
         rule: "mean" or "sum".
-        scheme: "ps", "sfb" or "sparse".
+        scheme: "ps", "sfb" or "sparse"; "gather" where the rows of all ranks are kept apart.
         rides_on: The site whose factors it is made of, if it has none of its own.
         factors: With "sfb", the factors U and V as they are sent, or the one whose rows are added up: tensors
             of the same function.
@@ -61,14 +61,15 @@ def _sites(library, function, nodes):
             name = name.rpartition("/")[0]
         if name and node.name not in by_end:
             by_end[name].append(node)
-    named = {end.name: next(n.attr["site"].s.decode() for n in by_end[end.name] if "site" in n.attr)
-             for end in ends}
+    named = {end.name: next(_site(n) for n in by_end[end.name] if "site" in n.attr) for end in ends}
     for end in ends:
         own = {node.name.removeprefix(end.name): node for node in by_end[end.name]}
         pairs = [text.decode().split(" ") for text in end.attr[unflatten.REPLACES].list.s]
         rides_on, factors, scheme = None, (), "ps"
         if end.op == "PoseidonSyncSlices":
             scheme = "sparse"
+        elif "/indices" in own and own["/indices"].op == "PoseidonAllGather":
+            scheme = "gather"
         elif "/gathered" in own:  # rows of a factor that another site has received
             leader, _, output = own["/gathered"].input[0].partition("/recv")
             sender = next(node for node in inserted if node.name == f"{leader}/send")
@@ -82,6 +83,11 @@ def _sites(library, function, nodes):
             tuple(after for after, _ in pairs), tuple(outputs[:len(pairs)]),
             "mean" if "/share" in own else "sum", scheme, rides_on, factors,
             any("wire" in name for name in own), tuple(by_end[end.name]))
+
+
+def _site(node):
+    site = node.attr["site"].s.decode()
+    return site.rpartition("/")[0] if node.op == "PoseidonAllGather" else site
 
 
 def with_calls(graph_def, call):

@@ -23,11 +23,15 @@ class Synchronised:
         site: Name of the site.
         tensor: The tensor that is synchronised: the function that it is in, and its name there.
         rule: "mean" or "sum" over ranks.
+        also: Other variables that are updated by it.
+        is_gathered: Whether it is slices, and the rows of all ranks are kept apart; the plan says nothing then.
     """
 
     site: str
     tensor: str
     rule: str
+    also: tuple[str, ...] = ()
+    is_gathered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,18 +90,21 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
     marked, insertions = insert_markers.insert_markers(flat, graph, found, wire_dtype, strict)
     progress("recognising factors and planning")
     passed = pipeline.rewrite(add_shapes(marked), planner, _bodies(flat))
-    for node in passed.graph_def.node:
+    plan = passed.plan or planner.plan(())  # of gathered slices alone there is nothing to plan
+    after = passed.graph_def or marked
+    for node in after.node:
         if node.op == "PoseidonAgree":
-            node.attr["plan"].s = passed.plan.form().encode()
+            node.attr["plan"].s = plan.form().encode()
     progress("writing functions")
-    result = unflatten.unflatten(graph_def, flat, passed.graph_def, insertions)
+    result = unflatten.unflatten(graph_def, flat, after, insertions)
     synchronised = []
     for insertion in insertions:
         body, local = flat.local(insertion.tensors[-1])
         where = f"{body.function}/{local}" if body.function else local
-        synchronised.append(Synchronised(insertion.site, where, insertion.rule))
+        synchronised.append(Synchronised(insertion.site, where, insertion.rule, insertion.also,
+                                         insertion.is_gathered))
     local = {state.variable: state.reason for state in found.states if not state.updates}
-    return Rewritten(result, passed.plan, tuple(synchronised), local)
+    return Rewritten(result, plan, tuple(synchronised), local)
 
 
 def _bodies(flat):

@@ -32,7 +32,10 @@ class Report:
     def __str__(self):
         width = max((len(s.site) for s in self.synchronised), default=0)
         lines = [str(self.plan), "", "what is taken over all ranks:"]
-        lines += [f"  {s.site:{width}}  {s.rule} of {s.tensor}" for s in self.synchronised]
+        for s in self.synchronised:
+            also = f", which also updates {', '.join(s.also)}" if s.also else ""
+            rows = ", the rows of all ranks by themselves" if s.is_gathered else ""
+            lines.append(f"  {s.site:{width}}  {s.rule} of {s.tensor}{rows}{also}")
         by_reason = collections.defaultdict(list)
         for variable, reason in self.local.items():
             by_reason[reason].append(variable)
@@ -194,7 +197,10 @@ def _given(gradients, rule):
             raise PoseidonError(f"The file of gradients '{gradients}' cannot be read: {error}; it is JSON, a "
                                 "tensor's name for each variable's.") from error
     given = {}
-    for variable, value in gradients.items() if isinstance(gradients, dict) else [(None, None)]:
+    if not isinstance(gradients, dict):
+        raise PoseidonError(f"The gradients are given as {gradients!r}, expected an object: a tensor's name for each "
+                            "variable's.")
+    for variable, value in gradients.items():
         entry = {"tensor": value} if isinstance(value, str) else value
         if not isinstance(variable, str) or not isinstance(entry, dict) or (
                 not {"tensor"} <= set(entry) <= {"tensor", "rule"}) or not isinstance(entry["tensor"], str) or (
