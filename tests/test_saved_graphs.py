@@ -8,6 +8,7 @@ import re
 import launch
 import numpy as np
 import pytest
+import saved_jobs
 import saved_zoo
 
 import tf_poseidon as poseidon
@@ -47,11 +48,13 @@ class Zoo:
     def job(self, ranks):
         """Returns the results of tests/saved_jobs.py for all cases on some ranks."""
         if ranks not in self._jobs:
+            self._jobs[ranks] = None  # once: if it fails, all its tests do
             cases = {name: (self.saved(name), str(self.rewritten(name, ranks)[0])) for name in saved_zoo.CASES}
             (self._folder / "cases").write_bytes(pickle.dumps(cases))
             out = self._folder / f"results{ranks}"
             launch.run_ok(["saved_jobs.py", self._folder / "cases", out], ranks, timeout_s=300)
             self._jobs[ranks] = pickle.loads(out.read_bytes())
+        assert self._jobs[ranks] is not None, "the job has failed, as another test shows"
         return self._jobs[ranks]
 
 
@@ -133,20 +136,16 @@ def test_independent_rows_are_found(zoo):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", saved_zoo.CASES)
+@pytest.mark.parametrize("name", sorted(saved_jobs.JOINED))
 def test_trains_as_one_process(zoo, name, ranks):
     """The original trained on the joined batches, in one process, ends with the same weights."""
     result = zoo.job(ranks)[name]
-    if "one process" not in result:
-        return
-    if any(np.ndim(value) == 0 for value in zoo.saved(name).inputs.values()):
-        return
-    narrow = name == "keras_mixed_precision"
-    for variable in zoo.saved(name).weights:
-        mine, other = (result[key].get(variable) for key in ("trained", "one process"))
-        if mine is None:  # a SavedModel has names of its own
-            continue
-        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-2 if narrow else 2e-4, err_msg=variable)
+    trained, expected = result["trained"], result["one process"]
+    assert trained and trained.keys() == expected.keys()
+    for variable, value in trained.items():
+        if np.issubdtype(value.dtype, np.floating) and "count" not in variable:
+            np.testing.assert_allclose(value, expected[variable], rtol=0, err_msg=variable,
+                                       atol=5e-2 if name == "keras_mixed_precision" else 5e-4)
 
 
 @pytest.mark.parametrize("name", ["sgd", "keras_adam", "keras_convolutions", "v1_momentum", "graph_def"])
