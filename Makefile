@@ -48,6 +48,7 @@ bench: setup
 	    --json docs/results/bench_layers_$${gbps}gbps.json || exit 1; done
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
+	$(BIN)/python scripts/bench_rewrite.py --json docs/results/bench_rewrite.json
 
 clean:
 	rm -rf build dist *.egg-info $(VENV)

@@ -5,7 +5,8 @@ import re
 
 import launch
 
-DIGITS = pathlib.Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+DIGITS, SAVED_GRAPH = EXAMPLES / "digits.py", EXAMPLES / "saved_graph.py"
 
 
 def test_digits(tmp_path):
@@ -22,3 +23,15 @@ def test_digits(tmp_path):
     difference = re.search(r"Largest weight difference from \S+: ([\d.e-]+)", one.output)[1]
     # 12 epochs of 22 steps in single precision; a wrong scale for one step gives 1e-2.
     assert float(difference) < 1e-4
+
+
+def test_saved_graph(tmp_path):
+    launch.run_ok([SAVED_GRAPH, "--make", tmp_path], ranks=0, timeout_s=60)
+    accuracies = {}
+    for ranks, saved in ((0, "original"), (2, "rewritten")):
+        outcome = launch.run_ok([SAVED_GRAPH, "--train", tmp_path / saved], ranks, timeout_s=60)
+        found = re.search(rf"Test accuracy with {ranks or 1} process\(es\): ([\d.]+)", outcome.output)
+        accuracies[saved] = float(found[1])
+    assert accuracies["original"] >= 0.95
+    # The same training but for rounding: 450 images, of which one or two may change sides.
+    assert abs(accuracies["rewritten"] - accuracies["original"]) < 0.006

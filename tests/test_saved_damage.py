@@ -1,6 +1,5 @@
 """What becomes of saved graphs that are damaged, or no training graphs: a sentence, and never half a file."""
 
-import json
 import os
 import random
 import re
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 import pytest
 import saved_zoo
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 

@@ -6,6 +6,7 @@ import dataclasses
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import inserted
 from tf_poseidon.graph_passes import strip
+from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 
 
@@ -50,6 +51,7 @@ def diff(source, target):
     Raises:
         PoseidonError: If the second was not rewritten.
     """
+    library.load()  # what was inserted are ops of ours
     original, rewritten = formats.read(source), formats.read(target)
     if not strip.is_rewritten(rewritten.graph_def):
         raise PoseidonError(f"'{target}' was not rewritten; give the original first, and what was made of it second.")

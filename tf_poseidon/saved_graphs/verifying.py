@@ -257,17 +257,19 @@ def _error(site, parts, sums, magnitude, size):
     here and once in the reference.
     """
     divisor = size if site.rule == "mean" else 1
+    of_ranks = size + 2  # additions, and the division
     if len(site.before) == 2:  # slices: indices and values
         shape = (1 + max((int(np.max(i, initial=0)) for i, _ in [*parts, sums])), *sums[1].shape[1:])
-        parts = [[_dense(indices, values, shape)] for indices, values in parts]
-        many = max(max((np.bincount(i.ravel()).max(initial=1) for i in [sums[0]]), default=1), 1)
-        actual, operations = _dense(*sums, shape), 2 * size + 64 * many
+        actual = _dense(*sums, shape)
+        operations = of_ranks + max(np.bincount(np.concatenate([i.ravel() for i, _ in parts])), default=0)
+        scale = sum(_dense(i, np.abs(np.asarray(values, np.float64)), shape) for i, values in parts) / divisor
+        wide = [_dense(indices, values, shape) for indices, values in parts]
     else:
-        actual, operations = np.asarray(sums[0], np.float64), size + 2
+        actual, operations = np.asarray(sums[0], np.float64), of_ranks
+        wide = [np.asarray(part[0], np.float64) for part in parts]
+        scale = sum(map(np.abs, wide)) / divisor
     epsilon = _epsilon(sums[-1].dtype)
-    wide = [np.asarray(part[0], np.float64) for part in parts]
     expected = sum(wide) / divisor
-    scale = sum(map(np.abs, wide)) / divisor
     if magnitude is not None:
         rows, epsilons, of_factors = magnitude[0], magnitude[1] / size, magnitude[2:]
         scale = np.maximum(of_factors.reshape(np.shape(scale)), scale)
@@ -358,8 +360,8 @@ def _compare_joined(result, original, reference, what, shards, begin):
         difference = np.linalg.norm(mean - np.asarray(whole[name][0], np.float64))
         result.joined = max(result.joined, float(difference / norm) if norm else 0.0)
     if not result.row_dependence and result.joined > result.joined_bound:
-        result.failures.append("rows are independent, but the joined batch has another gradient; is the loss a "
-                               "sum over rows (--rule=sum), or a mean?")
+        result.failures.append("rows are independent, but the joined batch has another gradient: the loss is a sum "
+                               "over rows (--rule=sum), or a gradient was taken in the wrong place (--gradients)")
 
 
 def _is_narrow(node):
