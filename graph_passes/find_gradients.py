@@ -1,8 +1,8 @@
 """Finds the gradients of a training graph that does not say what they are.
 
 Requires: a flat graph with `_output_shapes`, without communication. Ensures: once the gradients that are
-returned are summed over ranks, every variable that was not refused is assigned what is equal on all
-ranks, and nothing but the updates of variables reads the sums.
+returned are summed over ranks, every variable that is trained, and every slot, is assigned what is equal on all
+ranks, and no gradient is computed from the sum of another one.
 
 Where an optimizer is plain arithmetic, nothing names the gradient of a variable v. But the graph's
 structure does: backpropagation ends in an op that adds up rows (a product of matrices, a gradient of
@@ -78,19 +78,19 @@ class Found:
     states: tuple[State, ...]
 
 
-def find_gradients(graph, places, given=None, rule="mean"):
+def find_gradients(graph, is_saved, given=None, rule="mean"):
     """Returns what a training graph has to synchronise.
 
     Args:
         graph: The `Graph`.
-        places: A function that says whether a flat tensor is one of the saved graph.
+        is_saved: A function that says whether a flat tensor is one of the saved graph.
         given: (tensor, rule) by variable, of those that the user has decided.
         rule: The rule of all others.
 
     Raises:
         PoseidonError: If there is nothing to train, or the gradient of a variable cannot be told.
     """
-    return _Search(graph, places, dict(given or {}), rule).found()
+    return _Search(graph, is_saved, dict(given or {}), rule).found()
 
 
 class _Search:
@@ -110,6 +110,10 @@ class _Search:
         if not self._variables.updates:
             raise PoseidonError("The graph updates no variable, so there is nothing to train; name what makes "
                                 "a training step (a signature, or the names of its update ops).")
+        for variable, reason in self._variables.refused.items():
+            if variables_lib.is_floating(self._variables.dtype(variable)):
+                raise PoseidonError(f"What happens to variable '{variable}' cannot be told: {reason}; leave that node "
+                                    "out of the training step.")
         candidates = [v for v in self._variables.updates if self._changes_with_data(v, self._differs)
                       and variables_lib.is_floating(self._variables.dtype(v))]
         spines = {v: self._spine(v) for v in candidates}
@@ -143,9 +147,8 @@ class _Search:
         states = [self._state(v, after) for v in self._variables.updates if v not in gradients]
         states = [state for state in states if state is not None]
         self._check_states(gradients.values(), states)
-        for variable, reason in self._variables.refused.items():
-            if not variables_lib.is_floating(self._variables.dtype(variable)):
-                states.append(State(variable, reason="its values are not floating-point numbers"))
+        states += [State(variable, reason="its values are not floating-point numbers")
+                   for variable in self._variables.refused if variable not in self._variables.updates]
         return Found(tuple(_once(gradients.values())), tuple(states))
 
     def _spine(self, variable, upstream=frozenset()):

@@ -120,6 +120,19 @@ def _noisy(w):
     return _changed(lambda g: g + tf.random.normal(g.shape))(w)
 
 
+def _in_a_case(w):
+    """Branches of tf.switch_case are not searched."""
+    def step(x, y):
+        g = gradients(w, x, y)
+        descend(w[:3], g[:3])
+
+        def change(rate):
+            w[3].assign_sub(rate * g[3])
+            return tf.constant(0)
+        tf.switch_case(tf.cast(w[1][0], tf.int32), [lambda: change(0.1), lambda: change(0.2), lambda: change(0.3)])
+    return step
+
+
 def _clipped(w):
     def step(x, y):
         descend(w, tf.clip_by_global_norm(gradients(w, x, y), 0.05)[0])
@@ -200,6 +213,7 @@ REFUSED = {
     "functional GAN": (_functional_gan, "'(k0|k1|b0|b1)' is read by nothing but what other gradients"),
     "stateful": (_stateful, "Variable 'state' is read by the forward pass|'state' "),
     "twice": (_twice, "'k0' is no single tensor"),
+    "in a case": (_in_a_case, "variable 'b1' cannot be told: it is handed to node .*, a (Stateless)?Case"),
     "noise": (_noisy, "'k0' also depends on data in another way .*RandomStandardNormal"),
 }
 
