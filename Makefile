@@ -1,5 +1,5 @@
 # make demo    sets everything up and trains a small network with 2 processes
-# make test    sets everything up and runs the tests (under 15 minutes on 2 cores)
+# make test    sets everything up and runs the tests (some 17 minutes on 2 cores)
 
 PYTHON ?= python3
 VENV := .venv

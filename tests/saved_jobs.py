@@ -16,7 +16,7 @@ from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
 from tf_poseidon.saved_graphs import verifying
 
-STEPS = 3
+STEPS = 2
 
 # Those whose step can be given the rows of all ranks at once, and makes the same of them.
 JOINED = {name for name in saved_zoo.CASES if name not in (
