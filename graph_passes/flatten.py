@@ -67,6 +67,10 @@ class Flat:
     library: functions_lib.Library
     places: dict
 
+    def is_saved(self, tensor):
+        """Whether a flat tensor is one of the saved graph, and does not stand for the inner life of a call."""
+        return self.places[graph_lib.node_of(tensor)][1] is not None
+
     def local(self, tensor):
         """Returns (body, tensor as that body names it) of a flat tensor."""
         body, name, offset = self.places[graph_lib.node_of(tensor)]

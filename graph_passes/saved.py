@@ -85,8 +85,8 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
     progress("inferring shapes")
     graph = graph_lib.Graph(add_shapes(flat.graph_def))
     progress("finding gradients")
-    found = find_gradients.find_gradients(
-        graph, lambda tensor: flat.places[graph_lib.node_of(tensor)][1] is not None, given, rule)
+    given = {variable: (_flat_name(flat, tensor), rule) for variable, (tensor, rule) in (given or {}).items()}
+    found = find_gradients.find_gradients(graph, flat.is_saved, given, rule)
     marked, insertions = insert_markers.insert_markers(flat, graph, found, wire_dtype, strict)
     progress("recognising factors and planning")
     passed = pipeline.rewrite(add_shapes(marked), planner, _bodies(flat))
@@ -105,6 +105,20 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
                                          insertion.is_gathered))
     local = {state.variable: state.reason for state in found.states if not state.updates}
     return Rewritten(result, plan, tuple(synchronised), local)
+
+
+def _flat_name(flat, tensor):
+    """Returns the flat name of a tensor that is named as reports do: the function that it is in, and its name there."""
+    function, _, local = tensor.partition("/")
+    if graph_lib.node_of(tensor) in flat.places or not function:
+        return tensor
+    body = next((body for body, _, _ in flat.places.values() if body.function == function), None)
+    if body is None:
+        return tensor
+    name, output = flat.library.body(function).parse(local)
+    if body.prefix + name not in flat.places:  # a call: nodes stand for what it returns
+        return f"{body.prefix}{name}/-out{output}"
+    return f"{body.prefix}{name}:{output}" if output else body.prefix + name
 
 
 def _bodies(flat):

@@ -243,14 +243,21 @@ def test_plan_is_replayed(zoo, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_gradients_can_be_given(zoo, tmp_path):
-    """What was found, given by name, makes the same graph; another rule is followed."""
+@pytest.mark.parametrize("name", ["sgd", "nested_functions", "accumulated_in_call", "v1_momentum"])
+def test_gradients_can_be_given(zoo, name, tmp_path):
+    """By the names that the report has."""
+    saved = zoo.saved(name)
+    path, report = zoo.rewritten(name, 2)
+    target = tmp_path / path.name
+    rewriting.rewrite(saved.path, target, *step_of(saved), workers=2, batch_size=saved.rows, policy="sfb",
+                      gradients={s.site: s.tensor for s in report.synchronised})
+    assert serialized(target) == serialized(path)
+
+
+def test_rule_of_a_gradient_can_be_given(zoo, tmp_path):
     saved = zoo.saved("v1_momentum")
-    path, report = zoo.rewritten("v1_momentum", 2)
+    _, report = zoo.rewritten("v1_momentum", 2)
     given = {s.site: s.tensor for s in report.synchronised}
-    poseidon.rewrite_meta_graph(saved.path, tmp_path / "same.meta", saved.fetches[:1], workers=2,
-                                batch_size=saved.rows, policy="sfb", gradients=given)
-    assert serialized(tmp_path / "same.meta") == serialized(path)
     site = report.synchronised[0].site
     again = poseidon.rewrite_meta_graph(
         saved.path, tmp_path / "sum.meta", saved.fetches[:1], workers=2, batch_size=saved.rows,

@@ -41,7 +41,8 @@ class Verification:
         steps: Number of steps.
         errors: By site: (scheme, number of values compared, the largest error in parts of its bound).
         differing: Variables that are not the same on all ranks afterwards.
-        states: How many variables have other bits than in the reference after its own update, by name.
+        states: Variables that have other bits than after the original's own update: the largest difference, in
+            parts of their values, by name.
         row_dependence: Why the joined batch may have another gradient; empty if it may not.
         joined: The largest relative difference to the joined batch's gradient, None if not compared.
         joined_bound: What that may be.
@@ -124,7 +125,7 @@ def verify(source, target, signature=None, train_op=(), initializer=(), batch_si
             listener.clear()
             real.run(shards[rank])
             heard = listener.heard()
-            _compare_ranks(result, heard, size)
+            _compare_ranks(result, heard)
             magnitudes = {key: _sum(f"verify/{i}", listener.magnitudes[key])
                           for i, key in enumerate(sorted(listener.magnitudes))}
             if rank == 0:
@@ -170,14 +171,19 @@ class _Listener:
 
 
 class _Reference:
-    """The original graph on the rows of each rank, in this process."""
+    """The original graph on the rows of each rank, in this process.
+
+    Attributes:
+        runner: What runs it.
+        sites: The `inserted.InsertedSite`s by name.
+    """
 
     def __init__(self, original, rewritten, what, size, begin):
-        self._sites = {site.name: site for site in inserted.sites(rewritten.graph_def)}
+        self.sites = {site.name: site for site in inserted.sites(rewritten.graph_def)}
         self._functions, self._known, self._noted, self._calls = [], {}, {}, {}
         graph = formats.read(original.path)
         graph.graph_def.CopyFrom(inserted.with_calls(rewritten.graph_def, self._token))
-        self._runner = running.runner(graph, **what)
+        self.runner = running.runner(graph, **what)
         self._size = size
         self._states = [begin] * size
         self._errors = {}
@@ -197,23 +203,23 @@ class _Reference:
 
     def local(self, inputs, state):
         """Returns the first gradients of a step."""
-        self._known = {name: [] for name in self._sites}
+        self._known = {name: [] for name in self.sites}
         return self._run(inputs, state)
 
     def _run(self, inputs, state):
-        self._calls, self._noted = dict.fromkeys(self._sites, 0), {}
-        self._runner.set_state(state)
-        self._runner.run(inputs)
+        self._calls, self._noted = dict.fromkeys(self.sites, 0), {}
+        self.runner.set_state(state)
+        self.runner.run(inputs)
         return dict(self._noted)
 
     def step(self, shards, heard, result, magnitudes):
         """Runs a step on all shards, compares its gradients, and returns the state of rank 0 after it."""
-        self._known = {name: [] for name in self._sites}
+        self._known = {name: [] for name in self.sites}
         for _ in range(_MAX_PASSES):
             notes, states = [], []
             for shard, state in zip(shards, self._states):
                 notes.append(self._run(shard, state))
-                states.append(self._runner.state())
+                states.append(self.runner.state())
             if not any(notes):
                 break
             for name in notes[0]:
@@ -228,7 +234,7 @@ class _Reference:
         return states[0]
 
     def _compare(self, name, parts, heard, result, magnitudes):
-        site, number = self._sites[name], len(self._known[name])
+        site, number = self.sites[name], len(self._known[name])
         if number >= len(heard.get(name, ())):
             result.failures.append(f"'{name}' was not synchronised")
             self._known[name].append(parts[0])
@@ -241,7 +247,7 @@ class _Reference:
 
     def finish(self, result):
         """Notes the errors that were found."""
-        for name in self._sites:
+        for name in self.sites:
             if name not in self._errors:
                 result.failures.append(f"'{name}' was never synchronised")
         result.errors = self._errors
@@ -295,7 +301,7 @@ def _epsilon(dtype):
         np.dtype(dtype).name != "bfloat16") else 2.0**-9
 
 
-def _compare_ranks(result, heard, size):
+def _compare_ranks(result, heard):
     """Notes sums that ranks do not have with the same bits."""
     names = sorted(heard)
     digests = _gather("verify/sums", [_digest(*(part for call in heard[name] for part in call)) for name in names])
@@ -331,13 +337,12 @@ def _compare_joined(result, original, reference, what, shards, begin):
     targets = graph.targets(what["signature"], what["train_op"])
     flat = flatten.flatten(graph.graph_def, targets)
     view = graph_lib.Graph(grappler.add_shapes(flat.graph_def))
-    is_saved = lambda tensor: flat.places[graph_lib.node_of(tensor)][1] is not None  # noqa: E731
     try:
-        found = find_gradients.find_gradients(view, is_saved)
+        found = find_gradients.find_gradients(view, flat.is_saved)
         result.row_dependence = row_independence.why_not(view, [g.tensor for g in found.gradients])
     except PoseidonError as error:  # the user has said where gradients are
         result.row_dependence = f"that cannot be told ({error})"
-    if any(shape.rank == 0 or shape.as_list()[0] is not None for _, shape in reference._runner.inputs.values()):
+    if any(shape.rank == 0 or shape.as_list()[0] is not None for _, shape in reference.runner.inputs.values()):
         result.row_dependence = result.row_dependence or "the graph fixes the number of its rows"
         return
     joined = {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
@@ -349,7 +354,7 @@ def _compare_joined(result, original, reference, what, shards, begin):
     result.joined, result.joined_bound = 0.0, 1024 * epsilon
     means = {}
     for name, gradient in whole.items():
-        site = reference._sites[name]
+        site = reference.sites[name]
         if not site.name.startswith("state/") and len(gradient) == 1:
             divisor = len(shards) if site.rule == "mean" else 1
             means[name] = sum(np.asarray(part[name][0], np.float64) for part in parts) / divisor
