@@ -59,7 +59,6 @@ class Spine:
                 does what mixes them with a gradient, even element by element.
         """
         self._graph, self._variables, self._differs = graph, variables, differs
-        self._variable = variable
         self._upstream = upstream
         shape = self._variables.shape(variable)
         self._shape, self._size = shape, graph_lib.num_elements(shape)
