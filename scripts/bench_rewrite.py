@@ -28,15 +28,22 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "How often each is rewritten.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 
 
-def save_training_step(name, path):
-    """Saves the training step of a model: forward, backward, and SGD with momentum."""
-    model = getattr(keras.applications, name)(weights=None)
+def save_training_step(name, path, row=(224, 224, 3), **options):
+    """Saves the training step of a model: forward, backward, and SGD with momentum.
+
+    Args:
+        name: The model's name in keras.applications.
+        path: The folder to write.
+        row: Shape of an image.
+        **options: What else the model takes.
+    """
+    model = getattr(keras.applications, name)(input_shape=row, weights=None, **options)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
     module = tf.Module()
     module.variables_of_step = [v.value for v in (*model.variables, *optimizer.variables)]
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 224, 224, 3]), tf.TensorSpec([None], tf.int32)])
+    @tf.function(input_signature=[tf.TensorSpec([None, *row]), tf.TensorSpec([None], tf.int32)])
     def train(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))

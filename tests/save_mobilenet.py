@@ -1,31 +1,13 @@
-"""Saves a training step of MobileNetV2: save_mobilenet.py FOLDER."""
+"""Saves a training step of a small MobileNetV2, as the benchmark does: save_mobilenet.py FOLDER."""
 
+import pathlib
 import sys
 
 import keras
-import tensorflow as tf
 
-ROW = (32, 32, 3)
-
-
-def main(path):
-    keras.utils.set_random_seed(0)
-    model = keras.applications.MobileNetV2(ROW, alpha=0.35, weights=None, classes=10)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    optimizer.build(model.trainable_variables)
-    module = tf.Module()
-    module.all = [v.value for v in (*model.variables, *optimizer.variables)]
-
-    @tf.function(input_signature=[tf.TensorSpec([None, *ROW]), tf.TensorSpec([None], tf.int32)])
-    def train(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
-        optimizer.apply(tape.gradient(loss, [v.value for v in model.trainable_variables]),
-                        model.trainable_variables)
-        return {"loss": loss}
-
-    tf.saved_model.save(module, path, signatures={"train": train})
-
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "scripts"))
+import bench_rewrite  # noqa: E402
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    keras.utils.set_random_seed(0)
+    bench_rewrite.save_training_step("MobileNetV2", sys.argv[1], (32, 32, 3), alpha=0.35, classes=10)
