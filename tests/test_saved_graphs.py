@@ -231,6 +231,44 @@ def test_commands(zoo, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["back", "out", "report.json"]
 
 
+def _multiply(graph_def):
+    """Multiplies shares where they should be divided."""
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            if node.name == "poseidon/dense0/kernel/v0_scaled0":
+                node.op = "Mul"
+
+
+def _leave_out(graph_def):
+    """Lets an update read this rank's gradient, and says so nowhere."""
+    site = next(site for site in inserted.sites(graph_def) if site.name == "dense1/bias")
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            if "_poseidon_inserted" not in node.attr:
+                node.input[:] = [site.before[0] if tensor == site.sums[0] else tensor for tensor in node.input]
+
+
+@pytest.mark.parametrize("damage, message", [
+    (_multiply, "WRONG: the gradient of 'dense0/kernel' is off by .* times what rounding explains"),
+    (_leave_out, "WRONG: .*'dense1/bias'"),
+])
+def test_what_is_wrong_is_not_verified(zoo, damage, message, tmp_path):
+    saved = zoo.saved("sgd")
+    graph = formats.read(str(zoo.rewritten("sgd", 2)[0]))
+    damage(graph.graph_def)
+    graph.write(tmp_path / "damaged")
+    outcome = launch.run([COMMAND, "verify", saved.path, tmp_path / "damaged"], ranks=2, timeout_s=60)
+    assert outcome.status == 1 and re.search(message, outcome.output), outcome.output
+
+
+def test_wrong_rule_is_not_verified(zoo, tmp_path):
+    """The loss is a mean of rows, but gradients are summed."""
+    saved = zoo.saved("sgd")
+    poseidon.rewrite_saved_model(saved.path, tmp_path / "sum", workers=2, batch_size=saved.rows, rule="sum")
+    outcome = launch.run([COMMAND, "verify", saved.path, tmp_path / "sum"], ranks=2, timeout_s=60)
+    assert outcome.status == 1 and "WRONG: rows are independent, but the joined batch" in outcome.output
+
+
 def test_plan_is_replayed(zoo, tmp_path):
     saved, plan = zoo.saved("sgd"), tmp_path / "plan.json"
     path, report = zoo.rewritten("sgd", 2)
