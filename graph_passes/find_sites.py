@@ -13,6 +13,9 @@ from tensorflow.python.framework import dtypes
 
 from tf_poseidon.graph_passes import graph as graph_lib
 
+# The ops that our strategy puts over gradients.
+MARKERS = ("PoseidonSync", "PoseidonSyncSlices")
+
 
 @dataclasses.dataclass(frozen=True)
 class Marker:
@@ -58,7 +61,7 @@ def find_sites(graph):
 
 def _marker(graph, node):
     """Returns the `Marker` that a node is, or None."""
-    if node.op not in ("PoseidonSync", "PoseidonSyncSlices") or graph_lib.is_planned(node):
+    if node.op not in MARKERS or graph_lib.is_planned(node):
         return None
     site, dtype = node.attr["site"].s.decode(), node.attr["T"].type
     if node.op == "PoseidonSync":

@@ -11,6 +11,9 @@ from tensorflow.python.framework import tensor_util
 
 from tf_poseidon.errors import PoseidonError
 
+# The attribute of markers that a pass has decided about, and left as they are.
+PLANNED = "_poseidon_planned"
+
 
 def node_of(tensor):
     """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
@@ -112,7 +115,7 @@ def control_inputs(node):
 
 def is_planned(node):
     """Whether a pass has decided about a marker, and left it as it is."""
-    return "planned" in node.attr and node.attr["planned"].b  # reading an attribute would make it
+    return PLANNED in node.attr
 
 
 def num_elements(shape):

@@ -5,8 +5,10 @@
 // say. H. Zhang et al. describe the graph that results in USENIX ATC 2017, section 4.
 
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "tensorflow/core/framework/node_def_util.h"
@@ -27,22 +29,24 @@ using tensorflow::grappler::GraphProperties;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
 constexpr char kShapes[] = "_output_shapes";
+// On a marker that a pass has decided about, and left as it is.
+constexpr char kPlanned[] = "_poseidon_planned";
 
 // Called with a serialized GraphDef; gives poseidon_set_rewritten the graph to take in its place,
 // if any.
 using Passes = void (*)(const char* graph, size_t bytes, void* rewritten);
 
 std::atomic<Passes> passes{nullptr};
+// The ops over which gradients are synchronised, as the passes know them. Never freed.
+std::atomic<const std::set<std::string>*> marker_ops{nullptr};
 
 const AttrValue* FindAttr(const NodeDef& node, const char* name) {
   auto found = node.attr().find(name);
   return found == node.attr().end() ? nullptr : &found->second;
 }
 
-bool IsUndecidedSite(const NodeDef& node) {
-  if (node.op() == "PoseidonSync") return true;
-  const AttrValue* planned = FindAttr(node, "planned");
-  return node.op() == "PoseidonSyncSlices" && !(planned && planned->b());
+bool IsUndecidedSite(const NodeDef& node, const std::set<std::string>& markers) {
+  return markers.count(node.op()) > 0 && !FindAttr(node, kPlanned);
 }
 
 // Gives each tensor whose number of rows is unknown the rows that the step is planned for.
@@ -103,14 +107,16 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
   }
 
   absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
+    Passes run = passes;
+    const std::set<std::string>* markers = marker_ops;
+    if (!run || !markers) return absl::AbortedError("Nothing to do.");
     const NodeDef* agree = nullptr;
     bool has_site = false;
     for (const NodeDef& node : item.graph.node()) {
-      has_site = has_site || IsUndecidedSite(node);
+      has_site = has_site || IsUndecidedSite(node, *markers);
       if (node.op() == "PoseidonAgree") agree = &node;
     }
-    Passes run = passes;
-    if (!has_site || !run) return absl::AbortedError("Nothing to do.");
+    if (!has_site) return absl::AbortedError("Nothing to do.");
 
     const AttrValue* rows = agree ? FindAttr(*agree, "rows") : nullptr;
     GraphDef graph = item.graph;
@@ -133,8 +139,10 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
 
 extern "C" {
 
-// Lets `passes` rewrite all functions from now on. Returns false when another plug-in has the place.
-__attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes) {
+// Lets `passes` rewrite all functions from now on that hold one of `markers`, names of ops with spaces
+// between them. Returns false when another plug-in has the place.
+__attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes,
+                                                                const char* markers) {
   static const bool is_registered = [] {
     const std::set<std::string> devices = {"CPU"};
     using Registry = poseidon::PluginGraphOptimizerRegistry;
@@ -144,6 +152,9 @@ __attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes
                                            unchanged);
     return true;
   }();
+  std::istringstream names(markers);
+  using Names = std::istream_iterator<std::string>;
+  poseidon::marker_ops = new std::set<std::string>(Names(names), Names());
   poseidon::passes = passes;
   return is_registered;
 }

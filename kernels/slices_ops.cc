@@ -59,7 +59,6 @@ REGISTER_OP("PoseidonSyncSlices")
     .Attr("Tidx: {int32, int64}")
     .Attr("site: string")
     .Attr("shape: shape")
-    .Attr("planned: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SyncSlicesShape)
@@ -77,7 +76,6 @@ all_indices: In ascending order, each once. All rows of the variable when it was
 sums: Their rows, summed over ranks.
 site: As of PoseidonSync.
 shape: The shape of the variable, fully known.
-planned: Whether a graph pass has decided for this op, and need not look at it again.
 )doc");
 
 REGISTER_OP("PoseidonDenseSlices")

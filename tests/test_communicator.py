@@ -1,6 +1,7 @@
-"""The communicator over the loopback transport: all ranks in this process."""
+"""The communicator over its transports, but MPI: all ranks in this process."""
 
 import contextlib
+import socket
 import threading
 
 import ml_dtypes
@@ -8,16 +9,44 @@ import numpy as np
 import pytest
 
 from tf_poseidon.communicator import join_loopback
+from tf_poseidon.communicator import join_sockets
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import PoseidonError
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 
 
+_join = join_loopback
+
+
+@pytest.fixture(autouse=True, params=["loopback", "sockets"])
+def transport(request):
+    """What moves the bytes in the jobs of a test."""
+    global _join
+    before, _join = _join, {"loopback": join_loopback, "sockets": join_by_sockets}[request.param]
+    yield
+    _join = before
+
+
+def connected(size):
+    """Returns for each rank its sockets to all others, None for itself."""
+    sockets = [[None] * size for _ in range(size)]
+    for high in range(size):
+        for low in range(high):
+            sockets[low][high], sockets[high][low] = socket.socketpair()
+    return sockets
+
+
+def join_by_sockets(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
+    told = servers if isinstance(servers, list) else [servers] * size
+    return [join_sockets(rank, to_others, kv_pair_bytes, timeout_s, timeout_s, told[rank])
+            for rank, to_others in enumerate(connected(size))]
+
+
 @contextlib.contextmanager
-def loopback(size, goodbye=True, **options):
+def job(size, goodbye=True, **options):
     """The ranks of a job, which they leave together."""
-    ranks = join_loopback(size, **options)
+    ranks = _join(size, **options)
     try:
         yield ranks
         if goodbye:
@@ -57,7 +86,7 @@ def all_submit(ranks, site, values, **options):
 def test_sum_is_exact(size, servers):
     """Integers: any order of adding gives this result, any mistake in cutting another one."""
     chosen = {"all": (), "first": (0,), "last": (size - 1,)}[servers]
-    with loopback(size, kv_pair_bytes=64 << 10, servers=chosen) as ranks:
+    with job(size, kv_pair_bytes=64 << 10, servers=chosen) as ranks:
         for count in (0, 1, 7, 1000, 8192, 8193, 300001):
             for dtype in DTYPES:
                 values = [((np.arange(count) + 3 * r) % 7 + r).astype(dtype) for r in range(size)]
@@ -69,7 +98,7 @@ def test_sum_is_exact(size, servers):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sum_adds_in_rank_order(dtype):
     """Random numbers: only the order 0, 1, 2, … gives these bits."""
-    with loopback(5) as ranks:
+    with job(5) as ranks:
         values = [np.random.default_rng(r).normal(size=100_003).astype(dtype) for r in range(5)]
         expected = values[0] + values[1] + values[2] + values[3] + values[4]
         for result in all_submit(ranks, "x", values):
@@ -78,7 +107,7 @@ def test_sum_adds_in_rank_order(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_added_in_float_and_rounded_once(dtype):
-    with loopback(3) as ranks:
+    with job(3) as ranks:
         values = [np.random.default_rng(r).normal(size=10_001).astype(dtype) for r in range(3)]
         expected = (values[0].astype(np.float32) + values[1].astype(np.float32) +
                     values[2].astype(np.float32)).astype(dtype)
@@ -90,7 +119,7 @@ def test_half_precision_is_added_in_float_and_rounded_once(dtype):
 def test_every_half_precision_number_survives(dtype):
     """Adding zero goes through float and back: all 65536 bit patterns, numbers unchanged."""
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         for result in all_submit(ranks, "x", [every, np.zeros_like(every)]):
             np.testing.assert_array_equal(result.astype(np.float32), every.astype(np.float32))
 
@@ -106,14 +135,14 @@ def test_rounding_to_half_agrees_with_numpy(bits):
         high = value.astype(np.float16)
         low = (value - high.astype(np.float32)).astype(np.float16)
         expected = (high.astype(np.float32) + low.astype(np.float32)).astype(np.float16)
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         for result in all_submit(ranks, "x", [high, low]):
             np.testing.assert_array_equal(result, expected)
 
 
 def test_rank_that_does_not_contribute_is_left_out():
     """Not multiplied by zero: what it holds may be infinite or no number."""
-    with loopback(3) as ranks:
+    with job(3) as ranks:
         values = [np.ones(50_000), np.full(50_000, np.nan), np.full(50_000, 2.0)]
         waits = [rank.submit("x", value, contributes=r != 1)
                  for r, (rank, value) in enumerate(zip(ranks, values))]
@@ -122,7 +151,7 @@ def test_rank_that_does_not_contribute_is_left_out():
 
 
 def test_no_contribution_at_all_is_zero():
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         for result in all_submit(ranks, "x", [np.ones(9)] * 2, contributes=False):
             np.testing.assert_array_equal(result, 0.0)
 
@@ -130,20 +159,20 @@ def test_no_contribution_at_all_is_zero():
 @pytest.mark.parametrize("count", [0, 1, 300_001])
 @pytest.mark.parametrize("root", [0, 2])
 def test_broadcast(root, count):
-    with loopback(3, kv_pair_bytes=64 << 10) as ranks:
+    with job(3, kv_pair_bytes=64 << 10) as ranks:
         values = [np.arange(count) * (r + 1) for r in range(3)]
         for result in all_submit(ranks, "x", values, root=root):
             np.testing.assert_array_equal(result, values[root])
 
 
 def test_broadcast_of_text():
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         texts = in_parallel(ranks, lambda rank: rank.broadcast_text("t", f"Grüße {rank.rank}"))
         assert texts == ["Grüße 0", "Grüße 0"]
 
 
 def test_ranks_may_submit_in_any_order():
-    with loopback(3) as ranks:
+    with job(3) as ranks:
         sites = [f"site {i}" for i in range(20)]
         waits = {}
         for rank in ranks:
@@ -169,7 +198,7 @@ def test_what_is_asked_for_late_holds_nothing_up(is_late):
         first = rank.submit("large", np.empty_like(large), root=0)()
         return first, second if is_late else second()
 
-    with loopback(3, servers=(0,), timeout_s=10.0) as ranks:
+    with job(3, servers=(0,), timeout_s=10.0) as ranks:
         for first, second in in_parallel(ranks, run):
             np.testing.assert_array_equal(first, large)
             np.testing.assert_array_equal(second, small)
@@ -180,7 +209,7 @@ def test_many_steps_of_ranks_that_run_ahead():
     def train(rank):
         return [int(rank.sum("x", np.int64(rank.rank + step))) for step in range(200)]
 
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         for result in in_parallel(ranks, train):
             assert result == [6 + 4 * step for step in range(200)]
 
@@ -188,7 +217,7 @@ def test_many_steps_of_ranks_that_run_ahead():
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_kv_pairs_spread_evenly(size):
     """Every rank sends and receives what the cost model says: 2 N (P - 1) / P each way."""
-    with loopback(size) as ranks:
+    with job(size) as ranks:
         num_bytes = 24 << 20
         all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
         for rank in ranks:
@@ -199,14 +228,14 @@ def test_kv_pairs_spread_evenly(size):
 
 
 def test_headers_are_small():
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         all_submit(ranks, "x", [np.ones(1 << 18, np.float32)] * 4)
         statistics = ranks[0].statistics()
         assert statistics["header_bytes"] < 0.02 * statistics["sites"]["x"]["sent_bytes"]
 
 
 def test_site_cannot_be_in_flight_twice():
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         waits = [rank.submit("x", np.ones(3)) for rank in ranks[:1]]
         with pytest.raises(JobEndedError, match="'x' is already being exchanged"):
             ranks[0].submit("x", np.ones(3))()
@@ -221,7 +250,7 @@ def test_site_cannot_be_in_flight_twice():
     ([np.ones(3, np.float32), np.ones(3, np.int32)], r"elements of int32"),
 ])
 def test_disagreement_ends_all_ranks(values, message):
-    with loopback(2, goodbye=False) as ranks:
+    with job(2, goodbye=False) as ranks:
         errors = in_parallel(ranks, lambda rank: rank.sum("x", values[rank.rank]))
         for error in errors:
             assert isinstance(error, JobEndedError)
@@ -230,13 +259,13 @@ def test_disagreement_ends_all_ranks(values, message):
 
 
 def test_servers_that_differ_end_all_ranks():
-    with loopback(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
+    with job(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
         for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
             assert "give PoseidonStrategy the same servers and kv_pair_bytes" in str(error)
 
 
 def test_deadline_names_site_and_ranks():
-    with loopback(3, goodbye=False, timeout_s=0.5) as ranks:
+    with job(3, goodbye=False, timeout_s=0.5) as ranks:
         wait_0, wait_2 = (ranks[r].submit("dense/kernel", np.ones(3)) for r in (0, 2))
         for wait in (wait_0, wait_2):
             with pytest.raises(JobEndedError, match=r"waited 0\.5 s for rank 1 to exchange "
@@ -245,7 +274,7 @@ def test_deadline_names_site_and_ranks():
 
 
 def test_abort_reaches_every_rank():
-    with loopback(3, goodbye=False) as ranks:
+    with job(3, goodbye=False) as ranks:
         waits = [ranks[r].submit("x", np.ones(100_000)) for r in (0, 2)]
         ranks[1].abort("Rank 1 failed: ValueError: boom")
         for wait in waits:
@@ -257,7 +286,7 @@ def test_abort_reaches_every_rank():
 
 
 def test_rank_that_leaves_early_ends_the_others():
-    with loopback(2, goodbye=False) as ranks:
+    with job(2, goodbye=False) as ranks:
         errors = in_parallel(ranks, lambda rank: (rank.goodbye() if rank.rank == 0 else
                                                   rank.sum("x", np.ones(5))))
         for error in errors:
@@ -265,13 +294,39 @@ def test_rank_that_leaves_early_ends_the_others():
 
 
 def test_nothing_can_be_submitted_after_goodbye():
-    with loopback(1) as ranks:
+    with job(1) as ranks:
         ranks[0].goodbye()
         with pytest.raises(JobEndedError, match="after this rank had said goodbye"):
             ranks[0].sum("x", np.ones(1))
 
 
 def test_dtype_without_sum_is_refused():
-    with loopback(1) as ranks:
+    with job(1) as ranks:
         with pytest.raises(PoseidonError, match="'x' has dtype uint8, which cannot be summed"):
             ranks[0].sum("x", np.ones(3, np.uint8))
+
+
+@pytest.mark.parametrize("word", [b"", b"?" * 100])
+def test_lost_connection_ends_the_rank(word):
+    """A peer that is killed, or is no rank of ours: its end of the socket closes, perhaps after nonsense."""
+    own, peer = socket.socketpair()
+    rank = join_sockets(0, [None, own], 2 << 20, 10.0, 10.0, ())
+    wait = rank.submit("x", np.ones(100_000))
+    peer.sendall(word)
+    peer.close()
+    with pytest.raises(JobEndedError, match="The connection to rank 1 is lost: it "):
+        wait()
+    rank.leave()
+
+
+def test_last_word_of_a_rank_is_read_before_its_end_is_noticed():
+    """What a rank says when it fails is the reason, though nothing can be sent to it any more."""
+    (_, own), (peer, _) = connected(2)
+    ranks = [join_sockets(0, [None, own], 2 << 20, 10.0, 10.0, ()),
+             join_sockets(1, [peer, None], 2 << 20, 10.0, 10.0, ())]
+    wait = ranks[0].submit("x", np.ones(10_000_000))
+    ranks[1].abort("Rank 1 failed: ValueError: boom")
+    ranks[1].leave()
+    with pytest.raises(JobEndedError, match="^Rank 1 failed: ValueError: boom$"):
+        wait()
+    ranks[0].leave()

@@ -1,4 +1,4 @@
-"""Sufficient factor broadcasting over the loopback transport: all ranks in this process."""
+"""Sufficient factor broadcasting over the loopback transport and sockets: all ranks in this process."""
 
 import random
 import time
@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 from test_communicator import in_parallel
-from test_communicator import loopback
+from test_communicator import job
+from test_communicator import transport  # noqa: F401  # a fixture: each test runs over each transport
 
 from tf_poseidon.errors import JobEndedError
 
@@ -21,7 +22,7 @@ def parts_of(rank, step=0, rows=None, columns=(3, 5000)):
 @pytest.mark.parametrize("rows", [
     lambda rank: rank + 1, lambda rank: 0, lambda rank: 3 * (rank % 2), lambda rank: 7])
 def test_all_ranks_get_all_rows_in_rank_order(size, rows):
-    with loopback(size) as ranks:
+    with job(size) as ranks:
         for step in range(3):
             waits = [rank.submit_factors("w", parts_of(rank.rank, step, rows(rank.rank)))
                      for rank in ranks]
@@ -40,7 +41,7 @@ def test_ranks_may_be_ready_at_different_times():
             assert len(got[0]) == 1 + 2 + 3 + 4
             assert set(got[1][:, 0]) == {10 * step + r for r in range(4)}
 
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         assert in_parallel(ranks, run) == [None] * 4
 
 
@@ -71,7 +72,7 @@ def test_all_ranks_find_alike_that_one_has_refused(seed):
                 np.testing.assert_array_equal(total, np.full(50_000, size))
         return forms
 
-    with loopback(size) as ranks:
+    with job(size) as ranks:
         expected = ["factors"] * first + ["dense"] * (steps - first)
         assert in_parallel(ranks, run) == [expected] * size
 
@@ -90,7 +91,7 @@ def test_factors_are_tried_again_when_all_ranks_have_them():
         return "".join(synchronize(rank, step, not (rank.rank in (1, 2) and 2 <= step < 5))[0]
                        for step in range(9))
 
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         assert in_parallel(ranks, run) == ["ffdddd" + "fff"] * 4
 
 
@@ -100,7 +101,7 @@ def test_plain_steps_of_all_ranks_cost_no_message_but_one():
             synchronize(rank, step, has_factors=False)
         return rank.statistics()["header_bytes"]
 
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         headers = in_parallel(ranks, run)
     # A refusal to each of 3 others; of the one KV pair, one server sends to 3 and 3 send to it.
     assert sum(headers) == 64 * (4 * 3 + 50 * 6)
@@ -114,7 +115,7 @@ def test_ranks_of_other_forms_fall_back(parts):
                  for step in range(4)]
         return steps, rank.statistics()["sites"]["w"]["sent_bytes"]
 
-    with loopback(4) as ranks:
+    with job(4) as ranks:
         for (steps, sent), rank in zip(in_parallel(ranks, run), range(4)):
             assert steps == ["dense"] * 4
             # Found out in the first step, and not tried again.
@@ -123,7 +124,7 @@ def test_ranks_of_other_forms_fall_back(parts):
 
 
 def test_one_site_refused_leaves_the_others():
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         in_parallel(ranks, lambda rank: rank.submit("a", np.ones(3), is_gradient=True)())
         for site, expected in (("a", False), ("b", True)):
             waits = [rank.submit_factors(site, parts_of(rank.rank)) for rank in ranks]
@@ -131,7 +132,7 @@ def test_one_site_refused_leaves_the_others():
 
 
 def test_other_columns_end_the_job():
-    with loopback(2, goodbye=False) as ranks:
+    with job(2, goodbye=False) as ranks:
         outcomes = in_parallel(ranks, lambda rank: rank.submit_factors(
             "w", parts_of(rank.rank, columns=(3, 4 + rank.rank)))())
         for outcome in outcomes:
@@ -140,7 +141,7 @@ def test_other_columns_end_the_job():
 
 
 def test_rank_that_does_not_come_is_named():
-    with loopback(3, goodbye=False, timeout_s=0.5) as ranks:
+    with job(3, goodbye=False, timeout_s=0.5) as ranks:
         outcomes = in_parallel(ranks[:2], lambda rank: rank.submit_factors("w", parts_of(0))())
         for outcome in outcomes:
             assert "waited 0.5 s for rank 2 to exchange 'w' (sfb)" in str(outcome)
@@ -150,13 +151,13 @@ def test_rank_that_has_left_is_named():
     def run(rank):
         return rank.goodbye() if rank.rank == 1 else rank.submit_factors("w", parts_of(0))()
 
-    with loopback(3, goodbye=False) as ranks:
+    with job(3, goodbye=False) as ranks:
         for outcome in in_parallel(ranks, run):
             assert "Rank 1 has ended its program" in str(outcome) and "'w'" in str(outcome)
 
 
 def test_abort_ends_factors_under_way():
-    with loopback(2, goodbye=False) as ranks:
+    with job(2, goodbye=False) as ranks:
         wait = ranks[0].submit_factors("w", parts_of(0, rows=1000))
         ranks[1].abort("enough")
         with pytest.raises(JobEndedError, match="enough"):
@@ -164,7 +165,7 @@ def test_abort_ends_factors_under_way():
 
 
 def test_bytes_are_counted():
-    with loopback(3) as ranks:
+    with job(3) as ranks:
         waits = [rank.submit_factors("w", parts_of(rank.rank)) for rank in ranks]
         for wait in waits:
             wait()
@@ -187,6 +188,6 @@ def test_waiting_is_what_comes_after_the_last_submission():
             first(), second()
         return rank.statistics()["waiting_seconds"]
 
-    with loopback(2) as ranks:
+    with job(2) as ranks:
         early, late = in_parallel(ranks, run)
     assert 0.25 < early < 0.6 and late < 0.1

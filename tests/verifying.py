@@ -11,7 +11,7 @@ from rewritten import write_report
 import tf_poseidon as poseidon
 from tf_poseidon.graph_passes import match_factors
 from tf_poseidon.graph_passes import matches
-from tf_poseidon.graph_passes import rewrite
+from tf_poseidon.graph_passes import send_receive
 
 EVERY = 2
 
@@ -38,7 +38,7 @@ def double_sums():
                                        [site._marker.dtype], [site._marker.shape])
         site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
 
-    rewrite._SiteRewriter.dense = wrong
+    send_receive.SendReceive.dense = wrong
 
 
 class ChangeWeights(keras.callbacks.Callback):

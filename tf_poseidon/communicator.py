@@ -38,6 +38,8 @@ def _functions():
     text, handle, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
     for name, result, arguments in (
         ("join_mpi", handle, [text, ctypes.POINTER(_Options), text]),
+        ("join_sockets", handle, [number, number, ctypes.POINTER(number), ctypes.POINTER(_Options),
+                                  text]),
         ("join_loopback", ctypes.c_bool,
          [number, ctypes.POINTER(_Options), ctypes.POINTER(handle), text]),
         ("set_process_communicator", None, [handle]),
@@ -241,6 +243,24 @@ def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
     if not _functions().poseidon_join_loopback(size, options, handles, error):
         raise PoseidonError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
+
+
+def join_sockets(rank, sockets, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    """Returns the communicator of a rank that is connected to all others.
+
+    Args:
+        rank: This rank.
+        sockets: A connected stream `socket.socket` for each rank, in order; None for this one. The
+            communicator owns them from here on.
+        kv_pair_bytes, timeout_s, startup_timeout_s, servers: As for `join_mpi`.
+    """
+    error = ctypes.create_string_buffer(_TEXT_BYTES)
+    files = (ctypes.c_int32 * len(sockets))(*(-1 if s is None else s.detach() for s in sockets))
+    handle = _functions().poseidon_join_sockets(
+        rank, len(sockets), files, _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers), error)
+    if not handle:
+        raise PoseidonError(error.value.decode(errors="replace"))
+    return Communicator(handle)
 
 
 def join_mpi(transport_library, kv_pair_bytes, timeout_s, startup_timeout_s, servers):

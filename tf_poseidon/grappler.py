@@ -12,6 +12,7 @@ import logging
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library
 
@@ -50,13 +51,15 @@ class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
+        markers: The ops over which gradients are synchronised.
         planner: The `planning.Planner`.
         strict: As of `PoseidonStrategy`.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
-    def __init__(self, planner, strict=False, log_level=logging.DEBUG):
+    def __init__(self, planner, strict=False, log_level=logging.DEBUG, markers=find_sites.MARKERS):
+        self.markers = markers
         self.planner = planner
         self.strict = strict
         self.plan = None
@@ -66,10 +69,10 @@ class GraphPass:
     def register(self):
         """Hands the passes to TensorFlow."""
         _, lib = library.load()
-        lib.poseidon_set_passes.argtypes = [_Passes]
+        lib.poseidon_set_passes.argtypes = [_Passes, ctypes.c_char_p]
         lib.poseidon_set_passes.restype = ctypes.c_bool
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        if not lib.poseidon_set_passes(self._callback):
+        if not lib.poseidon_set_passes(self._callback, " ".join(self.markers).encode()):
             reason = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes "
                       "only one for each device; do without that one")
             if self.strict:
@@ -84,7 +87,7 @@ class GraphPass:
             yield
         finally:
             if _enabled is None:
-                library.load()[1].poseidon_set_passes(_Passes())
+                library.load()[1].poseidon_set_passes(_Passes(), b"")
             else:
                 _enabled.register()
 

@@ -11,8 +11,10 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "loopback_transport.h"
+#include "socket_transport.h"
 
 namespace poseidon {
 namespace {
@@ -82,6 +84,20 @@ Communicator* poseidon_join_mpi(const char* transport_library, const PoseidonOpt
   try {
     return new Communicator(
         [library = std::string(transport_library)] { return poseidon::OpenMpi(library); },
+        poseidon::ToOptions(*options), options->startup_timeout_s);
+  } catch (const std::exception& e) {
+    poseidon::WriteText(e.what(), error);
+    return nullptr;
+  }
+}
+
+Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* sockets,
+                                    const PoseidonOptions* options, char* error) {
+  try {
+    return new Communicator(
+        [rank, sockets = std::vector<int>(sockets, sockets + size)] {
+          return poseidon::MakeSocketTransport(rank, sockets);
+        },
         poseidon::ToOptions(*options), options->startup_timeout_s);
   } catch (const std::exception& e) {
     poseidon::WriteText(e.what(), error);

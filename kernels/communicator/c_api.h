@@ -36,6 +36,11 @@ struct PoseidonOptions {
 poseidon::Communicator* poseidon_join_mpi(const char* transport_library,
                                           const PoseidonOptions* options, char* error);
 
+// Joins a job whose ranks are connected already: `sockets` holds a connected stream socket for each of
+// `size` ranks, which the communicator owns from here on; that of `rank` itself does not count.
+poseidon::Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* sockets,
+                                              const PoseidonOptions* options, char* error);
+
 // Makes a job of `size` ranks in this process, with options for each rank, and writes its
 // communicators to `ranks`.
 bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options,

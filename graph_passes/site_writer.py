@@ -1,0 +1,191 @@
+"""Writes the nodes of one site: what all ways of exchanging have in common.
+
+Factors become matrices with the rows of a rank, and a gradient is rebuilt of the rows of all ranks. How
+the rows get from rank to rank is for the classes that build on this one.
+"""
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+_FLOAT = types_pb2.DT_FLOAT
+HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+
+
+class SiteWriter:
+    """Writes the nodes of one site.
+
+    Attributes:
+        writer: The `graph.Writer` of its nodes, below the name of the marker.
+    """
+
+    def __init__(self, graph, marker):
+        self._graph = graph
+        self._marker = marker
+        self._node = graph.nodes[marker.node]
+        self._controls = graph_lib.control_inputs(self._node)
+        self.writer = graph_lib.Writer(self._node.name, self._node.device)
+
+    # ---- factors --------------------------------------------------------------------------------
+
+    def _parts(self, match):
+        """Returns (tensors, types, columns): what this rank has to give for a gradient to be rebuilt.
+
+        These are U and V, with the rows of all products under each other, and the coefficient of each
+        term, a matrix of one element.
+        """
+        first = match.products[0]
+        u = self._matrices("u", [p.u for p in match.products], first.dtype)
+        v = self._matrices("v", [p.v for p in match.products], first.dtype,
+                           [p.scale for p in match.products])
+        dtype = self._on_wire(first.dtype)
+        tensors = [self._cast("wire_u", u, first.dtype, dtype),
+                   self._cast("wire_v", v, first.dtype, dtype)]
+        types, columns = [dtype] * 2, [first.u.columns, first.v.columns]
+        for i, term in enumerate(match.terms):
+            one = self.writer.constant(f"one{i}", array([[1]], self._marker.dtype), tensors[0])
+            tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self._marker.dtype))
+            types.append(self._marker.dtype)
+            columns.append(1)
+        return tensors, types, columns
+
+    def _masks(self, match):
+        return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
+
+    def _rebuild(self, match, masks, gathered, dtype):
+        """Returns the gradient, made of what all ranks have given.
+
+        Args:
+            match: The `Match`.
+            masks: Its masks, from `_masks`.
+            gathered: As the tensors of `_parts`, with the rows of all ranks.
+            dtype: The type of the first two.
+        """
+        first = match.products[0]
+        out_type = self._made_of(dtype)
+        total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
+                                Tout=out_type)
+        total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
+        for i, mask in enumerate(masks):
+            total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
+        for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
+            factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
+                                     T=self._marker.dtype, Tout=self._marker.dtype)
+            for j, tensor in enumerate(term.tensors):
+                factor = self.writer.add(f"term{i}_{j}", "Mul",
+                                         [self._same_shape(f"term{i}_{j}_in", tensor), factor],
+                                         T=self._marker.dtype)
+            total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self._marker.dtype)
+        return total
+
+    def _sum_of_rows(self, gathered, dtype):
+        """Returns a bias' gradient, made of the rows of all ranks."""
+        out_type = self._made_of(dtype)
+        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type)
+        return self._as_gradient(total, out_type, self._marker.shape)
+
+    def _matrices(self, name, factors, dtype, scales=None):
+        """Returns one matrix with the rows of all factors, scaled."""
+        matrices = []
+        for i, factor in enumerate(factors):
+            tensor = factor.tensor
+            if factor.transpose:
+                order = self.writer.constant(f"{name}{i}_order", np.array(factor.transpose, np.int32),
+                                             tensor)
+                tensor = self.writer.add(f"{name}{i}_transposed", "Transpose", [tensor, order],
+                                         T=dtype, Tperm=types_pb2.DT_INT32)
+            if not factor.is_matrix:
+                tensor = self._reshaped(f"{name}{i}", tensor, [-1, factor.columns], dtype)
+            if scales:
+                tensor = self._scaled(f"{name}{i}", tensor, scales[i], dtype)
+            matrices.append(tensor)
+        return self._concatenated(name, matrices, 0, dtype)
+
+    # ---- slices ---------------------------------------------------------------------------------
+
+    def _dense_of_slices(self):
+        """Returns this rank's slices as a dense gradient."""
+        marker = self._marker
+        return self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
+                               T=marker.dtype, Tidx=self._index_type, shape=marker.shape)
+
+    def _as_slices(self, total):
+        """Puts a dense sum in the marker's place: slices with all indices."""
+        limits = [self.writer.constant(name, array(value, self._index_type), self._marker.gradient)
+                  for name, value in (("start", 0), ("limit", self._marker.shape[0]), ("delta", 1))]
+        indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
+        self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self._marker.dtype])
+
+    @property
+    def _index_type(self):
+        return self._node.attr["Tidx"].type
+
+    # ---- parts ----------------------------------------------------------------------------------
+
+    def _on_wire(self, dtype):
+        """Returns the type that values of `dtype` travel in."""
+        wire = self._marker.wire_dtype
+        return wire if wire is not None and dtype not in HALVES else dtype
+
+    def _made_of(self, dtype):
+        """Returns the type that is made of factors of `dtype`: no rounding to half in between."""
+        return _FLOAT if dtype in HALVES and self._marker.dtype not in HALVES else dtype
+
+    def _cast(self, name, tensor, source, target):
+        if source == target:
+            return tensor
+        return self.writer.add(name, "Cast", [tensor], SrcT=source, DstT=target)
+
+    def _concatenated(self, name, tensors, axis, dtype):
+        if len(tensors) == 1:
+            return tensors[0]
+        along = self.writer.constant(f"{name}_axis", np.int32(axis), tensors[0])
+        return self.writer.add(name, "ConcatV2", [*tensors, along], T=dtype, N=len(tensors),
+                               Tidx=types_pb2.DT_INT32)
+
+    def _scaled(self, name, tensor, scalars, dtype):
+        for i, scalar in enumerate(scalars):
+            if scalar.tensor is None:
+                operand = self.writer.constant(f"{name}_by{i}", array(scalar.value, dtype), tensor)
+            elif self._graph.shape(scalar.tensor) == ():
+                operand = scalar.tensor
+            else:
+                operand = self._reshaped(f"{name}_by{i}", scalar.tensor, [], dtype)
+            tensor = self.writer.add(f"{name}_scaled{i}", "RealDiv" if scalar.divides else "Mul",
+                                     [tensor, operand], T=dtype)
+        return tensor
+
+    def _reshaped(self, name, tensor, shape, dtype):
+        to = self.writer.constant(f"{name}_shape", np.array(shape, np.int32), tensor)
+        return self.writer.add(f"{name}_reshaped", "Reshape", [tensor, to], T=dtype,
+                               Tshape=types_pb2.DT_INT32)
+
+    def _same_shape(self, name, tensor):
+        if self._graph.shape(tensor) == self._marker.shape:
+            return tensor
+        return self._reshaped(name, tensor, self._marker.shape, self._marker.dtype)
+
+    def _as_gradient(self, tensor, dtype, shape):
+        tensor = self._cast("cast", tensor, dtype, self._marker.dtype)
+        if shape != self._marker.shape:
+            tensor = self._reshaped("gradient", tensor, self._marker.shape, self._marker.dtype)
+        return tensor
+
+
+def form_of(match, riders, digest):
+    """Returns a text of what is made of factors: ranks that exchange them have to have the same.
+
+    Args:
+        match: The `Match`.
+        riders: What else is made of them, as texts.
+        digest: A function that returns a text for tensors that are equal on all ranks.
+    """
+    return "; ".join([f"masks {digest(match.masks)}",
+                      *(f"term {digest(term.tensors)}" for term in match.terms), *sorted(riders)])
+
+
+def array(value, dtype):
+    """Returns an array of a `types_pb2.DataType`."""
+    return np.asarray(value, dtypes.as_dtype(dtype).as_numpy_dtype)
