@@ -131,21 +131,23 @@ class Writer:
         self._device = device
         self.nodes = []
 
-    def add(self, suffix, op, inputs, **attributes):
+    def add(self, suffix, op, inputs, on=None, **attributes):
         """Adds a node.
 
         Args:
             suffix: Its name, below the prefix; empty for the prefix itself.
             op: Its op.
             inputs: Names of tensors, control dependencies last.
+            on: Its device, None for that of the writer.
             **attributes: Python values; DataType enums are given as `types_pb2.DT_...` ints under
-                names that begin or end with T or are "dtype" or "F", lists of them as lists.
+                names that begin or end with T or are in _TYPES, lists of them as lists.
 
         Returns:
             The name of its first output.
         """
         name = f"{self._prefix}/{suffix}" if suffix else self._prefix
-        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs, device=self._device)
+        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs,
+                                     device=self._device if on is None else on)
         for key, value in attributes.items():
             set_attribute(node.attr[key], key, value)
         self.nodes.append(node)
@@ -169,8 +171,11 @@ class Writer:
         return name
 
 
+_TYPES = ("dtype", "F", "Index", "out_idx", "out_type", "type")
+
+
 def set_attribute(attribute, key, value):
-    is_type = key.startswith("T") or key.endswith("T") or key in ("dtype", "F")
+    is_type = key.startswith("T") or key.endswith("T") or key in _TYPES
     if isinstance(value, bool):
         attribute.b = value
     elif is_type and isinstance(value, int):
@@ -179,6 +184,8 @@ def set_attribute(attribute, key, value):
         attribute.list.type.extend(value)
     elif isinstance(value, int):
         attribute.i = value
+    elif isinstance(value, float):
+        attribute.f = value
     elif isinstance(value, str):
         attribute.s = value.encode()
     elif key == "shape":

@@ -8,6 +8,7 @@ from tensorflow.python.framework import dtypes
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import check
 from tf_poseidon.graph_passes import count_operations
+from tf_poseidon.graph_passes import find_collectives
 from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import match_biases
@@ -15,6 +16,91 @@ from tf_poseidon.graph_passes import match_factors
 from tf_poseidon.graph_passes import matches as matches_lib
 from tf_poseidon.graph_passes import rank_independence
 from tf_poseidon.graph_passes import rewrite as rewrite_lib
+from tf_poseidon.graph_passes import site_writer
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a training graph synchronises.
+
+    Attributes:
+        graph: The `Graph`.
+        markers: Where; in the order in which the program made them, as far as that is known.
+        matches: What was found out about each gradient, by site.
+        sites: The same for planning, `planning.Site`s.
+        operations: As of `planning.Plan`.
+    """
+
+    graph: graph_lib.Graph
+    markers: tuple
+    matches: dict
+    sites: tuple
+    operations: float | None
+    _step: "_Step"
+    _digest: object
+
+    def rewrite(self, plan, collective_ops=None):
+        """Returns the GraphDef in which each gradient travels as a plan says.
+
+        Raises:
+            check.InvalidGraph: If the result would not be valid.
+        """
+        result = rewrite_lib.rewrite(self.graph, self.markers, self.matches, plan, self._digest,
+                                     self._step.strict, collective_ops)
+        check.check_rewrite(self.graph.graph_def, result, self.markers)
+        return result
+
+    def form(self, plan):
+        """Returns what ranks have to have in common to follow a plan: a line for each site."""
+        riders = {}
+        for decision in plan.decisions:
+            if decision.rides_on:
+                riders.setdefault(decision.rides_on, []).append(decision.site)
+        lines = [plan.form()]
+        for decision in sorted(plan.decisions, key=lambda d: d.site):
+            match = self.matches[decision.site]
+            if decision.scheme == "sfb" and not decision.rides_on:
+                form = site_writer.form_of(match, riders.get(decision.site, ()), self._digest)
+                lines.append(f"'{decision.site}' {form}")
+        return "\n".join(lines)
+
+
+def find(graph_def, body_of=None, is_foreign=False):
+    """Returns what a training graph synchronises, a `Found`; None if that is nothing.
+
+    Args:
+        graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
+            NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
+        body_of: A function that says of a node's name in which function of a saved graph it is; None for
+            the one that asks. Factors of another one cannot be read. None if all are in one.
+        is_foreign: Whether it is a program of another library, whose all-reduces are the markers.
+
+    Raises:
+        ValueError: If the graph synchronises two gradients under the same name.
+        check.InvalidGraph: If the graph is not valid.
+    """
+    check.check_graph(graph_def)
+    graph = graph_lib.Graph(graph_def)
+    step = _step(graph_def)
+    markers = (find_collectives.find_collectives(graph) if is_foreign else
+               _in_order_of_trace(find_sites.find_sites(graph), step))
+    if not markers:
+        return None
+    # Before matching: which tensors ranks have in common is a question to the whole graph.
+    independent = rank_independence.RankIndependence(graph)
+    dense = [marker for marker in markers if marker.indices is None]
+    matches = {m.site: matches_lib.Refusal(m.node, m.refusal) if m.refusal else
+               match_factors.match_factors(graph, m, independent) for m in dense}
+    # After it: biases follow the layers whose factors are known.
+    biases = match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
+    matches |= {site: _within_group(graph, site, match, markers) for site, match in biases.items()}
+    if body_of is not None:
+        matches = {m.site: _within_body(matches[m.site], m, dense, body_of) for m in dense}
+    matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
+    operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
+    sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
+                  for marker, count in zip(markers, before))
+    return Found(graph, tuple(markers), matches, sites, operations, step, independent.digest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +118,13 @@ class Rewritten:
     plan: planning.Plan | None
 
 
-def rewrite(graph_def, planner, body_of=None):
+def rewrite(graph_def, planner, body_of=None, collective_ops=None):
     """Rewrites a training graph so that each gradient travels as the plan says.
 
     Args:
-        graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
-            NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
+        graph_def, body_of: As of `find`.
         planner: The `planning.Planner`.
-        body_of: A function that says of a node's name in which function of a saved graph it is; None for
-            the one that asks. Factors of another one cannot be read. None if all are in one.
+        collective_ops: As of `engines.Engine`.
 
     Returns:
         `Rewritten`. A graph that was rewritten before has nothing left to do.
@@ -50,28 +134,22 @@ def rewrite(graph_def, planner, body_of=None):
         PoseidonError: If the planner refuses the graph.
         check.InvalidGraph: If the graph is not valid, or would not be afterwards.
     """
-    check.check_graph(graph_def)
-    graph = graph_lib.Graph(graph_def)
-    step = _step(graph_def)
-    markers = _in_order_of_trace(find_sites.find_sites(graph), step)
-    if not markers:
+    found = find(graph_def, body_of)
+    if found is None:
         return Rewritten(None, (), None)
-    # Before matching: which tensors ranks have in common is a question to the whole graph.
-    independent = rank_independence.RankIndependence(graph)
-    dense = [marker for marker in markers if marker.indices is None]
-    matches = {m.site: match_factors.match_factors(graph, m, independent) for m in dense}
-    # After it: biases follow the layers whose factors are known.
-    matches |= match_biases.match_biases(graph, dense, matches)
-    if body_of is not None:
-        matches = {m.site: _within_body(matches[m.site], m, dense, body_of) for m in dense}
-    matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
-    operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
-    sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
-                  for marker, count in zip(markers, before))
-    plan = planner.plan(sites, operations)
-    result = rewrite_lib.rewrite(graph, markers, matches, plan, independent.digest, step.strict)
-    check.check_rewrite(graph_def, result, markers)
-    return Rewritten(result, sites, plan)
+    plan = planner.plan(found.sites, found.operations)
+    return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
+
+
+def _within_group(graph, site, match, markers):
+    """Returns a bias' match as it is, or a Refusal if other ranks add it up than the factors' ones."""
+    nodes = [graph.nodes[next(m.node for m in markers if m.site == name)] for name in (site, match.leader)]
+    groups = [(node.attr["process_set_id"].i if "process_set_id" in node.attr else 0,
+               [graph.constant(tensor) for tensor in node.input[1:3]]
+               if node.op == "CollectiveReduceV2" else None) for node in nodes]
+    if groups[0] == groups[1]:
+        return match
+    return matches_lib.Refusal(nodes[0].name, f"other ranks add it up than the factors of '{match.leader}'")
 
 
 def _within_body(match, marker, markers, body_of):

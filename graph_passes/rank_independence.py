@@ -15,7 +15,10 @@ from tensorflow.python.framework import op_def_registry
 from tf_poseidon.graph_passes import graph as graph_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
-                     "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize"}
+                     "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",
+                     "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodBroadcast", "HorovodSize",
+                     "CollectiveReduceV2", "CollectiveReduceV3", "CollectiveGatherV2",
+                     "CollectiveBcastRecvV2", "CollectiveBcastSendV2"}
 # Ops that take a variable without changing it, or whose changes `_is_assignment` knows.
 _HARMLESS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
              "VarIsInitializedOp"}

@@ -6,11 +6,13 @@ no undecided marker is left; every other node keeps its name, and what read a ma
 
 import collections
 
+from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import find_collectives
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import send_receive
 
 
-def rewrite(graph, markers, matches, plan, digest, strict=False):
+def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=None):
     """Returns the rewritten GraphDef.
 
     Args:
@@ -20,6 +22,7 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
         plan: The `Plan`.
         digest: A function that returns a text for tensors that are equal on all ranks.
         strict: Whether the graph shall fail where ranks do not have the same factors.
+        collective_ops: What writes our own markers' exchanges, as of `engines.Engine`.
     """
     decisions = {decision.site: decision for decision in plan.decisions}
     by_site = {marker.site: marker for marker in markers}
@@ -31,12 +34,17 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
     verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
                  if node.op == "PoseidonVerify"}
     group_sizes = collections.Counter(decision.group for decision in plan.decisions)
-    nodes = []
+    nodes, groups, bundles = [], {}, {}
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
         decision = decisions[marker.site]
         group = (decision.group, group_sizes[decision.group]) if decision.group else ("", 1)
-        site = send_receive.SendReceive(graph, marker, strict, verifiers.get(marker.site), group)
+        if marker.bundle is not None:
+            bundles.setdefault(marker.node, []).append(marker)
+        if marker.is_foreign or collective_ops is not None:
+            site = (collective_ops or _ops_of(graph, marker))(graph, marker, plan)
+        else:
+            site = send_receive.SendReceive(graph, marker, strict, verifiers.get(marker.site), group)
         if decision.scheme == "sparse":
             site.slices()
         elif marker.indices is not None:
@@ -44,17 +52,28 @@ def rewrite(graph, markers, matches, plan, digest, strict=False):
         elif decision.scheme == "ps":
             site.dense()
         else:
-            leader = by_site[decision.rides_on or marker.site].node
+            leader = by_site[decision.rides_on or marker.site].prefix
             if decision.rides_on:
                 site.bias(leader, matches[marker.site], matches[decision.rides_on])
             else:
                 site.factors(matches[marker.site], riders.get(marker.site, ()), digest)
             waits |= site.waits(leader, matches[marker.site])
         nodes += site.writer.nodes
+        if decision.group:
+            groups.setdefault(decision.group, []).extend(
+                node.name for node in site.writer.nodes if node.op == "HorovodAllreduce")
+    for of_bundle in bundles.values():
+        nodes += collectives.open_bundle(graph, of_bundle, decisions)
     replaced = {marker.node for marker in markers} | {node.name for node in nodes}
     kept = [_waiting(node, waits.get(node.name)) for node in graph.graph_def.node
             if node.name not in replaced]
-    return graph_lib.with_nodes(graph.graph_def, kept + nodes)
+    return collectives.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
+
+
+def _ops_of(graph, marker):
+    """Returns what writes in the place of a program's own all-reduce."""
+    is_horovod = graph.nodes[marker.node].op in find_collectives.HOROVOD
+    return collectives.HorovodOps if is_horovod else collectives.TensorFlowOps
 
 
 def _waiting(node, control):

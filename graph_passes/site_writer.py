@@ -26,7 +26,7 @@ class SiteWriter:
         self._marker = marker
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
-        self.writer = graph_lib.Writer(self._node.name, self._node.device)
+        self.writer = graph_lib.Writer(marker.prefix, self._node.device)
 
     # ---- factors --------------------------------------------------------------------------------
 

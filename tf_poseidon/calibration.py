@@ -34,7 +34,7 @@ def calibrate(**options):
     so those that share a machine share its speed. All get the numbers of rank 0.
 
     Args:
-        **options: If no strategy was created yet, those of it that say how the job is joined: servers,
+        **options: If no strategy was created yet, those of it that say how the job is joined: engine, servers,
             kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same.
 
     Returns:
@@ -107,7 +107,7 @@ def _time_sums(communicator, num_bytes, repeats):
     value, times = np.zeros(num_bytes // 4, np.float32), []
     for _ in range(repeats):
         begin = time.perf_counter()
-        communicator.submit("calibration/sum", value, out=value)()
+        runtime.engine().sum_in_place(communicator, "calibration/sum", value)
         times.append(time.perf_counter() - begin)
     return times
 

@@ -10,9 +10,11 @@ import ctypes
 import logging
 
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import find_sites
+from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library
 
@@ -25,21 +27,22 @@ _Take = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 _enabled = None
 
 
-def enable(rank, planner, strict):
+def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=find_sites.MARKERS):
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
     Args:
         rank: This rank; rank 0 logs what is rewritten.
-        planner, strict: As `GraphPass` has them.
+        planner, strict, agreed, collective_ops, markers: As `GraphPass` has them.
 
     Raises:
         PoseidonError: If they run already with other options, or cannot run and `strict` is set.
     """
     global _enabled
     if _enabled is None:
-        _enabled = GraphPass(planner, strict, logging.INFO if rank == 0 else logging.DEBUG)
+        _enabled = GraphPass(planner, strict, logging.INFO if rank == 0 else logging.DEBUG, agreed,
+                             collective_ops, markers)
         _enabled.register()
-    elif (_enabled.planner, _enabled.strict) != (planner, strict):
+    elif (_enabled.planner, _enabled.strict, _enabled.markers) != (planner, strict, markers):
         raise PoseidonError(
             f"This process rewrites training graphs with {_enabled.planner}, strict="
             f"{_enabled.strict}, and cannot change that to {planner}, strict={strict}: give every "
@@ -51,18 +54,29 @@ class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
-        markers: The ops over which gradients are synchronised.
         planner: The `planning.Planner`.
         strict: As of `PoseidonStrategy`.
+        markers: The ops over which gradients are synchronised: ours, or those of another library.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
-    def __init__(self, planner, strict=False, log_level=logging.DEBUG, markers=find_sites.MARKERS):
-        self.markers = markers
+    def __init__(self, planner, strict=False, log_level=logging.DEBUG, agreed=None, collective_ops=None,
+                 markers=find_sites.MARKERS):
+        """Makes the passes.
+
+        Args:
+            planner, strict, markers: As above.
+            log_level: At which it is told what was rewritten.
+            agreed: The `agreement.Agreed` of ranks that have to rewrite alike; None if they need not.
+            collective_ops: As of `engines.Engine`.
+        """
         self.planner = planner
         self.strict = strict
+        self.markers = markers
         self.plan = None
+        self._agreed = agreed
+        self._collective_ops = collective_ops
         self._log_level = log_level
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
@@ -99,20 +113,32 @@ class GraphPass:
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
+        is_agreed = False
         try:
-            rewritten = pipeline.rewrite(graph_def, self.planner)
+            found = pipeline.find(graph_def, is_foreign=self.markers != find_sites.MARKERS)
+            if found is None:
+                return None
+            if self._agreed is None:
+                plan = self.planner.plan(found.sites, found.operations)
+            else:
+                is_agreed = True  # whatever happens from here on, the others may do their part
+                plan, reason = self._agreed.plan(found, self.planner)
+                if plan is None:
+                    self._refuse(reason)
+                    return self._with_refusal(graph_def)
+            rewritten = found.rewrite(plan, self._collective_ops)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
-            self._refuse(f"{type(error).__name__}: {error}")
-            return self._with_refusal(graph_def)
-        if rewritten.graph_def is None:
-            return None
-        self.plan = rewritten.plan
-        schemes = collections.Counter(d.scheme for d in rewritten.plan.decisions)
+            reason = f"{type(error).__name__}: {error}"
+            self._refuse(reason)
+            return (_failing(graph_def, self.markers, reason) if is_agreed else
+                    self._with_refusal(graph_def))
+        self.plan = plan
+        schemes = collections.Counter(d.scheme for d in plan.decisions)
         _log.log(self._log_level,
                  "The training graph was rewritten: %s. print(strategy.plan) shows the reasons.",
                  ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
-        _note_plan(rewritten.graph_def, rewritten.plan)
-        return rewritten.graph_def
+        _note_plan(rewritten, plan)
+        return rewritten
 
     def _run(self, data, size, result):
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""
@@ -157,6 +183,23 @@ def add_shapes(graph_def):
     if not lib.poseidon_add_shapes(serialized, len(serialized), take):
         raise PoseidonError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
     return graph_pb2.GraphDef.FromString(results[0])
+
+
+def _failing(graph_def, markers, reason):
+    """Returns a graph that fails where it would synchronise, since other ranks have a rewritten one."""
+    writer = graph_lib.Writer("poseidon_refusal")
+    condition = writer.constant("is_rewritten", False)
+    text = writer.constant("reason", f"This rank could not rewrite a training graph as the other ranks have: "
+                           f"{reason}")
+    writer.add("", "Assert", [condition, text], T=[types_pb2.DT_STRING], summarize=3)
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    for node in result.node:
+        if node.op in markers:
+            node.input.append("^poseidon_refusal")
+            node.attr[graph_lib.PLANNED].b = True
+    result.node.extend(writer.nodes)
+    return result
 
 
 def _note_plan(graph_def, plan):

@@ -7,18 +7,18 @@ import random
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tf_poseidon import engines
 from tf_poseidon import ops
 from tf_poseidon import planning
-from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 
 WIRE_DTYPES = (None, "bfloat16")
 
 
-def check(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
+def check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
           startup_timeout_s):
     """Raises PoseidonError with the first option that is out of range, see `PoseidonStrategy`."""
-    size, _ = mpi.launched_size()
+    engine, size = engines.launch(engine)
     num_servers = len(servers) or size
     planning.make_plan((), policy, planning.Cluster(size), pins)  # checks policy and pins
     if plan is not None and (pins or policy != "auto"):
@@ -36,6 +36,11 @@ def check(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_byte
         raise PoseidonError(
             f"verify={verify} compares gradients with their exact sums, but wire_dtype="
             f"{wire_dtype!r} rounds them; leave one of the two away.")
+    if engines.load(engine).collective_ops is not None:
+        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
+            if value is not None:
+                raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
+                                    "ops sum the gradients; leave it away, or use engine='mpi'.")
     if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
         raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
                             "leave it away to let every rank be a server.")

@@ -14,11 +14,12 @@ import socket
 import sys
 import traceback
 
-from tf_poseidon.engines import mpi
+from tf_poseidon import engines
 from tf_poseidon.errors import PoseidonError
 
 _communicator = None
 _options = None
+_launch = None
 
 
 def communicator():
@@ -31,11 +32,17 @@ def servers():
     return _options["servers"]
 
 
-def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+def engine():
+    """Returns the module of this process's engine, see `engines.Engine`."""
+    return engines.load(_launch.engine)
+
+
+def start(engine=None, servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
     """Joins the job that this process was launched in, once per process.
 
     Args:
-        servers, kv_pair_bytes, timeout_s, startup_timeout_s: As for `engines.mpi.join`.
+        engine: Name of the engine, None for the one of the launcher.
+        servers, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
 
     Returns:
         The communicator, or None when this process was launched alone.
@@ -43,8 +50,9 @@ def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=
     Raises:
         PoseidonError: If the job cannot be joined, or was joined with other options.
     """
-    global _communicator, _options
-    options = dict(servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
+    global _communicator, _options, _launch
+    launch = engines.launch(engine)
+    options = dict(engine=launch.engine, servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
                    startup_timeout_s=startup_timeout_s)
     if _options is not None:
         if options != _options:
@@ -52,11 +60,13 @@ def start(servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=
                                 f"change that to {options}: give every PoseidonStrategy of a "
                                 "process, and poseidon.calibrate before them, the same options.")
         return _communicator
-    if mpi.launched_size()[0] > 1:
+    _launch = launch
+    if launch.size > 1:
         try:
-            _communicator = mpi.join(**options)
+            _communicator = engines.load(launch.engine).join(
+                launch.size, kv_pair_bytes, timeout_s, startup_timeout_s, servers)
         except PoseidonError:
-            # MPI may hold the process for ever from here on, so it cannot end in the usual way.
+            # The engine may hold the process for ever from here on, so it cannot end in the usual way.
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
             raise
         _communicator.use_for_ops()

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import one_device_strategy
 
+from tf_poseidon import agreement
 from tf_poseidon import calibration
 from tf_poseidon import data
 from tf_poseidon import grappler
@@ -67,26 +68,29 @@ class PoseidonStrategy(tf.distribute.Strategy):
             rounding explains; and the weights of all ranks with each other. What differs ends the
             job, with its name, rank and size. None never compares. Gradients that travel as factors
             are computed here too, so all steps take longer.
+        engine: What moves gradients: "mpi", our own communicator over MPI; "horovod", Horovod's ops,
+            over what it was built with (MPI, Gloo, NCCL). None for that of the launcher: "horovod"
+            under horovodrun, else "mpi".
         kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
 
     Raises:
-        PoseidonError: If an option is out of range, or the job cannot be joined: no MPI, a rank that
+        PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that
             never comes, an op library built for another TensorFlow.
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
                  merge=False, servers=None, strict=False, global_batch_logs=False, verify=None,
-                 kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+                 engine=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers, pins = tuple(servers or ()), tuple((pins or {}).items())
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        options.check(policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
+        options.check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
                        timeout_s, startup_timeout_s)
         communicator = runtime.start(
-            servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
+            engine=engine, servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s)
         super().__init__(Extended(self, communicator))
         self.extended.global_batch_logs = global_batch_logs
@@ -104,9 +108,12 @@ class PoseidonStrategy(tf.distribute.Strategy):
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             options.agree_on_seed(communicator)
+            collective_ops = runtime.engine().collective_ops
+            agreed = None if collective_ops is None else agreement.Agreed(
+                agreement.OverCommunicator(communicator))
             self.extended.graph_pass = grappler.enable(
                 communicator.rank, planning.Planner(cluster, policy, pins, merge, plan),
-                strict)
+                strict, agreed, collective_ops)
 
     @property
     def rank(self):

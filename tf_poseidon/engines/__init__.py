@@ -1,1 +1,92 @@
-"""What moves bytes between the processes of a job."""
+"""What moves bytes between the processes of a job: one module for each engine, found by its name.
+
+Another engine is another module in this package that has what `Engine` says.
+"""
+
+import importlib
+import os
+import pathlib
+import typing
+
+from tf_poseidon.errors import PoseidonError
+
+DEFAULT = "mpi"
+
+
+class Engine(typing.Protocol):
+    """What a module of this package has.
+
+    Attributes:
+        collective_ops: What writes the engine's own ops for gradients into a graph, a class of
+            `graph_passes.collectives`; None where gradients travel by the communicator.
+    """
+
+    collective_ops: type | None
+
+    def launched_size(self, environment) -> tuple[int, str | None]:
+        """Returns (processes, variable): how many its launcher says it started, and where it says so.
+
+        Without its launcher this is (1, None).
+        """
+
+    def join(self, size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+        """Returns the `Communicator` of this process in a job of `size` processes.
+
+        Raises:
+            PoseidonError: If the job cannot be joined.
+        """
+
+    def sum_in_place(self, communicator, site, value):
+        """Sums an array over all ranks as gradients are summed, to measure how long that takes."""
+
+
+class Launch(typing.NamedTuple):
+    """How this process was started.
+
+    Attributes:
+        engine: Name of the engine.
+        size: How many processes there are.
+    """
+
+    engine: str
+    size: int
+
+
+def names():
+    """Returns the names of all engines."""
+    return sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[a-z]*.py"))
+
+
+def load(name):
+    """Returns the module of an engine."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def launch(engine=None, environment=os.environ):
+    """Returns the `Launch` of this process.
+
+    Args:
+        engine: Name of the engine to use; None for the one of the launcher.
+        environment: The process's environment variables.
+
+    Raises:
+        PoseidonError: If there is no such engine, or two launchers say different things.
+    """
+    if engine is not None and engine not in names():
+        raise PoseidonError(f"engine={engine!r}, expected one of {', '.join(names())}, or None for that of "
+                            "the launcher.")
+    told = {name: load(name).launched_size(environment) for name in names()}
+    # A launcher that has started one process may have started another launcher in it.
+    told = {name: (size, variable) for name, (size, variable) in told.items() if size > 1}
+    if len({size for size, _ in told.values()}) > 1:
+        sizes = " but ".join(f"{variable}={size}" for size, variable in told.values())
+        raise PoseidonError(f"Two launchers have started this process and disagree, {sizes}: use one of "
+                            "them, mpiexec or horovodrun.")
+    launchers = [name for name in told if name != DEFAULT] or [DEFAULT]
+    size = max((size for size, _ in told.values()), default=1)
+    if engine == DEFAULT and told and DEFAULT not in told:
+        (launcher, (_, variable)), = told.items()
+        raise PoseidonError(
+            f"engine='{DEFAULT}', but this is one of {size} processes that another launcher has started "
+            f"({variable}={size}): launch with mpiexec, or leave engine away to use '{launcher}'.")
+    return Launch(engine or launchers[0], size)

@@ -15,18 +15,18 @@ _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
-def launched_size(environment=os.environ):
-    """Returns (processes, variable): how many a launcher says it started, and where it says so.
+collective_ops = None
 
-    Without a launcher this is (1, None).
-    """
+
+def launched_size(environment=os.environ):
+    """Returns (processes, variable): how many a launcher says it started, and where it says so."""
     for variable in _SIZE_VARIABLES:
         if variable in environment:
             return int(environment[variable]), variable
     return 1, None
 
 
-def join(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
     """Joins the job that this process was launched in.
 
     Raises:
@@ -37,6 +37,7 @@ def join(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
         raise PoseidonError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
                             "install .` in its source tree, or `make setup`.")
     _load_mpich_wheel()
+    _check_only_mpi()
     try:
         joined = communicator.join_mpi(_TRANSPORT, kv_pair_bytes, timeout_s, startup_timeout_s,
                                        servers)
@@ -46,13 +47,32 @@ def join(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
                                 "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
                                 "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
         raise
-    size, variable = launched_size()
     if joined.size != size:
         raise PoseidonError(
-            f"The launcher started {size} processes ({variable}={size}), but MPI sees "
+            f"The launcher started {size} processes ({launched_size()[1]}={size}), but MPI sees "
             f"{joined.size}: it belongs to another MPI than tf_poseidon was built with. Launch "
             "with the mpiexec of that MPI (of the mpich wheel, the one beside python).")
     return joined
+
+
+def sum_in_place(communicator, site, value):
+    """Sums an array over all ranks, as gradients are."""
+    communicator.submit(site, value, out=value)()
+
+
+def _check_only_mpi():
+    """Refuses a second MPI: Horovod, for one, loads its own such that ours would call its functions."""
+    libraries = set()
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.split()[-1]
+            if os.path.basename(path).startswith("libmpi.so"):
+                libraries.add(path)
+    if len(libraries) > 1:
+        raise PoseidonError(
+            f"Two MPI libraries are loaded into this process, {' and '.join(sorted(libraries))}, and would "
+            "call each other's functions; build Horovod with the mpicxx of the MPI that tf_poseidon uses "
+            "(scripts/install_horovod.sh), or without MPI.")
 
 
 def _load_mpich_wheel():

@@ -1,0 +1,97 @@
+"""Finds the gradients that a program for Horovod, or for tf.distribute, synchronises by itself.
+
+Requires: a flat graph. Ensures: the markers in the order of the graph, each with a name of its own.
+
+The markers are those libraries' all-reduces, whatever they add up: of what is no product of factors,
+nothing is changed. Several tensors may be reduced by one op: grouped by Horovod, or laid end to end by
+tf.distribute, which cuts the sum into pieces again.
+"""
+
+import dataclasses
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.find_sites import Bundle
+from tf_poseidon.graph_passes.find_sites import Marker
+
+HOROVOD = ("HorovodAllreduce", "HorovodGroupedAllreduce")
+TENSORFLOW = ("CollectiveReduceV2", "CollectiveReduceV3")
+MARKERS = (*HOROVOD, *TENSORFLOW)
+
+_SUMMED = (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+
+
+def find_collectives(graph):
+    """Returns the `Marker`s of a graph."""
+    markers, names = [], {}
+    for node in graph.graph_def.node:
+        if node.op not in MARKERS or graph_lib.is_planned(node):
+            continue
+        refusal = _refusal(graph, node)
+        for marker in _markers(graph, node):
+            names[marker.site] = number = names.get(marker.site, -1) + 1
+            site = f"{marker.site}#{number}" if number else marker.site
+            markers.append(dataclasses.replace(marker, site=site, refusal=refusal))
+    return markers
+
+
+def _refusal(graph, node):
+    """Returns why factors cannot take the place of an all-reduce, whatever it is given; or None."""
+    if node.attr["T"].type not in _SUMMED:
+        return "it does not reduce floating-point numbers"
+    if node.op in HOROVOD:
+        if node.attr["reduce_op"].i not in (collectives.HOROVOD_AVERAGE, collectives.HOROVOD_SUM):
+            return "its reduction is neither a sum nor an average"
+        return None
+    if node.op == "CollectiveReduceV3":
+        return "TensorFlow has no gathering collective for the communicators of CollectiveReduceV3"
+    merge, final = (node.attr[key].s.decode() for key in ("merge_op", "final_op"))
+    if (merge, final) != ("Add", "Id"):
+        return f"its reduction is {merge} and {final}, not a sum"
+    if node.attr["communication_hint"].s == b"nccl" or "GPU" in node.device:
+        return "collectives on GPUs have to run in one order, which factors would change"
+    bundle = _laid_end_to_end(graph, node)
+    if bundle and len(bundle.gradients) > collectives.MOST_PARTS:
+        return f"it reduces more than {collectives.MOST_PARTS} gradients at once"
+    return None
+
+
+def _markers(graph, node):
+    """Returns a marker for each gradient that a node reduces."""
+    bundle = (Bundle(node.name, tuple(graph_lib.data_inputs(node)), node.name)
+              if node.op == "HorovodGroupedAllreduce" else
+              _laid_end_to_end(graph, node) if node.op == "CollectiveReduceV2" else None)
+    tensors = bundle.gradients if bundle else graph_lib.data_inputs(node)[:1]
+    markers = []
+    for part, tensor in enumerate(tensors):
+        gradient = _before_flattening(graph, tensor)
+        markers.append(Marker(
+            graph_lib.node_of(gradient), node.name, gradient, None, graph.shape(gradient),
+            node.attr["T"].type, is_foreign=True, is_flat=gradient != tensor, bundle=bundle, part=part))
+    return markers
+
+
+def _before_flattening(graph, tensor):
+    """Returns what was made a vector, or the tensor itself."""
+    node, shape = graph.node(tensor), graph.shape(tensor)
+    is_flattened = node.op == "Reshape" and shape is not None and len(shape) == 1
+    return graph_lib.data_inputs(node)[0] if is_flattened else tensor
+
+
+def _laid_end_to_end(graph, node):
+    """Returns the `Bundle` of a sum that is cut into what its input was made of, or None."""
+    ends = graph.node(node.input[0])
+    pieces = [reader for reader in graph.consumers(node.name)
+              if any(graph_lib.node_of(tensor) == node.name for tensor in graph.inputs(reader))]
+    if ends.op != "ConcatV2" or len(pieces) != 1 or pieces[0].op != "SplitV":
+        return None
+    *gradients, _ = graph_lib.data_inputs(ends)
+    sizes = graph.constant(pieces[0].input[1])
+    lengths = [graph_lib.num_elements(graph.shape(tensor)) for tensor in gradients]
+    if any(graph.shape(tensor) is None or len(graph.shape(tensor)) != 1 for tensor in gradients):
+        return None
+    if sizes is None or sizes.tolist() != lengths:
+        return None
+    return Bundle(node.name, tuple(gradients), pieces[0].name)

@@ -1,0 +1,184 @@
+"""Horovod as the engine: gradients travel by its ops, over whatever it was built with.
+
+Horovod has collectives only, in which all ranks take part. What a job needs beside them, such as
+agreeing, failing with a reason and leaving, is a matter of messages between two ranks. These travel over
+connections of our own, whose addresses the ranks tell each other over Horovod.
+"""
+
+import hmac
+import os
+import secrets
+import socket
+import threading
+import time
+
+from tf_poseidon import communicator as communicator_lib
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import collectives
+
+collective_ops = collectives.HorovodOps
+
+# What horovodrun --gloo tells its processes. With MPI it is mpiexec that starts them.
+_SIZE_VARIABLE = "HOROVOD_SIZE"
+
+_TOKEN_BYTES = 16
+_CONNECT_S = 5.0
+# How long the program has to come to its end after the job has failed.
+_GRACE_S = 10.0
+
+
+def launched_size(environment=os.environ):
+    """Returns (processes, variable): how many horovodrun says it started, and where it says so."""
+    if _SIZE_VARIABLE in environment:
+        return int(environment[_SIZE_VARIABLE]), _SIZE_VARIABLE
+    return 1, None
+
+
+def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    """Joins the job that this process was launched in.
+
+    Raises:
+        PoseidonError: If Horovod is not installed, sees another number of processes than the launcher,
+            or the ranks cannot connect.
+    """
+    hvd = _horovod()
+    if not hvd.is_initialized():
+        # A rank that never comes is an error for Horovod too, after as long as for us.
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(timeout_s / 2))))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(timeout_s))))
+        hvd.init()
+    if hvd.size() != size:
+        raise PoseidonError(
+            f"The launcher started {size} processes, but Horovod sees {hvd.size()}. Launch with "
+            f"horovodrun, or with the mpiexec of the MPI that Horovod was built with (this one was "
+            f"built {'with' if hvd.mpi_built() else 'without'} MPI; scripts/install_horovod.sh builds it "
+            "with the MPI whose mpicxx it finds).")
+    sockets = _connect(hvd, startup_timeout_s)
+    joined = communicator_lib.join_sockets(hvd.rank(), sockets, kv_pair_bytes, timeout_s,
+                                           startup_timeout_s, servers)
+    threading.Thread(target=_end_with_job, args=(joined,), daemon=True).start()
+    return joined
+
+
+def sum_in_place(communicator, site, value):
+    """Sums an array over all ranks, as gradients are; all ranks do it in the same order."""
+    del communicator, site
+    hvd = _horovod()
+    hvd.allreduce(value, op=hvd.Sum)
+
+
+def _horovod():
+    try:
+        import horovod.tensorflow as hvd  # late: it is optional, and imports TensorFlow
+    except ImportError as error:
+        raise PoseidonError(f"engine='horovod', but Horovod cannot be imported ({error}); run "
+                            "scripts/install_horovod.sh from tf_poseidon's source tree.") from error
+    return hvd
+
+
+def _connect(hvd, timeout_s):
+    """Returns a connected socket for each rank, None for this one."""
+    rank, deadline = hvd.rank(), time.monotonic() + timeout_s
+    with socket.create_server(("", 0), backlog=hvd.size()) as listener:
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        mine = (_addresses(), listener.getsockname()[1], token)
+        everyone = hvd.allgather_object(mine, name="poseidon.addresses")
+        sockets = [None] * hvd.size()
+        for peer in range(rank):
+            sockets[peer] = _connect_to(peer, rank, everyone, deadline)
+        while None in sockets[rank + 1:]:
+            accepted = _accept(listener, rank, everyone, deadline)
+            if accepted is None:
+                missing = [r for r in range(rank + 1, len(sockets)) if sockets[r] is None]
+                raise PoseidonError(
+                    f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections of "
+                    f"the ranks {missing}; let the hosts reach each other on all TCP ports, or give "
+                    "PoseidonStrategy a larger startup_timeout_s.")
+            peer, connection = accepted
+            sockets[peer] = connection
+    for connection in sockets:
+        if connection is not None:
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sockets
+
+
+def _addresses():
+    """Returns the IPv4 addresses of this host, those that only it can reach first."""
+    import psutil  # with Horovod
+    found = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries
+             if entry.family == socket.AF_INET}
+    return sorted(found, key=lambda address: (not address.startswith("127."), address))
+
+
+def _connect_to(peer, rank, everyone, deadline):
+    """Returns a connection to a lower rank, at whichever of its addresses it answers."""
+    addresses, port, token = everyone[peer]
+    own = everyone[rank][2]
+    failures = []
+    while time.monotonic() < deadline:
+        failures.clear()
+        for address in addresses:
+            try:
+                connection = socket.create_connection((address, port), _CONNECT_S)
+                connection.settimeout(_CONNECT_S)
+                # Many hosts have the same private addresses: whoever answers must know the tokens.
+                connection.sendall(rank.to_bytes(4, "big") + _proof(own, token))
+                if hmac.compare_digest(_read(connection, 32), _proof(token, own)):
+                    return connection
+                connection.close()
+                failures.append(f"{address}: another program")
+            except OSError as error:
+                failures.append(f"{address}: {error}")
+        time.sleep(0.2)
+    raise PoseidonError(
+        f"Rank {rank} on {socket.gethostname()} cannot connect to rank {peer} ({'; '.join(failures)}); "
+        "let the hosts reach each other on all TCP ports.")
+
+
+def _accept(listener, rank, everyone, deadline):
+    """Returns (peer, connection) of a higher rank, or None if the time is over."""
+    while (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(_CONNECT_S)
+            peer, proof = int.from_bytes(_read(connection, 4), "big"), _read(connection, 32)
+            if rank < peer < len(everyone):
+                token, own = everyone[peer][2], everyone[rank][2]
+                if hmac.compare_digest(proof, _proof(token, own)):
+                    connection.sendall(_proof(own, token))
+                    return peer, connection
+            connection.close()
+        except OSError:  # a stranger, or somebody who has given up
+            continue
+    return None
+
+
+def _proof(mine, yours):
+    """Returns what only a rank of this job can say to another one."""
+    return hmac.digest(mine, yours, "sha256")
+
+
+def _read(connection, num_bytes):
+    data = b""
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise ConnectionError("it has closed the connection")
+        data += part
+    return data
+
+
+def _end_with_job(communicator):
+    """Ends the process some time after the job has failed.
+
+    Operations of Horovod that wait for a rank which never comes cannot be called back, and the program
+    waits for them.
+    """
+    while communicator.failure is None:
+        time.sleep(0.5)
+    time.sleep(_GRACE_S)
+    text = f"[rank {communicator.rank}] The job has ended. {communicator.failure}\n"
+    os.write(2, text.encode())
+    os._exit(1)
