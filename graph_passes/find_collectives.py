@@ -74,10 +74,13 @@ def _markers(graph, node):
 
 
 def _before_flattening(graph, tensor):
-    """Returns what was made a vector, or the tensor itself."""
+    """Returns the matrix that was made a vector, or the tensor itself."""
     node, shape = graph.node(tensor), graph.shape(tensor)
-    is_flattened = node.op == "Reshape" and shape is not None and len(shape) == 1
-    return graph_lib.data_inputs(node)[0] if is_flattened else tensor
+    if node.op != "Reshape" or shape is None or len(shape) != 1:
+        return tensor
+    before = graph_lib.data_inputs(node)[0]
+    sizes = graph.shape(before) or ()
+    return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias stays what it is
 
 
 def _laid_end_to_end(graph, node):

@@ -50,15 +50,15 @@ def report(strategy, model, **more):
 
 def break_pass(when=lambda call: True):
     """Makes the passes fail in this process, in those calls."""
-    rewrite, calls = pipeline.rewrite, []
+    find, calls = pipeline.find, []
 
-    def broken(*args):
+    def broken(*args, **kwargs):
         calls.append(None)
         if when(len(calls)):
             raise RuntimeError("broken on purpose")
-        return rewrite(*args)
+        return find(*args, **kwargs)
 
-    grappler.pipeline.rewrite = broken
+    grappler.pipeline.find = broken
 
 
 def train(how, strict="False"):

@@ -24,6 +24,7 @@ _LATE = {
     "PoseidonStrategy": "strategy",
     "calibrate": "calibration",
     "diff": "saved_graphs.differences",
+    "enable": "drop_in",
     "explain": "keras_hook.explaining",
     "load_ops": "job",
     "rewrite_graph_def": "saved_graphs.rewriting",

@@ -1,5 +1,6 @@
 """Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
 
+import functools
 import logging
 import statistics
 import time
@@ -50,16 +51,24 @@ def calibrate(**options):
             options["servers"] = tuple(options["servers"] or ())
         communicator = runtime.start(**options) if options else runtime.communicator() or runtime.start()
         _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
-                     if communicator is None else _measure(communicator))
+                     if communicator is None else
+                     measure(communicator, runtime.engine().sum_in_place, len(runtime.servers())))
     return _measured
 
 
-def _measure(communicator):
-    """Returns the `Cluster` that a job is."""
+def measure(communicator, sum_in_place, num_servers=0):
+    """Returns the `Cluster` that a job is.
+
+    Args:
+        communicator: This rank's communicator.
+        sum_in_place: As of `engines.Engine`.
+        num_servers: How many ranks are servers, 0 for all.
+    """
     begin = time.perf_counter()
-    num_servers = len(runtime.servers()) or communicator.size
-    latency = _latency(communicator)
-    bits_per_second = _bandwidth(communicator, num_servers, latency)
+    num_servers = num_servers or communicator.size
+    time_sums = functools.partial(_time_sums, communicator, sum_in_place)
+    latency = _latency(time_sums)
+    bits_per_second = _bandwidth(communicator, time_sums, num_servers, latency)
     communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
     mine = np.array([latency * 1e6, bits_per_second / 1e9, measure_gflops()])
     latency_us, bandwidth_gbps, gflops = map(_rounded, communicator.broadcast("calibration", mine))
@@ -83,17 +92,17 @@ def measure_gflops():
     return 2e-9 * _K * _M * _N / statistics.median(times)
 
 
-def _latency(communicator):
+def _latency(time_sums):
     """Returns the seconds of one message: a sum takes two, to the server and back."""
-    times = _time_sums(communicator, 4, _ROUND_TRIPS)
+    times = time_sums(4, _ROUND_TRIPS)
     return statistics.median(times[_ROUND_TRIPS // 3:]) / 2
 
 
-def _bandwidth(communicator, num_servers, latency):
+def _bandwidth(communicator, time_sums, num_servers, latency):
     """Returns the bits that a rank sends in a second while it receives as many."""
     num_bytes = _FIRST_BYTES
     while True:
-        seconds = statistics.median(_time_sums(communicator, num_bytes, 4)[1:])  # the first is cold
+        seconds = statistics.median(time_sums(num_bytes, 4)[1:])  # the first is cold
         # Rank 0 decides, or ranks would sum tensors of other sizes.
         is_enough = seconds >= _LONG_ENOUGH_S or num_bytes >= _LAST_BYTES
         if communicator.broadcast("calibration/is_enough", np.array([is_enough]))[0]:
@@ -102,12 +111,12 @@ def _bandwidth(communicator, num_servers, latency):
         num_bytes *= 4
 
 
-def _time_sums(communicator, num_bytes, repeats):
+def _time_sums(communicator, sum_in_place, num_bytes, repeats):
     """Returns the seconds of some sums, in place: fresh memory would cost as much as the network."""
     value, times = np.zeros(num_bytes // 4, np.float32), []
     for _ in range(repeats):
         begin = time.perf_counter()
-        runtime.engine().sum_in_place(communicator, "calibration/sum", value)
+        sum_in_place(communicator, "calibration/sum", value)
         times.append(time.perf_counter() - begin)
     return times
 

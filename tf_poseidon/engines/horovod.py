@@ -53,11 +53,16 @@ def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
             f"horovodrun, or with the mpiexec of the MPI that Horovod was built with (this one was "
             f"built {'with' if hvd.mpi_built() else 'without'} MPI; scripts/install_horovod.sh builds it "
             "with the MPI whose mpicxx it finds).")
-    sockets = _connect(hvd, startup_timeout_s)
-    joined = communicator_lib.join_sockets(hvd.rank(), sockets, kv_pair_bytes, timeout_s,
-                                           startup_timeout_s, servers)
+    joined = connect(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
     threading.Thread(target=_end_with_job, args=(joined,), daemon=True).start()
     return joined
+
+
+def connect(kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0, servers=()):
+    """Returns a `Communicator` between the ranks of Horovod, which is initialised."""
+    hvd = _horovod()
+    return communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, startup_timeout_s), kv_pair_bytes,
+                                         timeout_s, startup_timeout_s, servers)
 
 
 def sum_in_place(communicator, site, value):
@@ -76,7 +81,7 @@ def _horovod():
     return hvd
 
 
-def _connect(hvd, timeout_s):
+def _sockets(hvd, timeout_s):
     """Returns a connected socket for each rank, None for this one."""
     rank, deadline = hvd.rank(), time.monotonic() + timeout_s
     with socket.create_server(("", 0), backlog=hvd.size()) as listener:

@@ -1,0 +1,97 @@
+"""`enable()`: lets programs that were written for Horovod or tf.distribute exchange factors.
+
+Such a program stays as it is, and is launched as it was. Its graphs are rewritten when they first run:
+where a gradient that it sums over the ranks is a product of factors, and these are sooner there, they are
+gathered instead, by the ops of the same library.
+"""
+
+import os
+import sys
+
+import tensorflow as tf
+
+from tf_poseidon import agreement
+from tf_poseidon import calibration
+from tf_poseidon import engines
+from tf_poseidon import grappler
+from tf_poseidon import planning
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import find_collectives
+from tf_poseidon.ops import library
+
+# Of a processor, where nothing was measured.
+_GFLOPS = 50.0
+
+
+def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
+    """Makes a program faster that sums its gradients by Horovod's or TensorFlow's own collectives.
+
+    ```python
+    import horovod.tensorflow as hvd
+    import tf_poseidon as poseidon
+
+    hvd.init()
+    poseidon.enable()
+    ```
+
+    or, with `tf.distribute.MultiWorkerMirroredStrategy` and TF_CONFIG,
+
+    ```python
+    poseidon.enable()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    ```
+
+    All ranks have to call it. From then on, `tf.function`s that hold such sums are rewritten when they first
+    run; `print(enabled.plan)` of the object that is returned shows what was done, and why. Weights change
+    as they would have, up to rounding. As those libraries do, this takes variables for equal on all
+    ranks: broadcast them before training.
+
+    Args:
+        policy, pins: As of `PoseidonStrategy`. "ps" stands for what the program does by itself.
+        cluster: The `Cluster` to plan for. None measures it with Horovod, and takes 10 Gbit/s for granted
+            with tf.distribute, where nothing can be measured before the strategy is made.
+        timeout_s: Longest wait for another rank, in seconds.
+
+    Returns:
+        The passes that run: `plan` is that of the function that was rewritten last, None before the first.
+
+    Raises:
+        PoseidonError: If neither library is in use yet, or an option is out of range.
+    """
+    hvd = sys.modules.get("horovod.tensorflow")
+    if hvd is not None and hvd.is_initialized():
+        rank, size = hvd.rank(), hvd.size()
+    elif os.environ.get("TF_CONFIG"):
+        rank, size = _place_in_tf_config()
+    else:
+        raise PoseidonError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
+                            "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
+                            "asks for it.")
+    pins = tuple((pins or {}).items())
+    planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
+    library.load()
+    if size == 1:
+        over = agreement.Alone()
+    elif hvd is not None:
+        communicator = engines.load("horovod").connect(timeout_s=timeout_s)
+        over = agreement.OverCommunicator(communicator)
+        if cluster is None and policy == "auto":
+            cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
+    else:
+        over = agreement.OverCoordinationService(rank, size)
+    if cluster is None:
+        cluster = planning.Cluster(size, gflops=_GFLOPS)
+    return grappler.enable(rank, planning.Planner(cluster, policy, pins), False,
+                           agreement.Agreed(over), None, find_collectives.MARKERS)
+
+
+def _place_in_tf_config():
+    """Returns (rank, size): this process's place among those that train."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    spec = resolver.cluster_spec().as_dict()
+    order = [(job, i) for job in ("chief", "worker") for i in range(len(spec.get(job, ())))]
+    task = resolver.task_type, resolver.task_id
+    if task not in order:
+        raise PoseidonError(f"TF_CONFIG says that this is task {task}, and that these train: {order}; give each "
+                            "of them its own index.")
+    return order.index(task), len(order)
