@@ -24,6 +24,8 @@ from tf_poseidon.graph_passes import site_writer
 _BFLOAT16, _FLOAT = types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT
 _INT32, _UINT16 = types_pb2.DT_INT32, types_pb2.DT_UINT16
 
+# Attributes of the nodes that have the sums.
+SITE, SCHEME = "_poseidon_site", "_poseidon_scheme"
 # How many gradients that are laid end to end can be told apart: keys of tf.distribute are counted up from 0,
 # those of parts of its bundles down, each with so many numbers.
 MOST_PARTS = 1024
@@ -43,6 +45,7 @@ class Collectives(site_writer.SiteWriter):
             plan: The `Plan`.
         """
         super().__init__(graph, marker)
+        self._scheme = next(d.scheme for d in plan.decisions if d.site == marker.site)
         self._planned = next(site for site in plan.sites if site.name == marker.site)
 
     # ---- forms ----------------------------------------------------------------------------------
@@ -95,6 +98,12 @@ class Collectives(site_writer.SiteWriter):
         if self._marker.is_flat:
             total = self._reshaped("flat", total, [-1], dtype)
         self.writer.add("sum" if self._marker.bundle else "", "Identity", [total], T=dtype)
+
+    def note(self):
+        """Notes at the node with the sum which site it is of, and how that travels."""
+        for node in self.writer.nodes:
+            if node.name == self._marker.node:
+                node.attr[SITE].s, node.attr[SCHEME].s = self._marker.site.encode(), self._scheme.encode()
 
     # ---- what libraries differ in ----------------------------------------------------------------
 

@@ -5,7 +5,9 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import functions as functions_lib
+from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import strip as strip_lib
 from tf_poseidon.graph_passes import unflatten
 
@@ -61,12 +63,22 @@ def _sites(library, function, nodes):
             name = name.rpartition("/")[0]
         if name and node.name not in by_end:
             by_end[name].append(node)
-    named = {end.name: next(_site(n) for n in by_end[end.name] if "site" in n.attr) for end in ends}
+    named = {end.name: _name(end, by_end[end.name]) for end in ends}
     for end in ends:
         own = {node.name.removeprefix(end.name): node for node in by_end[end.name]}
         pairs = [text.decode().split(" ") for text in end.attr[unflatten.REPLACES].list.s]
         rides_on, factors, scheme = None, (), "ps"
-        if end.op == "PoseidonSyncSlices":
+        if collectives.SCHEME in end.attr:
+            scheme = end.attr[collectives.SCHEME].s.decode()
+            if scheme == "sfb":
+                # Of a bias: the leader, and which of its factors.
+                leader, _, which = own["/rows"].input[0].partition("/recv") if "/rows" in own else (end.name,) * 3
+                bits = {n.name: n.input[0] for n in by_end[leader] if n.op == "Bitcast"}
+                gathers = [n.input[0] for n in by_end[leader] if n.op == "HorovodAllgather"]
+                factors = tuple(bits.get(graph_lib.node_of(tensor), tensor) for tensor in gathers[:2])
+                if leader != end.name:
+                    rides_on, factors = named[leader], (factors[int(which.partition(":")[0])],)
+        elif end.op == "PoseidonSyncSlices":
             scheme = "sparse"
         elif "/indices" in own and own["/indices"].op == "PoseidonAllGather":
             scheme = "gather"
@@ -85,7 +97,11 @@ def _sites(library, function, nodes):
             any("wire" in name for name in own), tuple(by_end[end.name]))
 
 
-def _site(node):
+def _name(end, nodes):
+    """Returns the name of the site whose sums a node has, and some nodes make."""
+    if collectives.SITE in end.attr:
+        return end.attr[collectives.SITE].s.decode()
+    node = next(node for node in nodes if "site" in node.attr)
     site = node.attr["site"].s.decode()
     return site.rpartition("/")[0] if node.op == "PoseidonAllGather" else site
 

@@ -58,6 +58,8 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
             else:
                 site.factors(matches[marker.site], riders.get(marker.site, ()), digest)
             waits |= site.waits(leader, matches[marker.site])
+        if isinstance(site, collectives.Collectives):
+            site.note()
         nodes += site.writer.nodes
         if decision.group:
             groups.setdefault(decision.group, []).extend(

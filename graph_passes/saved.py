@@ -52,7 +52,7 @@ class Rewritten:
 
 
 def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule="mean", wire_dtype=None,
-            strict=False, progress=lambda what: None):
+            strict=False, progress=lambda what: None, collective_ops=None):
     """Rewrites a saved graph so that its gradients travel as the plan says.
 
     Args:
@@ -65,6 +65,7 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
         rule: "mean" or "sum" for all others.
         wire_dtype, strict: As of `PoseidonStrategy`.
         progress: Called with what is done next.
+        collective_ops: As of `engines.Engine`.
 
     Returns:
         `Rewritten`.
@@ -89,7 +90,7 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
     found = find_gradients.find_gradients(graph, flat.is_saved, given, rule)
     marked, insertions = insert_markers.insert_markers(flat, graph, found, wire_dtype, strict)
     progress("recognising factors and planning")
-    passed = pipeline.rewrite(add_shapes(marked), planner, _bodies(flat))
+    passed = pipeline.rewrite(add_shapes(marked), planner, _bodies(flat), collective_ops)
     plan = passed.plan or planner.plan(())  # of gathered slices alone there is nothing to plan
     after = passed.graph_def or marked
     for node in after.node:

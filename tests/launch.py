@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ class Outcome:
         for line in self.output.splitlines():
             if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
                 break
+            line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun says whose line it is
             # "[[" is the second line of some of TensorFlow's.
             if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the",
                                                      "\t [[")):
@@ -39,19 +41,29 @@ def mpiexec():
     return os.path.join(sysconfig.get_path("scripts"), "mpiexec")
 
 
-def run(arguments, ranks, timeout_s, environment=()):
-    """Runs `python *arguments` on `ranks` processes, without mpiexec when `ranks` is 0.
+def _launcher(name, ranks):
+    """Returns the command that starts a job."""
+    if name == "mpiexec":
+        return [mpiexec(), "-n", str(ranks)]
+    return [os.path.join(sysconfig.get_path("scripts"), "horovodrun"), "--gloo", "-np", str(ranks),
+            "-H", f"localhost:{ranks}"]
+
+
+def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
+    """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
+
+    `launcher` is "mpiexec" or "horovodrun".
 
     Programs of this folder, named without it, are run by start.py.
 
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
-    launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+    command = _launcher(launcher, ranks) if ranks else []
     starter = [] if os.path.isabs(arguments[0]) else ["start.py"]
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*launcher, sys.executable, *starter, *map(str, arguments)], cwd=TESTS, text=True,
+        [*command, sys.executable, *starter, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3",
              **dict(environment)})
@@ -64,8 +76,8 @@ def run(arguments, ranks, timeout_s, environment=()):
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 
-def run_ok(arguments, ranks, timeout_s, environment=()):
+def run_ok(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
     """Runs a job as `run` does and asserts that it ends well."""
-    outcome = run(arguments, ranks, timeout_s, environment)
+    outcome = run(arguments, ranks, timeout_s, environment, launcher)
     assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
     return outcome

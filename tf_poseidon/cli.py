@@ -14,6 +14,7 @@ import sys
 from absl import app
 from absl import flags
 
+from tf_poseidon import engines
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
@@ -30,6 +31,8 @@ _PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variab
                                   "the pattern; may be given several times.")
 _WIRE_DTYPE = flags.DEFINE_enum("wire_dtype", None, ["bfloat16"],
                                 "What wider gradients are rounded to on their way.")
+_ENGINE = flags.DEFINE_enum("engine", None, engines.names(),
+                            "Whose ops rewrite inserts, and verify runs; 'mpi', or that of the launcher, by default.")
 _JSON = flags.DEFINE_string("json", None, "File for the predictions, as JSON.")
 _PLAN = flags.DEFINE_string("plan", None, "File of the plan: explain writes it, rewrite follows it.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small gradients travel together.")
@@ -87,7 +90,7 @@ def rewrite(source, target):
             batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
             gflops=_GFLOPS.value, servers=_SERVERS.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
             plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value,
-            progress=show)
+            engine=_ENGINE.value or engines.DEFAULT, progress=show)
     print(report)
     _save_predictions(report.plan)
 
@@ -119,8 +122,9 @@ def verify(source, target):
     except (OSError, ValueError) as error:
         raise PoseidonError(f"--inputs={_INPUTS.value} cannot be read: {error}; it is a file of numpy.savez.") from error
     found = verifying.verify(source, target, _SIGNATURE.value, _TRAIN_OP.value, _INITIALIZER.value,
-                             _BATCH_SIZE.value or 4, _STEPS.value, inputs, _SEED.value)
-    if job.load_ops().rank == 0:
+                             _BATCH_SIZE.value or 4, _STEPS.value, inputs, _SEED.value,
+                             _ENGINE.value)
+    if job.load_ops(_ENGINE.value).rank == 0:
         print(found)
     return 1 if found.failures else 0
 

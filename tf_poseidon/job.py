@@ -3,6 +3,7 @@
 import typing
 
 from tf_poseidon import communicator as communicator_lib
+from tf_poseidon import engines
 from tf_poseidon import options as options_lib
 from tf_poseidon import runtime
 from tf_poseidon.ops import library
@@ -46,11 +47,13 @@ def load_ops(engine=None, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0, 
     options_lib.check(engine, "auto", None, (), None, None, servers, None, kv_pair_bytes, timeout_s,
                       startup_timeout_s)
     library.load()
+    engines.load(engines.launch(engine).engine).register_ops()
     joined = runtime.start(engine, servers, kv_pair_bytes, timeout_s, startup_timeout_s)
     if joined is not None:
         options_lib.agree(joined, servers=servers)
         return Job(joined.rank, joined.size)
     if _alone is None:  # the ops want a job, if one of a single rank
+        runtime.engine().start_alone()
         _alone = communicator_lib.join_loopback(1)[0]
         _alone.use_for_ops()
     return Job(0, 1)

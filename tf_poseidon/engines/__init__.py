@@ -36,6 +36,16 @@ class Engine(typing.Protocol):
             PoseidonError: If the job cannot be joined.
         """
 
+    def register_ops(self):
+        """Makes the engine's own ops known to TensorFlow, and starts nothing.
+
+        Raises:
+            PoseidonError: If they are not installed.
+        """
+
+    def start_alone(self):
+        """Lets the engine's own ops run in a process that was started by itself."""
+
     def sum_in_place(self, communicator, site, value):
         """Sums an array over all ranks as gradients are summed, to measure how long that takes."""
 

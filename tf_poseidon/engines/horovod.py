@@ -65,6 +65,16 @@ def connect(kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0, ser
                                          timeout_s, startup_timeout_s, servers)
 
 
+def register_ops():
+    """Makes Horovod's ops known to TensorFlow."""
+    _horovod()
+
+
+def start_alone():
+    """Lets Horovod's ops run in a process that was started by itself."""
+    _horovod().init()
+
+
 def sum_in_place(communicator, site, value):
     """Sums an array over all ranks, as gradients are; all ranks do it in the same order."""
     del communicator, site

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 
+from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
@@ -69,6 +70,8 @@ def rewrite_saved_model(source, target, signature="train", **options):
                 leaves the number of rows open.
             bandwidth_gbps, latency_us, gflops, servers: As of `poseidon.explain`.
             policy, pins, merge, wire_dtype, strict: As of `PoseidonStrategy`.
+            engine: "mpi", the default, or "horovod": the result holds that engine's ops, and runs after
+                `poseidon.load_ops(engine=...)` for it.
             plan: A `Plan`, or the file of one, to follow instead.
             rule: "mean" over ranks, where the loss is one over rows; "sum" where it is a sum.
             gradients: By variable, where the search fails: the name of its gradient's tensor, or a
@@ -149,7 +152,8 @@ def _of_kind(path, kind):
 
 def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=None, bandwidth_gbps=10.0,
              latency_us=50.0, gflops=1000.0, servers=0, policy="auto", pins=None, merge=False, plan=None,
-             rule="mean", gradients=None, wire_dtype=None, strict=False, progress=lambda what: None):
+             rule="mean", gradients=None, wire_dtype=None, strict=False, engine=engines.DEFAULT,
+             progress=lambda what: None):
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise PoseidonError(f"train_op={train_op!r}, expected names of ops.")
@@ -157,6 +161,12 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
         raise PoseidonError(f"rule={rule!r}, expected 'mean' or 'sum'.")
     if wire_dtype not in (None, "bfloat16"):
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+    if engine not in engines.names():
+        raise PoseidonError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
+    engine = engines.load(engine)
+    engine.register_ops()
+    if wire_dtype and engine.collective_ops:
+        raise PoseidonError(f"wire_dtype={wire_dtype!r} is for the engine 'mpi' only; leave it away.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
                                    or not 1 <= batch_size < 1 << 31):
         raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker.")
@@ -179,7 +189,7 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     targets = graph.targets(signature, train_op)
     with _no_garbage():
         rewritten = saved.rewrite(graph.graph_def, targets, planner, grappler.add_shapes, batch_size, given, rule,
-                                  wire_dtype, strict, progress)
+                                  wire_dtype, strict, progress, engine.collective_ops)
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)

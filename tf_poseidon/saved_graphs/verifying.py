@@ -81,7 +81,7 @@ class Verification:
 
 
 def verify(source, target, signature=None, train_op=(), initializer=(), batch_size=4, steps=2, inputs=None,
-           seed=0):
+           seed=0, engine=None):
     """Runs a rewritten graph, and the original, and compares them. All ranks have to call it.
 
     Args:
@@ -93,6 +93,7 @@ def verify(source, target, signature=None, train_op=(), initializer=(), batch_si
         steps: Number of steps.
         inputs: By name, the inputs of all ranks under each other; random numbers if they are missing.
         seed: What decides the random numbers.
+        engine: As of `job.load_ops`.
 
     Returns:
         A `Verification`; complete on rank 0, the only one that computes the reference.
@@ -100,7 +101,7 @@ def verify(source, target, signature=None, train_op=(), initializer=(), batch_si
     Raises:
         PoseidonError: If the graphs cannot be compared.
     """
-    rank, size = job.load_ops()
+    rank, size = job.load_ops(engine)
     original, rewritten = formats.read(source), formats.read(target)
     if not strip.is_rewritten(rewritten.graph_def):
         raise PoseidonError(f"'{target}' was not rewritten, so there is nothing to verify.")
