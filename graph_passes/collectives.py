@@ -136,6 +136,8 @@ class HorovodOps(Collectives):
                                      [self._marker.contributes, tensor, zero], T=dtype)
         wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
         tensor = self._cast("wide", tensor, dtype, wire)
+        if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
+            tensor = self.writer.add("opaque", "PoseidonOpaque", [tensor], T=wire)
         total = self._horovod(self._name(), "HorovodAllreduce", [tensor], T=wire,
                               reduce_op=HOROVOD_SUM, prescale_factor=1.0, postscale_factor=1.0)
         if wire == dtype:
@@ -150,6 +152,8 @@ class HorovodOps(Collectives):
             wire = _UINT16 if dtype == _BFLOAT16 else dtype  # Horovod has no bfloat16
             if wire != dtype:
                 tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
+            if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
+                tensor = self.writer.add(f"opaque{i}", "PoseidonOpaque", [tensor], T=wire)
             tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor], T=wire)
             if wire != dtype:
                 tensor = self.writer.add(f"all{i}", "Bitcast", [tensor], T=wire, type=dtype)

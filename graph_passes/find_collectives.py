@@ -23,13 +23,18 @@ MARKERS = (*HOROVOD, *TENSORFLOW)
 _SUMMED = (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-def find_collectives(graph):
-    """Returns the `Marker`s of a graph."""
+def find_collectives(graph, size):
+    """Returns the `Marker`s of a graph.
+
+    Args:
+        graph: The `Graph`.
+        size: Number of ranks. What only some of them add up stays as it is: all have to agree.
+    """
     markers, names = [], {}
     for node in graph.graph_def.node:
         if node.op not in MARKERS or graph_lib.is_planned(node):
             continue
-        refusal = _refusal(graph, node)
+        refusal = _refusal(graph, node, size)
         for marker in _markers(graph, node):
             names[marker.site] = number = names.get(marker.site, -1) + 1
             site = f"{marker.site}#{number}" if number else marker.site
@@ -37,13 +42,15 @@ def find_collectives(graph):
     return markers
 
 
-def _refusal(graph, node):
+def _refusal(graph, node, size):
     """Returns why factors cannot take the place of an all-reduce, whatever it is given; or None."""
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
     if node.op in HOROVOD:
         if node.attr["reduce_op"].i not in (collectives.HOROVOD_AVERAGE, collectives.HOROVOD_SUM):
             return "its reduction is neither a sum nor an average"
+        if node.attr["process_set_id"].i != 0:
+            return "only the ranks of a process set add it up"
         return None
     if node.op == "CollectiveReduceV3":
         return "TensorFlow has no gathering collective for the communicators of CollectiveReduceV3"
@@ -52,6 +59,9 @@ def _refusal(graph, node):
         return f"its reduction is {merge} and {final}, not a sum"
     if node.attr["communication_hint"].s == b"nccl" or "GPU" in node.device:
         return "collectives on GPUs have to run in one order, which factors would change"
+    group_size = graph.constant(node.input[1])
+    if group_size is None or int(group_size) != size:
+        return f"its group is not that of all {size} ranks"
     bundle = _laid_end_to_end(graph, node)
     if bundle and len(bundle.gradients) > collectives.MOST_PARTS:
         return f"it reduces more than {collectives.MOST_PARTS} gradients at once"
@@ -68,9 +78,17 @@ def _markers(graph, node):
     for part, tensor in enumerate(tensors):
         gradient = _before_flattening(graph, tensor)
         markers.append(Marker(
-            graph_lib.node_of(gradient), node.name, gradient, None, graph.shape(gradient),
+            _name_of(graph, gradient), node.name, gradient, None, graph.shape(gradient),
             node.attr["T"].type, is_foreign=True, is_flat=gradient != tensor, bundle=bundle, part=part))
     return markers
+
+
+def _name_of(graph, tensor):
+    """Returns the name of the node that computes a tensor."""
+    node = graph.node(tensor)
+    while node.op == "Identity":
+        node = graph.node(node.input[0])
+    return node.name
 
 
 def _before_flattening(graph, tensor):

@@ -57,15 +57,19 @@ class Found:
             if decision.rides_on:
                 riders.setdefault(decision.rides_on, []).append(decision.site)
         lines = [plan.form()]
+        # TensorFlow's collectives want the same number of rows on all ranks.
+        fixes_rows = any(self.graph.nodes[m.node].op in find_collectives.TENSORFLOW for m in self.markers)
+        rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
         for decision in sorted(plan.decisions, key=lambda d: d.site):
             match = self.matches[decision.site]
             if decision.scheme == "sfb" and not decision.rides_on:
                 form = site_writer.form_of(match, riders.get(decision.site, ()), self._digest)
-                lines.append(f"'{decision.site}' {form}")
+                rows = rows_of[decision.site] if fixes_rows else "any"
+                lines.append(f"'{decision.site}' {rows} rows, {form}")
         return "\n".join(lines)
 
 
-def find(graph_def, body_of=None, is_foreign=False):
+def find(graph_def, body_of=None, foreign_ranks=None):
     """Returns what a training graph synchronises, a `Found`; None if that is nothing.
 
     Args:
@@ -73,7 +77,8 @@ def find(graph_def, body_of=None, is_foreign=False):
             NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
         body_of: A function that says of a node's name in which function of a saved graph it is; None for
             the one that asks. Factors of another one cannot be read. None if all are in one.
-        is_foreign: Whether it is a program of another library, whose all-reduces are the markers.
+        foreign_ranks: Number of ranks of a program of another library, whose all-reduces are the markers;
+            None of one with ours.
 
     Raises:
         ValueError: If the graph synchronises two gradients under the same name.
@@ -82,7 +87,7 @@ def find(graph_def, body_of=None, is_foreign=False):
     check.check_graph(graph_def)
     graph = graph_lib.Graph(graph_def)
     step = _step(graph_def)
-    markers = (find_collectives.find_collectives(graph) if is_foreign else
+    markers = (find_collectives.find_collectives(graph, foreign_ranks) if foreign_ranks else
                _in_order_of_trace(find_sites.find_sites(graph), step))
     if not markers:
         return None
@@ -91,6 +96,7 @@ def find(graph_def, body_of=None, is_foreign=False):
     dense = [marker for marker in markers if marker.indices is None]
     matches = {m.site: matches_lib.Refusal(m.node, m.refusal) if m.refusal else
                match_factors.match_factors(graph, m, independent) for m in dense}
+    matches |= {m.site: _of_one_type(matches[m.site], m) for m in dense if m.is_foreign}
     # After it: biases follow the layers whose factors are known.
     biases = match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
     matches |= {site: _within_group(graph, site, match, markers) for site, match in biases.items()}
@@ -139,6 +145,13 @@ def rewrite(graph_def, planner, body_of=None, collective_ops=None):
         return Rewritten(None, (), None)
     plan = planner.plan(found.sites, found.operations)
     return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
+
+
+def _of_one_type(match, marker):
+    """Returns a match as it is, or a Refusal if other libraries' collectives would have to mix types."""
+    if isinstance(match, matches_lib.Match) and match.terms and match.products[0].dtype != marker.dtype:
+        return matches_lib.Refusal(marker.node, "what is added to its factors has another type than these")
+    return match
 
 
 def _within_group(graph, site, match, markers):

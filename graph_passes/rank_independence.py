@@ -139,7 +139,7 @@ class RankIndependence:
 def _hash(*parts):
     data = [part if isinstance(part, bytes) else part.encode() for part in parts]
     lengths = ",".join(str(len(part)) for part in data).encode()
-    return hashlib.sha256(b"\0".join([lengths, *data])).hexdigest()
+    return hashlib.sha256(b"\0".join([lengths, *data])).hexdigest()[:16]
 
 
 def _is_assignment(node):

@@ -99,7 +99,9 @@ class Agreed:
         Raises:
             PoseidonError: If the ranks have agreed on a plan before that this graph does not allow.
         """
-        key = _key(found.sites)
+        if all(marker.refusal for marker in found.markers):  # other ranks may not even run it
+            return None, found.markers[0].refusal
+        key = _key(found)
         if key in self._plans:
             plan, reason = self._plans[key]
             if plan is not None:
@@ -116,7 +118,14 @@ class Agreed:
         return self._plans[key]
 
 
-def _key(sites):
+def _key(found):
     """Returns a name for a graph's gradients, whatever the size of its batches."""
-    text = "\n".join(sorted(f"{site.name} {site.dtype} {site.shape}" for site in sites))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    lines = []
+    for site, marker in zip(found.sites, found.markers):
+        node = found.graph.nodes[marker.node]
+        attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
+                      if not key.startswith("_")]
+        # What it could be, by any scheme.
+        kinds = [site.fingerprint(scheme) for scheme in ("sfb", "sparse")], site.bias_of
+        lines.append(f"{site.name} {node.op} {attributes} {kinds}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]

@@ -115,7 +115,9 @@ class GraphPass:
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
         is_agreed = False
         try:
-            found = pipeline.find(graph_def, is_foreign=self.markers != find_sites.MARKERS)
+            is_ours = self.markers == find_sites.MARKERS
+            found = pipeline.find(graph_def,
+                                  foreign_ranks=None if is_ours else self.planner.cluster.workers)
             if found is None:
                 return None
             if self._agreed is None:
