@@ -292,7 +292,7 @@ def open_bundle(graph, markers, decisions):
     if bundle.output == node.name:
         if left:
             rest = writer.add(f"poseidon.{encoded(node.name)}", node.op, [*tensors, *others])
-            _take_attributes(writer.nodes[-1], node, N=len(left), ignore_name_scope=True)
+            _take_attributes(writer.nodes[-1], node, num_tensors=len(left), ignore_name_scope=True)
             sums |= {marker.part: f"{rest}:{i}" for i, marker in enumerate(left)}
     elif left:
         if len(left) > 1:
@@ -339,7 +339,7 @@ def grouped(graph_def, groups):
             node.input.extend(graph_lib.data_inputs(member)[0] for member in members)
             node.input.extend(dict.fromkeys(c for member in members
                                             for c in graph_lib.control_inputs(member)))
-            _take_attributes(node, first, N=len(members))
+            _take_attributes(node, first, num_tensors=len(members))
             taken = [type(first)(name=member.name, op="Identity", input=[f"{name}:{i}"],
                                  device=member.device) for i, member in enumerate(members)]
             for member in taken:

@@ -1,5 +1,6 @@
 """Runs scenarios and writes what each rank got: run_scenarios.py OUT POLICY NAME…"""
 
+import os
 import pathlib
 import sys
 
@@ -13,7 +14,8 @@ import tf_poseidon as poseidon
 def main():
     out, policy, names = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     keras.config.set_floatx("float64")
-    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60)
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60,
+                                         engine=os.environ.get("POSEIDON_TEST_ENGINE"))
     for name in names:
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)

@@ -4,12 +4,11 @@ With the collectives of Horovod or TensorFlow all ranks have to call the same on
 graph, compares with the others what it would exchange, and takes the result only if all would do the same.
 """
 
+import collections
 import hashlib
 
 import numpy as np
 from tensorflow.python.eager import context
-
-from tf_poseidon.errors import PoseidonError
 
 
 class Alone:
@@ -47,19 +46,18 @@ class OverCoordinationService:
     Args:
         rank: This process's number.
         size: How many there are.
+        timeout_s: Longest wait for another rank.
     """
 
-    def __init__(self, rank, size):
-        self._rank, self._size = rank, size
+    def __init__(self, rank, size, timeout_s):
+        self._rank, self._size, self._timeout_ms = rank, size, int(1e3 * timeout_s)
 
     def difference(self, key, text):
         """As of `OverCommunicator`."""
         service = context.context()
         service.set_config_key_value(f"poseidon/{key}/{self._rank}", text)
         for rank in range(self._size):
-            theirs = service.get_config_key_value(f"poseidon/{key}/{rank}")
-            if isinstance(theirs, bytes):
-                theirs = theirs.decode()
+            theirs = service.get_config_key_value(f"poseidon/{key}/{rank}", self._timeout_ms)
             if theirs != text:
                 return first_difference(text, theirs, self._rank, rank)
         return None
@@ -84,38 +82,52 @@ class Agreed:
     def __init__(self, over):
         """Makes an empty collection; `over` compares texts, see `OverCommunicator`."""
         self._over = over
-        self._plans = {}  # None where ranks did not agree
+        self._plans = {}
+        self._refused = {}  # why there is no plan, by what all ranks know of a function
+        self._times = collections.Counter()
 
-    def plan(self, found, planner):
-        """Returns the `Plan` that all ranks follow for a graph.
+    def rewrite(self, markers, found, planner, collective_ops, problem=""):
+        """Rewrites a graph as all ranks do.
 
         Args:
-            found: The `pipeline.Found` of the graph.
+            markers: The nodes of the graph over which gradients are synchronised.
+            found: The `pipeline.Found` of the graph; None if that was not possible on this rank.
             planner: The `planning.Planner`.
+            collective_ops: As of `engines.Engine`.
+            problem: Why `found` is None.
 
         Returns:
-            (plan, None), or (None, why the graph stays as it is).
+            (GraphDef, plan, None), or (None, None, why the graph stays as it is).
 
         Raises:
-            PoseidonError: If the ranks have agreed on a plan before that this graph does not allow.
+            PoseidonError, InvalidGraph: If this rank cannot follow the plan that ranks have agreed on before.
         """
-        if all(marker.refusal for marker in found.markers):  # other ranks may not even run it
-            return None, found.markers[0].refusal
-        key = _key(found)
+        if found is not None and all(marker.refusal for marker in found.markers):
+            return None, None, found.markers[0].refusal  # other ranks may not even run it
+        key = found and _key(found)
         if key in self._plans:
-            plan, reason = self._plans[key]
-            if plan is not None:
-                plan.check(found.sites, planner.cluster)
-            return plan, reason
-        try:
-            plan = planner.plan(found.sites, found.operations)
-            text = found.form(plan)
-        except PoseidonError as error:
-            plan, text = None, f"refused: {error}"
-        difference = self._over.difference(key, text)
-        reason = difference or (text.removeprefix("refused: ") if plan is None else None)
-        self._plans[key] = (None if reason else plan), reason
-        return self._plans[key]
+            plan = self._plans[key]
+            plan.check(found.sites, planner.cluster)
+            return found.rewrite(plan, collective_ops), plan, None
+        # Whatever a rank has found out, it knows these.
+        name = _digest(sorted(f"{node.op} {node.name}" for node in markers))
+        if name in self._refused:
+            return None, None, self._refused[name]
+        result, plan = None, None
+        if found is not None:
+            try:
+                plan = planner.plan(found.sites, found.operations)
+                result = found.rewrite(plan, collective_ops)
+            except Exception as error:  # as of `found`, the graph as it is computes the same
+                problem = f"{type(error).__name__}: {error}"
+        self._times[name] += 1
+        text = f"not rewritten: {problem}" if result is None else f"{key}\n{found.form(plan)}"
+        difference = self._over.difference(f"{name}/{self._times[name]}", text)
+        if result is not None and difference is None:
+            self._plans[key] = plan
+            return result, plan, None
+        self._refused[name] = difference or problem
+        return None, None, self._refused[name]
 
 
 def _key(found):
@@ -128,4 +140,8 @@ def _key(found):
         # What it could be, by any scheme.
         kinds = [site.fingerprint(scheme) for scheme in ("sfb", "sparse")], site.bias_of
         lines.append(f"{site.name} {node.op} {attributes} {kinds}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+    return _digest(sorted(lines))
+
+
+def _digest(lines):
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -78,7 +78,7 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
         if cluster is None and policy == "auto":
             cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
     else:
-        over = agreement.OverCoordinationService(rank, size)
+        over = agreement.OverCoordinationService(rank, size, timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
     return grappler.enable(rank, planning.Planner(cluster, policy, pins), False,

@@ -113,27 +113,30 @@ class GraphPass:
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
-        is_agreed = False
+        is_ours = self.markers == find_sites.MARKERS
+        found, rewritten, problem = None, None, ""
         try:
-            is_ours = self.markers == find_sites.MARKERS
-            found = pipeline.find(graph_def,
-                                  foreign_ranks=None if is_ours else self.planner.cluster.workers)
+            found = pipeline.find(graph_def, foreign_ranks=None if is_ours else self.planner.cluster.workers)
             if found is None:
                 return None
             if self._agreed is None:
                 plan = self.planner.plan(found.sites, found.operations)
-            else:
-                is_agreed = True  # whatever happens from here on, the others may do their part
-                plan, reason = self._agreed.plan(found, self.planner)
-                if plan is None:
-                    self._refuse(reason)
-                    return self._with_refusal(graph_def)
-            rewritten = found.rewrite(plan, self._collective_ops)
+                rewritten = found.rewrite(plan)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
-            reason = f"{type(error).__name__}: {error}"
-            self._refuse(reason)
-            return (_failing(graph_def, self.markers, reason) if is_agreed else
-                    self._with_refusal(graph_def))
+            problem = f"{type(error).__name__}: {error}"
+        if self._agreed is not None:
+            markers = [node for node in graph_def.node if node.op in self.markers]
+            try:
+                rewritten, plan, problem = self._agreed.rewrite(markers, found, self.planner,
+                                                                self._collective_ops, problem)
+            except Exception as error:  # but now other ranks have done their part
+                self._refuse(f"{type(error).__name__}: {error}")
+                return _failing(graph_def, self.markers, self.plan.refusal)
+            if problem:  # once and for all: TensorFlow would try again
+                graph_def = _decided(graph_def, self.markers)
+        if problem:
+            self._refuse(problem)
+            return self._with_refusal(graph_def)
         self.plan = plan
         schemes = collections.Counter(d.scheme for d in plan.decisions)
         _log.log(self._log_level,
@@ -161,9 +164,9 @@ class GraphPass:
                          reason)
 
     def _with_refusal(self, graph_def):
-        """Lets the function fail with the reason when it runs, with strict=True or a given plan."""
+        """Returns the graph as it is; with strict=True or a given plan, it fails with the reason when it runs."""
         if not (self.strict or self.planner.given):
-            return None
+            return None if self._agreed is None else graph_def
         for node in graph_def.node:
             if node.op == "PoseidonAgree":
                 node.attr["refusal"].s = self.plan.refusal.encode()
@@ -194,13 +197,21 @@ def _failing(graph_def, markers, reason):
     text = writer.constant("reason", f"This rank could not rewrite a training graph as the other ranks have: "
                            f"{reason}")
     writer.add("", "Assert", [condition, text], T=[types_pb2.DT_STRING], summarize=3)
+    result = _decided(graph_def, markers)
+    for node in result.node:
+        if node.op in markers:
+            node.input.append("^poseidon_refusal")
+    result.node.extend(writer.nodes)
+    return result
+
+
+def _decided(graph_def, markers):
+    """Returns a graph that is not looked at again."""
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     for node in result.node:
         if node.op in markers:
-            node.input.append("^poseidon_refusal")
             node.attr[graph_lib.PLANNED].b = True
-    result.node.extend(writer.nodes)
     return result
 
 

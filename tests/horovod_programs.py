@@ -1,0 +1,86 @@
+"""Programs about Horovod, started on several ranks: horovod_programs.py NAME."""
+
+import collections
+import os
+import pathlib
+import pickle
+import sys
+
+import keras
+import numpy as np
+from rewritten import small_model
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+import tf_poseidon as poseidon
+from tf_poseidon import planning
+from tf_poseidon import runtime
+
+
+def write_report(rank, report):
+    pathlib.Path(os.environ["REPORTS"], str(rank)).write_bytes(pickle.dumps(report))
+
+
+def executed():
+    """Reports, by policy, the ops that were executed, the schemes, and the sites of our own exchanges."""
+    report = {}
+    strategy = poseidon.PoseidonStrategy("sfb", merge=True)
+    for policy in ("sfb", "ps"):
+        cluster = strategy.extended.graph_pass.planner.cluster
+        strategy.extended.graph_pass.planner = planning.Planner(cluster, policy, merge=True)
+        keras.backend.clear_session()
+        strategy.extended.graph_pass._agreed._plans.clear()
+        model, x, y = small_model(strategy)
+        before = set(strategy.stats()["sites"])
+        with context.collect_graphs(optimized=True) as graphs:
+            model.fit(x, y, batch_size=32, verbose=0)
+        ops = collections.Counter(node.op for graph in graphs for node in graph.node)
+        sites = [site for site in strategy.stats()["sites"]
+                 if site not in before and not site.startswith(("variables/", "state/"))]
+        report[policy] = ops, {d.scheme for d in strategy.plan.decisions}, sites
+    write_report(strategy.rank, report)
+
+
+def keras_optimizers():
+    """Reports which variables differ between ranks after `fit` on different rows."""
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+    rows = np.random.default_rng(hvd.rank())
+    x, y = rows.normal(size=(64, 4)), rows.normal(size=(64, 1))
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(x, y, verbose=0)
+    stock = model.weights
+    strategy = poseidon.PoseidonStrategy()
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    data = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(32))
+    model.fit(data, verbose=0)
+    communicator = runtime.communicator()
+
+    def differing(variables):
+        return [v.name for v in variables if communicator.sum(
+            "differs", np.int64(communicator.broadcast("of rank 0", v.numpy()).tobytes()
+                                != v.numpy().tobytes()))]
+
+    write_report(strategy.rank, {"stock, as Horovod documents it": differing(stock),
+                                 "PoseidonStrategy": differing(model.weights)})
+
+
+def refuse():
+    """Prints what is said to options that do not go with Horovod."""
+    for case, options in {"wire_dtype": dict(wire_dtype="bfloat16"), "servers": dict(servers=[0]),
+                          "verify": dict(verify=1), "engine": dict(engine="nccl"),
+                          "mpi": dict(engine="mpi")}.items():
+        try:
+            poseidon.PoseidonStrategy(**options)
+        except poseidon.PoseidonError as error:
+            print(f"{case}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

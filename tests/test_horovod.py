@@ -1,0 +1,224 @@
+"""Horovod as the engine, and programs that are written for it.
+
+Installed by scripts/install_horovod.sh; without it these tests are skipped, but not in CI.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import pickle
+import re
+
+import launch
+import numpy as np
+import pytest
+import saved_zoo
+from test_saved_graphs import step_of
+from test_training import assert_same_bits
+from test_training import BOUND
+
+from tf_poseidon.saved_graphs import rewriting
+
+if importlib.util.find_spec("horovod") is None and not os.environ.get("CI"):
+    pytest.skip("Horovod is not installed (scripts/install_horovod.sh)", allow_module_level=True)
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+# Factors, a regularizer, sequences; a dense gradient and moving averages; slices.
+CELLS = [f"{model}-{optimizer}-mean" for model in ("wide", "convolution", "embedding")
+         for optimizer in ("momentum", "adam", "rmsprop")]
+HOW = {("horovodrun", "sfb"): True, ("mpiexec", "ps"): True,
+       ("horovodrun", "ps"): False, ("mpiexec", "sfb"): False}  # whether by default, or with --full
+
+
+class Table:
+    """The results of the cells, one job for each way to launch them, and one process to compare with."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._done = set()
+
+    def results(self, launcher, policy, ranks):
+        """Returns by cell the arrays of each rank."""
+        out = self._folder / f"{launcher}-{policy}-{ranks}"
+        if out not in self._done:
+            out.mkdir()
+            self._done.add(out)
+            environment = {"POSEIDON_TEST_ENGINE": "horovod"}.items() if ranks > 1 else ()
+            launch.run_ok(["run_scenarios.py", out, policy, *CELLS], ranks if ranks > 1 else 0,
+                          timeout_s=150, environment=environment, launcher=launcher)
+        return {cell: [dict(np.load(out / f"{cell}.rank{rank}.npz")) for rank in range(ranks)]
+                for cell in CELLS}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    return Table(tmp_path_factory.mktemp("horovod"))
+
+
+@pytest.mark.parametrize("launcher, policy", HOW)
+def test_two_ranks_compute_what_one_process_does(table, launcher, policy, request):
+    if not HOW[launcher, policy] and not request.config.getoption("--full"):
+        return  # the other two jobs hold each launcher and each policy
+    one = table.results("none", "ps", 1)
+    for cell, ranks in table.results(launcher, policy, 2).items():
+        assert_same_bits(ranks)
+        for key, value in one[cell][0].items():
+            if not key.startswith("local/"):
+                np.testing.assert_allclose(ranks[0][key], value, rtol=BOUND, atol=BOUND,
+                                           err_msg=f"{cell} {key}")
+
+
+def test_gradients_travel_by_horovods_ops(tmp_path):
+    """All of them, also those that are merged; ours carry nothing but what is no gradient."""
+    launch.run_ok(["horovod_programs.py", "executed"], ranks=2, timeout_s=60, launcher="horovodrun",
+                  environment={"REPORTS": str(tmp_path)}.items())
+    report = pickle.loads((tmp_path / "0").read_bytes())
+    for policy, (ops, schemes, sites) in report.items():
+        assert schemes == {"sfb": {"sfb", "sparse", "ps"}, "ps": {"ps"}}[policy]
+        assert ops["PoseidonSync"] == ops["PoseidonSyncSlices"] == ops["PoseidonSend"] == 0
+        assert (ops["HorovodAllgather"] > 0) == (policy == "sfb")
+        # With merge=True those that are small, and ready one after the other.
+        assert policy == "sfb" or ops["HorovodGroupedAllreduce"] > 0, ops
+        assert not [site for site in sites if "kernel" in site or "embeddings" in site]
+
+
+def test_saved_graphs(tmp_path):
+    names = ["sgd", "embedding_by_scatter", "several_steps", "nested_functions", "keras_mixed_precision",
+             "v1_control_flow", "graph_def"]
+    cases = {}
+    for name in names:
+        saved = saved_zoo.CASES[name](str(tmp_path))
+        rewritten = tmp_path / "rewritten" / pathlib.Path(saved.path).name
+        rewritten.parent.mkdir(exist_ok=True)
+        rewriting.rewrite(saved.path, str(rewritten), *step_of(saved), workers=2, batch_size=saved.rows,
+                          policy="sfb", rule=saved.rule, engine="horovod")
+        cases[name] = saved, str(rewritten)
+    (tmp_path / "cases").write_bytes(pickle.dumps(cases))
+    launch.run_ok(["saved_jobs.py", tmp_path / "cases", tmp_path / "out"], ranks=2, timeout_s=120,
+                  launcher="horovodrun")
+    results = pickle.loads((tmp_path / "out").read_bytes())
+    assert list(results) == names
+    for name, result in results.items():
+        verification = result["verified"]
+        assert verification.errors and not verification.failures, f"{name}: {verification}"
+
+
+# ---- programs that are written for Horovod ---------------------------------------------------------
+
+FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
+           "gradient_tape/add_1/Reshape": "sfb"}
+IN_LOOP = {"while/body/_1/while/AddN", "while/body/_1/gradient_tape/while/add/Reshape",
+           "while/body/_1/gradient_tape/while/matmul_1/MatMul_1",
+           "while/body/_1/gradient_tape/while/add_1/Reshape"}
+# What becomes of each loop of tests/drop_in.py: the schemes of its gradients, or why it stays as it is.
+EXPECTED = {
+    "tape": FACTORS, "predivided": FACTORS, "in_groups": FACTORS, "sums_that_are_scaled": FACTORS,
+    "halves": "a narrowing Cast rounds it",
+    "largest": "its reduction is neither a sum nor an average",
+    "process_sets": "only the ranks of a process set add it up",
+    "fewer_rows_on_rank_1": FACTORS,
+    "other_mask_on_rank_1": "ranks would do different things: 'mul_1' any rows, masks ",
+    "in_a_loop": dict.fromkeys(IN_LOOP, "sfb"),
+}
+
+
+def test_loops_for_horovod(tmp_path):
+    launch.run_ok(["drop_in.py", "horovod", tmp_path / "out"], ranks=3, timeout_s=90)
+    ranks = [pickle.loads((tmp_path / f"out.{rank}").read_bytes()) for rank in range(3)]
+    check_loops(ranks, EXPECTED, "HorovodAllgather")
+
+
+def check_loops(ranks, expected, gather):
+    """Compares loops of tests/drop_in.py before and after `enable()`."""
+    assert list(ranks[0]) == list(expected)
+    for name, wanted in expected.items():
+        for result in ranks:
+            (before, _), (after, ops), found = result[name]
+            for a, b in zip(before, after):  # three steps in float64
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-14, err_msg=name)
+            if isinstance(wanted, dict):
+                assert found == wanted, name
+                assert ops[gather] > 0 and ops["SufficientFactorOuterProduct"] > 0, name
+            else:
+                reasons = [found] if isinstance(found, str) else found.values()
+                assert any(wanted in reason for reason in reasons), f"{name}: {found}"
+                assert ops[gather] == ops["SufficientFactorOuterProduct"] == 0, name
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "mpiexec"])
+def test_two_lines_in_a_program(tmp_path, launcher):
+    """Of examples/horovod_loop.py, as it is and with poseidon.enable()."""
+    program = (EXAMPLES / "horovod_loop.py").read_text()
+    two_lines = "hvd.init()\nimport tf_poseidon as poseidon\nenabled = poseidon.enable(policy='sfb')\n"
+    enabled = tmp_path / "enabled.py"
+    enabled.write_text(program.replace("hvd.init()\n", two_lines, 1) + "print(enabled.plan, flush=True)\n")
+    for path in (EXAMPLES / "horovod_loop.py", enabled):
+        outcome = launch.run_ok([path, "--width", 64, "--save", tmp_path / f"{path.stem}.npz"], ranks=2,
+                                timeout_s=60, launcher=launcher)
+    assert len(re.findall(r"64x64 +sfb ", outcome.output)) >= 1, outcome.output
+    before, after = (np.load(tmp_path / f"{name}.npz") for name in ("horovod_loop", "enabled"))
+    for key in before:  # 20 steps in single precision
+        np.testing.assert_allclose(before[key], after[key], rtol=0, atol=1e-5)
+
+
+# ---- Keras -------------------------------------------------------------------------------------------
+
+
+def test_stock_horovod_does_not_synchronise_keras_3_and_we_do(tmp_path):
+    """Weights of ranks that trained on different rows, compared as verify mode compares them."""
+    launch.run_ok(["horovod_programs.py", "keras_optimizers"], ranks=2, timeout_s=60,
+                  launcher="horovodrun", environment={"REPORTS": str(tmp_path)}.items())
+    report = pickle.loads((tmp_path / "0").read_bytes())
+    assert report["stock, as Horovod documents it"] == ["kernel", "bias"]
+    assert report["PoseidonStrategy"] == []
+
+
+# ---- how jobs end ------------------------------------------------------------------------------------
+
+
+def test_exception_on_one_rank_ends_all(tmp_path):
+    outcome = launch.run(["programs.py", "raise_on_rank_1", tmp_path / "raised"], ranks=3, timeout_s=60,
+                         launcher="horovodrun")
+    assert outcome.status != 0
+    assert "ValueError: boom on purpose" in outcome.output
+
+
+def test_killed_rank_ends_all():
+    outcome = launch.run(["programs.py", "kill_on_rank_1"], ranks=2, timeout_s=60, launcher="horovodrun")
+    assert outcome.status != 0
+
+
+def test_rank_that_stalls_ends_all():
+    """What waits in one of Horovod's operations cannot be called back, but ends."""
+    outcome = launch.run(["programs.py", "stall_on_rank_1", "sfb"], ranks=2, timeout_s=60,
+                         launcher="horovodrun")
+    assert outcome.status != 0
+
+
+@pytest.mark.parametrize("how", ["fails_on_rank_1", "disabled"])
+def test_pass_that_does_not_run(tmp_path, how):
+    """Then no rank rewrites the graph, and gradients are summed all the same."""
+    outcome = launch.run(["rewritten.py", "train", how], ranks=2, timeout_s=60, launcher="horovodrun",
+                         environment={"REPORTS": str(tmp_path)}.items())
+    assert outcome.status == 0, outcome.output
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert {"fails_on_rank_1": "RuntimeError: broken on purpose", "disabled": "enable Grappler"}[how] in (
+        ranks[0]["refusal"])
+
+
+REFUSALS = {
+    "wire_dtype": "wire_dtype='bfloat16' is not possible with engine='horovod'",
+    "servers": "servers=(0,) is not possible with engine='horovod'",
+    "verify": "verify=1 is not possible with engine='horovod'",
+    "engine": "engine='nccl', expected one of horovod, mpi",
+    "mpi": "engine='mpi', but this is one of 2 processes that another launcher has started (HOROVOD_SIZE=2)",
+}
+
+
+def test_what_is_refused():
+    outcome = launch.run_ok(["horovod_programs.py", "refuse"], ranks=2, timeout_s=60, launcher="horovodrun")
+    for case, message in REFUSALS.items():
+        assert f"{case}: {message}" in outcome.output, outcome.output
