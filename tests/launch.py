@@ -49,10 +49,11 @@ def _launcher(name, ranks):
             "-H", f"localhost:{ranks}"]
 
 
-def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
+def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec",
+        program=sys.executable):
     """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
 
-    `launcher` is "mpiexec" or "horovodrun".
+    `launcher` is "mpiexec" or "horovodrun"; `program` what runs in the place of Python.
 
     Programs of this folder, named without it, are run by start.py.
 
@@ -63,7 +64,7 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
     starter = [] if os.path.isabs(arguments[0]) else ["start.py"]
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*command, sys.executable, *starter, *map(str, arguments)], cwd=TESTS, text=True,
+        [*command, program, *starter, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3",
              **dict(environment)})
@@ -76,8 +77,8 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 
-def run_ok(arguments, ranks, timeout_s, environment=(), launcher="mpiexec"):
+def run_ok(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", program=sys.executable):
     """Runs a job as `run` does and asserts that it ends well."""
-    outcome = run(arguments, ranks, timeout_s, environment, launcher)
+    outcome = run(arguments, ranks, timeout_s, environment, launcher, program)
     assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
     return outcome

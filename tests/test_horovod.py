@@ -14,6 +14,8 @@ import launch
 import numpy as np
 import pytest
 import saved_zoo
+from test_drop_in import check_loops
+from test_drop_in import FACTORS
 from test_saved_graphs import step_of
 from test_training import assert_same_bits
 from test_training import BOUND
@@ -107,8 +109,6 @@ def test_saved_graphs(tmp_path):
 
 # ---- programs that are written for Horovod ---------------------------------------------------------
 
-FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
-           "gradient_tape/add_1/Reshape": "sfb"}
 IN_LOOP = {"while/body/_1/while/AddN", "while/body/_1/gradient_tape/while/add/Reshape",
            "while/body/_1/gradient_tape/while/matmul_1/MatMul_1",
            "while/body/_1/gradient_tape/while/add_1/Reshape"}
@@ -128,23 +128,6 @@ def test_loops_for_horovod(tmp_path):
     launch.run_ok(["drop_in.py", "horovod", tmp_path / "out"], ranks=3, timeout_s=90)
     ranks = [pickle.loads((tmp_path / f"out.{rank}").read_bytes()) for rank in range(3)]
     check_loops(ranks, EXPECTED, "HorovodAllgather")
-
-
-def check_loops(ranks, expected, gather):
-    """Compares loops of tests/drop_in.py before and after `enable()`."""
-    assert list(ranks[0]) == list(expected)
-    for name, wanted in expected.items():
-        for result in ranks:
-            (before, _), (after, ops), found = result[name]
-            for a, b in zip(before, after):  # three steps in float64
-                np.testing.assert_allclose(a, b, rtol=0, atol=1e-14, err_msg=name)
-            if isinstance(wanted, dict):
-                assert found == wanted, name
-                assert ops[gather] > 0 and ops["SufficientFactorOuterProduct"] > 0, name
-            else:
-                reasons = [found] if isinstance(found, str) else found.values()
-                assert any(wanted in reason for reason in reasons), f"{name}: {found}"
-                assert ops[gather] == ops["SufficientFactorOuterProduct"] == 0, name
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpiexec"])

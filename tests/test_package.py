@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import tf_poseidon
+from tf_poseidon import engines
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.ops import library
@@ -59,3 +60,24 @@ def test_library_for_another_tensorflow_is_refused():
 ])
 def test_launched_size(environment, expected):
     assert mpi.launched_size(environment) == expected
+
+
+@pytest.mark.parametrize("engine, environment, expected", [
+    (None, {}, ("mpi", 1)),
+    (None, {"PMI_SIZE": "4"}, ("mpi", 4)),
+    (None, {"HOROVOD_SIZE": "4"}, ("horovod", 4)),
+    (None, {"SLURM_STEP_NUM_TASKS": "1", "HOROVOD_SIZE": "4"}, ("horovod", 4)),  # horovodrun in one task
+    (None, {"PMI_SIZE": "4", "HOROVOD_SIZE": "4"}, ("horovod", 4)),
+    ("horovod", {"PMI_SIZE": "4"}, ("horovod", 4)),
+    ("horovod", {}, ("horovod", 1)),
+    ("mpi", {"HOROVOD_SIZE": "1"}, ("mpi", 1)),
+    ("mpi", {"HOROVOD_SIZE": "2"}, r"\(HOROVOD_SIZE=2\): launch with mpiexec, or leave engine away"),
+    (None, {"PMI_SIZE": "2", "HOROVOD_SIZE": "4"}, r"disagree, HOROVOD_SIZE=4 but PMI_SIZE=2: use one"),
+    ("tcp", {}, r"engine='tcp', expected one of horovod, mpi"),
+])
+def test_launch(engine, environment, expected):
+    if isinstance(expected, tuple):
+        assert engines.launch(engine, environment) == expected
+    else:
+        with pytest.raises(PoseidonError, match=expected):
+            engines.launch(engine, environment)

@@ -56,11 +56,10 @@ class OverCoordinationService:
         """As of `OverCommunicator`."""
         service = context.context()
         service.set_config_key_value(f"poseidon/{key}/{self._rank}", text)
-        for rank in range(self._size):
-            theirs = service.get_config_key_value(f"poseidon/{key}/{rank}", self._timeout_ms)
-            if theirs != text:
-                return first_difference(text, theirs, self._rank, rank)
-        return None
+        texts = [service.get_config_key_value(f"poseidon/{key}/{rank}", self._timeout_ms)
+                 for rank in range(self._size)]
+        differing = [rank for rank in range(self._size) if texts[rank] != texts[0]]
+        return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None
 
 
 def first_difference(mine, theirs, rank, other):
