@@ -1,3 +1,4 @@
+# make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
 # make test    sets everything up and runs the tests (some 17 minutes on 2 cores)
 
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
 KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
 
-.PHONY: setup demo test test-full bench clean
+.PHONY: setup horovod demo test test-full bench clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -20,6 +21,9 @@ $(VENV)/.installed: pyproject.toml setup.py tf_poseidon/supported.py
 	  "keras>=$(word 1,$(KERAS)),<$(word 2,$(KERAS))"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[test,bench]"
 	touch $@
+
+horovod: setup
+	scripts/install_horovod.sh $(BIN)/python
 
 demo: setup
 	mkdir -p build/demo

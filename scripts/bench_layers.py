@@ -5,7 +5,9 @@
         python scripts/bench_layers.py --bandwidth_gbps 1
 
 Every policy trains a model of its own, and so does "compute only", which exchanges nothing; they take
-turns. Before anything is timed, all models make the same steps from the same weights, and are compared:
+turns, and so do Horovod over Gloo (a HorovodAllreduce for each gradient), if it is installed, and TensorFlow's
+ring (one CollectiveReduceV2 for all, as tf.distribute lays them end to end); --enabled lets both of them exchange
+factors as well, as after poseidon.enable(). Before anything is timed, all models make the same steps from the same weights, and are compared:
 bit by bit between ranks, and with policy "ps" within rounding. "Extra rebuild" is what the products of
 all ranks' rows take longer than this rank's alone. The bound of a step is what it cannot be faster than:
 the larger of compute only plus extra rebuild, and bytes over bandwidth.
@@ -21,7 +23,9 @@ import time
 from absl import app
 from absl import flags
 import keras
+from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
 import numpy as np
+import peers
 import rich.console
 import rich.progress
 import rich.table
@@ -29,16 +33,20 @@ import tensorflow as tf
 import timing
 
 import tf_poseidon as poseidon
+from tf_poseidon import agreement
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon import runtime
+from tf_poseidon.graph_passes import find_collectives
 
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _LAYERS = flags.DEFINE_list("layers", ["1024", "4096", "4096", "1000"], "Sizes of the layers.")
 _BATCH = flags.DEFINE_integer("batch_size", 32, "Rows of each worker.")
 _POLICIES = flags.DEFINE_list("policies", ["ps", "sfb", "paper", "auto"], "What to compare; with "
                               "+merge, small messages wait for each other.")
+_PEERS = flags.DEFINE_list("peers", peers.names(), "Other libraries to compare with.")
+_ENABLED = flags.DEFINE_bool("enabled", True, "Also compare with these after poseidon.enable().")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each.")
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link; measured by default.")
@@ -74,6 +82,48 @@ def make_step(model, x, y, ranks):
         model.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
     return step
+
+
+def make_peer_step(model, x, y, ranks, reduce):
+    """As make_step, with gradients that `reduce` sums over ranks."""
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y)) / ranks
+        variables = model.trainable_variables
+        model.optimizer.apply(reduce(tape.gradient(loss, variables)), variables)
+        return loss
+    return step
+
+
+def make_peers(libraries, cluster, sizes, x, y, ranks, rank):
+    """Returns the systems of other libraries by name; each of them has made one step."""
+    systems = {}
+    for peer, library in libraries.items():
+        if peer == "horovod":
+            def reduce(gradients, hvd=library):
+                return [hvd.allreduce(g, op=hvd.Sum, name=f"gradient{i}") for i, g in enumerate(gradients)]
+            over = agreement.OverCommunicator(runtime.communicator())
+        else:
+            def reduce(gradients, mirrored=library):
+                def replica():  # which wants tensors that were made on its device
+                    context = tf.distribute.get_replica_context()
+                    return context.all_reduce("SUM", [tf.identity(g) for g in gradients])
+                return mirrored.run(replica)
+            over = agreement.OverCoordinationService(rank, ranks, timeout_s=60)
+        for name in (peer, f"{peer}+enable")[:1 + _ENABLED.value]:
+            model = make_model(name, sizes)
+            systems[name] = System(model, tf.function(make_peer_step(model, x, y, ranks, reduce)))
+            if name == peer:
+                systems[name].step()
+                continue
+            passes = grappler.GraphPass(planning.Planner(cluster, "auto"), agreed=agreement.Agreed(over),
+                                        markers=find_collectives.MARKERS)
+            with passes.registered():
+                systems[name].step()
+            if passes.plan is None or passes.plan.refusal:
+                raise RuntimeError(f"{peer} was not rewritten: {passes.plan}")
+            systems[name].plan = passes.plan
+    return systems
 
 
 def make_systems(strategy, cluster, sizes, x, y):
@@ -149,6 +199,9 @@ def rebuilding(sizes, rows, ranks):
 
 
 def main(_):
+    # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
+    start = {"tensorflow": peers.start_tensorflow, "horovod": peers.start_horovod}
+    libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start if peer in _PEERS.value}
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=120)
     communicator = runtime.communicator()
     ranks = strategy.num_replicas_in_sync
@@ -158,6 +211,7 @@ def main(_):
     x, y = (tf.constant(rng.normal(size=(_BATCH.value, size)), tf.float32)
             for size in (sizes[0], sizes[-1]))
     systems = make_systems(strategy, cluster, sizes, x, y)
+    systems |= make_peers(libraries, cluster, sizes, x, y, ranks, strategy.rank)
     verify(systems, communicator)
     times = time_rounds({name: system.step for name, system in systems.items()}, communicator,
                         _ROUNDS.value, _STEPS.value, "steps")
@@ -176,14 +230,16 @@ def report(systems, times, extra, cluster):
         f"layers {'-'.join(_LAYERS.value)}, {_BATCH.value} rows on each of {cluster.workers} ranks; "
         f"{cluster}; extra rebuild of factors {1e3 * extra:.1f} ms"))
     for column in ("policy", "step, ms (quartiles)", "to compute only", "MB sent + received",
-                   "at least, ms", "to that", "schemes"):
+                   "at least, ms", "to that", f"to {_POLICIES.value[-1]}", "schemes"):
         table.add_column(column, justify="right")
     results = []
     for name, system in systems.items():
         summary = timing.summarize(times[name])
         row = {"policy": name, "step": summary,
                "to_compute_only": statistics.median(
-                   a / b for a, b in zip(times[name], times[_COMPUTE_ONLY]))}
+                   a / b for a, b in zip(times[name], times[_COMPUTE_ONLY])),
+               "to_last_policy": statistics.median(
+                   a / b for a, b in zip(times[name], times[_POLICIES.value[-1]]))}
         if system.plan:
             weights = [matrix_size(s) for s in system.plan.sites]
             rebuilt = sum(w for w, d in zip(weights, system.plan.decisions) if d.scheme == "sfb")
@@ -197,8 +253,9 @@ def report(systems, times, extra, cluster):
         results.append(row)
         table.add_row(name, timing.cell(summary), f"{row['to_compute_only']:.2f}",
                       *([f"{row['bytes'] / 1e6:.1f}", f"{row['bound_ms']:.1f}",
-                         f"{row['to_bound']:.2f}", str(row["schemes"])] if system.plan else [""] * 4))
-    rich.console.Console(width=140).print(table)
+                         f"{row['to_bound']:.2f}"] if system.plan else [""] * 3),
+                      f"{row['to_last_policy']:.2f}", str(row["schemes"]) if system.plan else "")
+    rich.console.Console(width=160).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:
             json.dump({"layers": layer_sizes(), "batch_size": _BATCH.value,

@@ -1,11 +1,13 @@
-"""Times the sum of tensors over ranks, against MPI_Iallreduce of the same MPI in the same run.
+"""Times the sum of tensors over ranks, against MPI_Iallreduce of the same MPI and other libraries in the same run.
 
     mpiexec -n 4 python scripts/bench_sync.py --json out.json
 
 Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy
 arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns
 with an empty tf.function (what TensorFlow itself costs) and, where many tensors are summed, with
-the sum of one of them; a barrier before each. Results are verified before anything is timed. Times
+the sum of one of them; a barrier before each. So do Horovod over Gloo (a HorovodAllreduce for each tensor,
+which it merges), if it is installed, and TensorFlow's ring (one CollectiveReduceV2, as tf.distribute lays
+tensors end to end). Results are verified before anything is timed. Times
 are those of rank 0, ratios are medians of the ratios within each round.
 """
 
@@ -20,6 +22,7 @@ import numpy as np
 import rich.console
 import rich.progress
 import rich.table
+import peers
 import tensorflow as tf
 import timing
 
@@ -52,6 +55,32 @@ def poseidon_sum(x):
         sums = [ops.sync(row, f"bench/{x.shape}/{i}") for i, row in enumerate(rows)]
         return tf.stack(sums) if len(x) > 1 else sums[0]
 
+    return lambda: run(tensor)
+
+
+def horovod_sum(x, hvd):
+    """As poseidon_sum, by Horovod's ops."""
+    tensor = tf.constant(x)
+
+    @tf.function
+    def run(tensor):
+        rows = tf.unstack(tensor) if len(x) > 1 else [tensor]
+        sums = [hvd.allreduce(row, op=hvd.Sum, name=f"bench{i}.{x.shape[1]}") for i, row in enumerate(rows)]
+        return tf.stack(sums) if len(x) > 1 else sums[0]
+
+    return lambda: run(tensor)
+
+
+def tensorflow_sum(x, mirrored):
+    """As poseidon_sum, by a MultiWorkerMirroredStrategy."""
+    tensor = tf.constant(x)
+
+    def replica(tensor):
+        rows = tf.unstack(tensor) if len(x) > 1 else [tf.identity(tensor)]
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", rows)
+        return tf.stack(sums) if len(x) > 1 else sums[0]
+
+    run = tf.function(lambda tensor: mirrored.run(replica, args=(tensor,)))
     return lambda: run(tensor)
 
 
@@ -101,6 +130,9 @@ def ratio(times, baseline):
 
 
 def main(_):
+    # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
+    mirrored = peers.start_tensorflow(MPI.COMM_WORLD)
+    hvd = peers.start_horovod(MPI.COMM_WORLD) if "horovod" in peers.names() else None
     strategy = poseidon.PoseidonStrategy()
     rank, size = strategy.rank, strategy.num_replicas_in_sync
     results = []
@@ -108,7 +140,10 @@ def main(_):
         for num_bytes, count in progress.track(_CASES, description="sizes"):
             x = make_input(rank, num_bytes, count)
             expected = sum(make_input(r, num_bytes, count) for r in range(size))
-            systems = {"poseidon": poseidon_sum(x), "mpi": mpi_sum(x)}
+            systems = {"poseidon": poseidon_sum(x), "mpi": mpi_sum(x),
+                       "tensorflow": tensorflow_sum(x, mirrored)}
+            if hvd:
+                systems["horovod"] = horovod_sum(x, hvd)
             for name, run in systems.items():
                 np.testing.assert_array_equal(run(), expected, f"{name} sums wrongly")
             systems["empty"] = empty_function(x)
@@ -118,6 +153,8 @@ def main(_):
             results.append({"bytes": num_bytes, "tensors": count,
                             **{name: timing.summarize(t) for name, t in times.items()},
                             "to_mpi": ratio(times["poseidon"], times["mpi"]),
+                            **{f"{peer}_to_poseidon": ratio(times[peer], times["poseidon"])
+                               for peer in peers.names()},
                             "to_one": ratio(times["poseidon"], times.get("one"))})
     if rank == 0:
         report(results, size)
@@ -127,14 +164,15 @@ def report(results, size):
     """Prints the results as a table and writes them as JSON."""
     table = rich.table.Table(title=f"sum over {size} ranks, ms: median (quartiles)")
     for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "to MPI", "to one tensor",
-                   "empty tf.function"):
+                   "empty tf.function", *(f"{peer} (to poseidon)" for peer in peers.names())):
         table.add_column(column, justify="right")
     for r in results:
         cells = [timing.cell(r[name]) for name in ("poseidon", "mpi")]
         table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['to_mpi']:.2f}",
                       f"{r['to_one']:.2f}" if r["to_one"] else "",
-                      f"{r['empty']['median_ms']:.3f}")
-    rich.console.Console(width=120).print(table)
+                      f"{r['empty']['median_ms']:.3f}",
+                      *(f"{timing.cell(r[peer])} ({r[f'{peer}_to_poseidon']:.2f})" for peer in peers.names()))
+    rich.console.Console(width=180).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:
             json.dump({"ranks": size, "results": results}, file, indent=1)

@@ -1,0 +1,79 @@
+"""Horovod over Gloo, and TensorFlow's own collectives, in a job that mpiexec has started: for comparison.
+
+Both have to be started before anything else uses TensorFlow.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+
+import tensorflow as tf
+
+
+def names():
+    """Returns the peers that are installed."""
+    return ["horovod", "tensorflow"] if importlib.util.find_spec("horovod") else ["tensorflow"]
+
+
+def start_tensorflow(comm):
+    """Returns a MultiWorkerMirroredStrategy over the processes of an mpi4py communicator."""
+    with socket.create_server(("", 0)) as probe:  # a port that nobody listens at
+        port = probe.getsockname()[1]
+    workers = comm.allgather(f"{_address()}:{port}")
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers},
+                                          "task": {"type": "worker", "index": comm.rank}})
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    del os.environ["TF_CONFIG"]
+    return strategy
+
+
+def start_horovod(comm):
+    """Returns `horovod.tensorflow`, initialised over Gloo by what horovodrun would tell its processes."""
+    import horovod.tensorflow as hvd
+    import psutil
+    from horovod.runner.common.util import hosts
+    from horovod.runner.gloo_run import create_run_env_vars
+    from horovod.runner.gloo_run import create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+
+    everyone = comm.allgather(_address())
+    slots = hosts.get_host_assignments(hosts.parse_hosts(",".join(
+        f"{address}:{everyone.count(address)}" for address in dict.fromkeys(everyone))), comm.size)
+    server, port = None, None
+    if comm.rank == 0:
+        server = RendezvousServer()
+        port = server.start()
+        server.init(slots)
+    interface = next(name for name, addresses in psutil.net_if_addrs().items()
+                     if any(a.address == everyone[comm.rank] for a in addresses))
+    environment = {**create_run_env_vars(everyone[0], [interface], comm.bcast(port)),
+                   **create_slot_env_vars(slots[comm.rank])}
+    with _set(environment):
+        hvd.init()
+        comm.Barrier()
+    hvd.rendezvous = server  # as long as Horovod
+    return hvd
+
+
+def _address():
+    """Returns this host's address, as it resolves its own name; of the loopback where it cannot."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+@contextlib.contextmanager
+def _set(environment):
+    """While environment variables have other values: they would tell everybody of a second launcher."""
+    before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
