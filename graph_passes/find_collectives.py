@@ -11,8 +11,9 @@ import dataclasses
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import horovod_ops
+from tf_poseidon.graph_passes import tensorflow_ops
 from tf_poseidon.graph_passes.find_sites import Bundle
 from tf_poseidon.graph_passes.find_sites import Marker
 
@@ -47,7 +48,7 @@ def _refusal(graph, node, size):
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
     if node.op in HOROVOD:
-        if node.attr["reduce_op"].i not in (collectives.HOROVOD_AVERAGE, collectives.HOROVOD_SUM):
+        if node.attr["reduce_op"].i not in (horovod_ops.AVERAGE, horovod_ops.SUM):
             return "its reduction is neither a sum nor an average"
         if node.attr["process_set_id"].i != 0:
             return "only the ranks of a process set add it up"
@@ -63,8 +64,8 @@ def _refusal(graph, node, size):
     if group_size is None or int(group_size) != size:
         return f"its group is not that of all {size} ranks"
     bundle = _laid_end_to_end(graph, node)
-    if bundle and len(bundle.gradients) > collectives.MOST_PARTS:
-        return f"it reduces more than {collectives.MOST_PARTS} gradients at once"
+    if bundle and len(bundle.gradients) > tensorflow_ops.MOST_PARTS:
+        return f"it reduces more than {tensorflow_ops.MOST_PARTS} gradients at once"
     return None
 
 

@@ -171,6 +171,14 @@ class Writer:
         return name
 
 
+def copy_attributes(node, other, **attributes):
+    """Gives a node the attributes of another one, but for some."""
+    for key, value in other.attr.items():
+        node.attr[key].CopyFrom(value)
+    for key, value in attributes.items():
+        set_attribute(node.attr[key], key, value)
+
+
 _TYPES = ("dtype", "F", "Index", "out_idx", "out_type", "type")
 
 

@@ -6,10 +6,13 @@ no undecided marker is left; every other node keeps its name, and what read a ma
 
 import collections
 
+from tf_poseidon.graph_passes import bundles as bundles_lib
 from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import find_collectives
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import horovod_ops
 from tf_poseidon.graph_passes import send_receive
+from tf_poseidon.graph_passes import tensorflow_ops
 
 
 def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=None):
@@ -65,17 +68,17 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
             groups.setdefault(decision.group, []).extend(
                 node.name for node in site.writer.nodes if node.op == "HorovodAllreduce")
     for of_bundle in bundles.values():
-        nodes += collectives.open_bundle(graph, of_bundle, decisions)
+        nodes += bundles_lib.open_bundle(graph, of_bundle, decisions)
     replaced = {marker.node for marker in markers} | {node.name for node in nodes}
     kept = [_waiting(node, waits.get(node.name)) for node in graph.graph_def.node
             if node.name not in replaced]
-    return collectives.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
+    return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
 
 def _ops_of(graph, marker):
     """Returns what writes in the place of a program's own all-reduce."""
     is_horovod = graph.nodes[marker.node].op in find_collectives.HOROVOD
-    return collectives.HorovodOps if is_horovod else collectives.TensorFlowOps
+    return horovod_ops.HorovodOps if is_horovod else tensorflow_ops.TensorFlowOps
 
 
 def _waiting(node, control):

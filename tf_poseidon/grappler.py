@@ -140,7 +140,7 @@ class GraphPass:
         self.plan = plan
         schemes = collections.Counter(d.scheme for d in plan.decisions)
         _log.log(self._log_level,
-                 "The training graph was rewritten: %s. print(strategy.plan) shows the reasons.",
+                 "The training graph was rewritten: %s. Its plan shows the reasons.",
                  ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
         _note_plan(rewritten, plan)
         return rewritten

@@ -17,8 +17,8 @@ class Engine(typing.Protocol):
     """What a module of this package has.
 
     Attributes:
-        collective_ops: What writes the engine's own ops for gradients into a graph, a class of
-            `graph_passes.collectives`; None where gradients travel by the communicator.
+        collective_ops: What writes the engine's own ops for gradients into a graph, a subclass
+            of `graph_passes.collectives.Collectives`; None where gradients travel by the communicator.
     """
 
     collective_ops: type | None

@@ -14,9 +14,9 @@ import time
 
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import horovod_ops
 
-collective_ops = collectives.HorovodOps
+collective_ops = horovod_ops.HorovodOps
 
 # What horovodrun --gloo tells its processes. With MPI it is mpiexec that starts them.
 _SIZE_VARIABLE = "HOROVOD_SIZE"

@@ -1,0 +1,149 @@
+"""Horovod's ops in the place of a marker.
+
+The other ranks know an op of Horovod by the last part of its name, so these names are made of the site's.
+"""
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import kernels
+
+from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes import site_writer
+
+# Horovod's numbers of the reductions that we know what to do with.
+AVERAGE, SUM = 0, 1
+
+_BFLOAT16, _FLOAT = types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT
+_INT32, _UINT16 = types_pb2.DT_INT32, types_pb2.DT_UINT16
+
+
+class HorovodOps(collectives.Collectives):
+    """Horovod's ops, in place of our markers and of those of programs that are written for Horovod.
+
+    The other ranks know an op of Horovod by the last part of its name. All that may stand for a marker of
+    ours has an op of the same name: where ranks did different things after all, Horovod would end the job
+    with an error, instead of waiting for ever.
+    """
+
+    def _all_reduced(self, suffix, tensor):
+        dtype = self._marker.dtype
+        if not self._contributes_always:
+            zero = self.writer.constant("zero", site_writer.array(0, dtype), tensor)
+            tensor = self.writer.add("contribution", "SelectV2",
+                                     [self._marker.contributes, tensor, zero], T=dtype)
+        wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
+        tensor = self._cast("wide", tensor, dtype, wire)
+        if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
+            tensor = self.writer.add("opaque", "PoseidonOpaque", [tensor], T=wire)
+        total = self._horovod(self._name(), "HorovodAllreduce", [tensor], T=wire,
+                              reduce_op=SUM, prescale_factor=1.0, postscale_factor=1.0)
+        if wire == dtype:
+            return self.writer.add(suffix, "Identity", [total], T=dtype)
+        return self._cast(suffix, total, wire, dtype)
+
+    def _gathered(self, tensors, types, columns):
+        gathered, limit = [], self._limit(tensors[0])
+        for i, (tensor, dtype) in enumerate(zip(tensors, types)):
+            if limit is not None:
+                tensor = self._rows_before(limit, f"part{i}", tensor, dtype)
+            wire = _UINT16 if dtype == _BFLOAT16 else dtype  # Horovod has no bfloat16
+            if wire != dtype:
+                tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
+            if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
+                tensor = self.writer.add(f"opaque{i}", "PoseidonOpaque", [tensor], T=wire)
+            tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor], T=wire)
+            if wire != dtype:
+                tensor = self.writer.add(f"all{i}", "Bitcast", [tensor], T=wire, type=dtype)
+            gathered.append(tensor)
+        return gathered
+
+    def _rescaled(self, total):
+        if not self._marker.is_foreign:
+            return total
+        attr, dtype = self._node.attr, self._marker.dtype
+        factor = attr["prescale_factor"].f * attr["postscale_factor"].f
+        if factor != 1:
+            by = self.writer.constant("factor", site_writer.array(factor, dtype), total)
+            total = self.writer.add("rescaled", "Mul", [total, by], T=dtype)
+        if attr["reduce_op"].i == AVERAGE:
+            size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"],
+                                   process_set_id=self._process_set)
+            size = self._cast("number", size, _INT32, dtype)
+            total = self.writer.add("average", "RealDiv", [total, size], T=dtype)
+        return total
+
+    def _horovod(self, name, op, inputs, **attributes):
+        """Adds an op of Horovod: beside the gradient, if it has a kernel for that device."""
+        device = self._graph.node(self._marker.gradient).device
+        kinds = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
+        return self.writer.add(name, op, [*inputs, *self._controls], ignore_name_scope=True,
+                               process_set_id=self._process_set,
+                               on=device if "GPU" in device and "GPU" in kinds else None, **attributes)
+
+    @property
+    def _process_set(self):
+        return self._node.attr["process_set_id"].i if self._marker.is_foreign else 0
+
+    @property
+    def _contributes_always(self):
+        if self._marker.is_foreign:
+            return True
+        constant = self._graph.constant(self._marker.contributes)
+        return constant is not None and bool(constant)
+
+    def _name(self, suffix=""):
+        """Returns the name by which other ranks know an op."""
+        return f"poseidon.{collectives.encoded(self._marker.site)}{suffix}"
+
+    def _limit(self, beside):
+        """Returns where the rows that a rank gives end, a vector; None if it always gives all."""
+        if self._contributes_always:
+            return None
+        every, none = (self.writer.constant(name, np.array([rows], np.int32), beside)
+                       for name, rows in (("every", 2**31 - 1), ("none", 0)))
+        return self.writer.add("limit", "SelectV2", [self._marker.contributes, every, none], T=_INT32)
+
+    def _rows_before(self, limit, name, tensor, dtype):
+        begin, stride = (self.writer.constant(f"{name}_{what}", np.array([number], np.int32), tensor)
+                         for what, number in (("begin", 0), ("stride", 1)))
+        return self.writer.add(name, "StridedSlice", [tensor, begin, limit, stride], T=dtype, Index=_INT32,
+                               begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+                               shrink_axis_mask=0)
+
+
+def grouped(graph_def, groups):
+    """Lets Horovod sum the gradients of a group by one op, where none of them depends on another's sum.
+
+    Args:
+        graph_def: The GraphDef.
+        groups: Names of nodes that are HorovodAllreduces, lists of them by the name of the group.
+
+    Returns:
+        A GraphDef.
+    """
+    for group, names in groups.items():
+        nodes = {node.name: node for node in graph_def.node}
+        by_type = {}
+        for name in names:
+            by_type.setdefault(nodes[name].attr["T"].type, []).append(nodes[name])
+        for dtype, members in by_type.items():
+            if len(members) < 2:
+                continue
+            first = members[0]
+            name = f"{first.name.rpartition('/')[0]}/poseidon.group.{collectives.encoded(group)}.{dtype}"
+            node = type(first)(name=name, op="HorovodGroupedAllreduce", device=first.device)
+            node.input.extend(graph_lib.data_inputs(member)[0] for member in members)
+            node.input.extend(dict.fromkeys(c for member in members
+                                            for c in graph_lib.control_inputs(member)))
+            graph_lib.copy_attributes(node, first, num_tensors=len(members))
+            taken = [type(first)(name=member.name, op="Identity", input=[f"{name}:{i}"],
+                                 device=member.device) for i, member in enumerate(members)]
+            for member in taken:
+                graph_lib.set_attribute(member.attr["T"], "T", dtype)
+            replaced = {member.name for member in members}
+            candidate = graph_lib.with_nodes(
+                graph_def, [n for n in graph_def.node if n.name not in replaced] + [node, *taken])
+            if len(graph_lib.in_order(candidate)) == len(candidate.node):
+                graph_def = candidate
+    return graph_def

@@ -1,0 +1,66 @@
+"""TensorFlow's own collectives in the place of those of tf.distribute."""
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import graph as graph_lib
+
+# How many gradients that are laid end to end can be told apart: keys of tf.distribute are counted up from 0,
+# those of parts of its bundles down, each with so many numbers.
+MOST_PARTS = 1024
+
+_INT32 = types_pb2.DT_INT32
+
+
+class TensorFlowOps(collectives.Collectives):
+    """TensorFlow's own collectives, in the place of those of tf.distribute.
+
+    They want tensors of one shape on all ranks: factors are filled up with rows of zeros, which add
+    nothing, to the rows that the plan was made for. U, V and coefficients travel as one matrix.
+    """
+
+    def _gathered(self, tensors, types, columns):
+        rows, dtype = self._planned.factors.k, types[0]
+        matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
+                                              for i, tensor in enumerate(tensors)], 1, dtype)
+        _, size, group, instance, *token = graph_lib.data_inputs(self._node)
+        attr = self._node.attr
+        gathered = self.writer.add(
+            "gather", "CollectiveGatherV2", [matrix, size, group, self._instance_key(instance), *token],
+            T=dtype, communication_hint=attr["communication_hint"].s.decode(),
+            timeout_seconds=attr["timeout_seconds"].f, is_stateless=attr["is_stateless"].b,
+            Nordering_token=len(token))
+        sizes = self.writer.constant("columns", np.array(columns, np.int32), gathered)
+        axis = self.writer.constant("columns_axis", np.int32(1), gathered)
+        pieces = self.writer.add("pieces", "SplitV", [gathered, sizes, axis], T=dtype, Tlen=_INT32,
+                                 num_split=len(columns))
+        return [f"{pieces}:{i}" for i in range(len(columns))]
+
+    def _filled_up(self, name, tensor, rows, dtype):
+        """Returns a matrix with as many rows as on all ranks."""
+        if (self._graph.shape(tensor) if tensor in self._graph.nodes else (None,))[0] == rows:
+            return tensor
+        wanted = self.writer.constant(f"{name}_wanted", np.array([rows, 0], np.int32), tensor)
+        shape = self.writer.add(f"{name}_shape", "Shape", [tensor], T=dtype, out_type=_INT32)
+        # [rows, 0] - shape * [1, 0]: only rows are added, and a rank that has too many fails.
+        first = self.writer.constant(f"{name}_first", np.array([1, 0], np.int32), tensor)
+        shape = self.writer.add(f"{name}_rows", "Mul", [shape, first], T=_INT32)
+        missing = self.writer.add(f"{name}_missing", "Sub", [wanted, shape], T=_INT32)
+        before = self.writer.add(f"{name}_before", "ZerosLike", [missing], T=_INT32)
+        paddings = self.writer.add(f"{name}_paddings", "Pack", [before, missing], T=_INT32, N=2, axis=1)
+        return self.writer.add(f"{name}_filled_up_to_{rows}_rows", "Pad", [tensor, paddings], T=dtype,
+                               Tpaddings=_INT32)
+
+    def _instance_key(self, key):
+        """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
+        if self._marker.bundle is None:
+            return key
+        part = self._marker.part
+        factor = self.writer.constant("keys", np.int32(-MOST_PARTS), key)
+        number = self.writer.constant("key_of_part", np.int32(-part), key)
+        key = self.writer.add("key_of_bundle", "Mul", [key, factor], T=_INT32)
+        return self.writer.add("key", "Add", [key, number], T=_INT32)
+
+    def _rescaled(self, total):
+        return total
