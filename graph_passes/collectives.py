@@ -30,15 +30,16 @@ SITE, SCHEME = "_poseidon_site", "_poseidon_scheme"
 class Collectives(site_writer.SiteWriter):
     """Writes the nodes of one site; what the ops of a library are, its subclasses know."""
 
-    def __init__(self, graph, marker, plan):
+    def __init__(self, graph, marker, plan, verifier=None):
         """Makes a writer.
 
         Args:
             graph: The `Graph`.
             marker: The site's `Marker`.
             plan: The `Plan`.
+            verifier: The site's PoseidonVerify node, None without.
         """
-        super().__init__(graph, marker)
+        super().__init__(graph, marker, verifier)
         self._scheme = next(d.scheme for d in plan.decisions if d.site == marker.site)
         self._planned = next(site for site in plan.sites if site.name == marker.site)
 
@@ -48,6 +49,7 @@ class Collectives(site_writer.SiteWriter):
         """gradient -> all-reduce, the last under the marker's name."""
         if not self._marker.is_foreign:
             self._all_reduced("", self._marker.gradient)
+            self._verify_by_magnitudes()
         elif self._marker.bundle is None:  # those of a bundle are for `bundles.py`
             self.writer.copy(self._node, **{graph_lib.PLANNED: True})
 
@@ -61,10 +63,12 @@ class Collectives(site_writer.SiteWriter):
         total = self.writer.add("total", "UnsortedSegmentSum", [values, f"{unique}:1", number],
                                 T=marker.dtype, Tindices=_INT32, Tnumsegments=_INT32)
         self.writer.add("", "IdentityN", [unique, total], T=[self._index_type, marker.dtype])
+        self._verify_by_magnitudes()
 
     def dense_slices(self):
         """slices -> dense -> all-reduce, and under the marker's name all indices and the sum."""
         self._as_slices(self._all_reduced("sum", self._dense_of_slices()))
+        self._verify_by_magnitudes()
 
     def factors(self, match, riders, digest):
         """Gathers the factors of all ranks; see `SendReceive.factors`."""
@@ -73,17 +77,33 @@ class Collectives(site_writer.SiteWriter):
         gathered = self._gathered(parts, types, columns)
         for i, tensor in enumerate(gathered):  # where riders find them
             self.writer.add(f"recv{i}", "Identity", [tensor], T=types[i])
-        self._finish(self._rebuild(match, self._masks(match), gathered, types[0]))
+        masks = self._masks(match)
+        self._verify_by(gathered[:2], types[:2], masks)
+        self._finish(self._rebuild(match, masks, gathered, types[0]))
 
     def bias(self, leader, bias, match):
         """Adds up the rows of a factor that another site has gathered."""
         dtype = self._on_wire(match.products[0].dtype)
-        self._finish(self._sum_of_rows(f"{leader}/recv{0 if bias.factor == 'u' else 1}", dtype))
+        gathered = f"{leader}/recv{0 if bias.factor == 'u' else 1}"
+        self._verify_by([gathered], [dtype])
+        self._finish(self._sum_of_rows(gathered, dtype))
 
     def waits(self, leader, match):
         """Returns nothing: this rank's own gradient is not needed, and so not computed."""
         del leader, match
         return {}
+
+    def _verify_by_magnitudes(self):
+        """Tells verify mode how rounding shows in a sum whose order is the library's.
+
+        The sum of the magnitudes of all ranks stands for a factor with a single row.
+        """
+        if self._verifier is None:
+            return
+        dtype = self._marker.dtype
+        magnitude = self.writer.add("magnitude", "Abs", [graph_lib.data_inputs(self._verifier)[0]], T=dtype)
+        magnitude = self._all_reduced("magnitudes", magnitude, what="magnitude")
+        self._verify_by([self._reshaped("magnitudes_row", magnitude, [1, -1], dtype)], [dtype])
 
     def _finish(self, total):
         """Puts a rebuilt gradient in the marker's place; of a bundle, where `bundles.py` finds it."""
@@ -101,8 +121,11 @@ class Collectives(site_writer.SiteWriter):
 
     # ---- what libraries differ in ----------------------------------------------------------------
 
-    def _all_reduced(self, suffix, tensor):
-        """Returns the sum of a tensor of the marker's type over all ranks, at `suffix`."""
+    def _all_reduced(self, suffix, tensor, what=""):
+        """Returns the sum of a tensor of the marker's type over all ranks, at `suffix`.
+
+        `what` tells it apart from the sum of the gradient itself.
+        """
         raise NotImplementedError
 
     def _gathered(self, tensors, types, columns):

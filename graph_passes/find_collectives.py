@@ -13,7 +13,6 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import horovod_ops
-from tf_poseidon.graph_passes import tensorflow_ops
 from tf_poseidon.graph_passes.find_sites import Bundle
 from tf_poseidon.graph_passes.find_sites import Marker
 
@@ -63,9 +62,6 @@ def _refusal(graph, node, size):
     group_size = graph.constant(node.input[1])
     if group_size is None or int(group_size) != size:
         return f"its group is not that of all {size} ranks"
-    bundle = _laid_end_to_end(graph, node)
-    if bundle and len(bundle.gradients) > tensorflow_ops.MOST_PARTS:
-        return f"it reduces more than {tensorflow_ops.MOST_PARTS} gradients at once"
     return None
 
 

@@ -26,17 +26,17 @@ class HorovodOps(collectives.Collectives):
     with an error, instead of waiting for ever.
     """
 
-    def _all_reduced(self, suffix, tensor):
+    def _all_reduced(self, suffix, tensor, what=""):
         dtype = self._marker.dtype
         if not self._contributes_always:
-            zero = self.writer.constant("zero", site_writer.array(0, dtype), tensor)
-            tensor = self.writer.add("contribution", "SelectV2",
+            zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
+            tensor = self.writer.add(f"{what}contribution", "SelectV2",
                                      [self._marker.contributes, tensor, zero], T=dtype)
         wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
-        tensor = self._cast("wide", tensor, dtype, wire)
+        tensor = self._cast(f"{what}wide", tensor, dtype, wire)
         if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
-            tensor = self.writer.add("opaque", "PoseidonOpaque", [tensor], T=wire)
-        total = self._horovod(self._name(), "HorovodAllreduce", [tensor], T=wire,
+            tensor = self.writer.add(f"{what}opaque", "PoseidonOpaque", [tensor], T=wire)
+        total = self._horovod(self._name(what and f".{what}"), "HorovodAllreduce", [tensor], T=wire,
                               reduce_op=SUM, prescale_factor=1.0, postscale_factor=1.0)
         if wire == dtype:
             return self.writer.add(suffix, "Identity", [total], T=dtype)
@@ -67,8 +67,7 @@ class HorovodOps(collectives.Collectives):
             by = self.writer.constant("factor", site_writer.array(factor, dtype), total)
             total = self.writer.add("rescaled", "Mul", [total, by], T=dtype)
         if attr["reduce_op"].i == AVERAGE:
-            size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"],
-                                   process_set_id=self._process_set)
+            size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"], process_set_id=0)
             size = self._cast("number", size, _INT32, dtype)
             total = self.writer.add("average", "RealDiv", [total, size], T=dtype)
         return total
@@ -77,13 +76,9 @@ class HorovodOps(collectives.Collectives):
         """Adds an op of Horovod: beside the gradient, if it has a kernel for that device."""
         device = self._graph.node(self._marker.gradient).device
         kinds = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
-        return self.writer.add(name, op, [*inputs, *self._controls], ignore_name_scope=True,
-                               process_set_id=self._process_set,
-                               on=device if "GPU" in device and "GPU" in kinds else None, **attributes)
-
-    @property
-    def _process_set(self):
-        return self._node.attr["process_set_id"].i if self._marker.is_foreign else 0
+        on = device if "GPU" in device and "GPU" in kinds else None
+        return self.writer.add(name, op, [*inputs, *self._controls], on=on, ignore_name_scope=True,
+                               process_set_id=0, **attributes)
 
     @property
     def _contributes_always(self):

@@ -45,7 +45,8 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
         if marker.is_foreign or collective_ops is not None:
-            site = (collective_ops or _ops_of(graph, marker))(graph, marker, plan)
+            site = (collective_ops or _ops_of(graph, marker))(graph, marker, plan,
+                                                              verifiers.get(marker.site))
         else:
             site = send_receive.SendReceive(graph, marker, strict, verifiers.get(marker.site), group)
         if decision.scheme == "sparse":

@@ -39,9 +39,8 @@ class SendReceive(site_writer.SiteWriter):
             verifier: The site's PoseidonVerify node, None without.
             group: (name, size) of the group of messages that it travels with, ("", 1) without.
         """
-        super().__init__(graph, marker)
+        super().__init__(graph, marker, verifier)
         self._strict = strict
-        self._verifier = verifier
         self._group, self._group_size = group
 
     # ---- forms --------------------------------------------------------------------------------
@@ -127,15 +126,6 @@ class SendReceive(site_writer.SiteWriter):
         total = self._send_and_receive(prefix, "send", recv, [sent], "ps", [wire],
                                        [self._marker.shape], is_fallback=bool(prefix))
         return self._cast(name, total, wire, dtype)
-
-    def _verify_by(self, factors, types, masks=()):
-        """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
-        if self._verifier is None:
-            return
-        data, controls = map(list, (graph_lib.data_inputs(self._verifier),
-                                    graph_lib.control_inputs(self._verifier)))
-        self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls],
-                         num_masks=len(masks), F=types)
 
     def _switch_on(self, is_complete):
         """Makes the node whose control edge lets something run in the dense branch only."""

@@ -21,9 +21,10 @@ class SiteWriter:
         writer: The `graph.Writer` of its nodes, below the name of the marker.
     """
 
-    def __init__(self, graph, marker):
+    def __init__(self, graph, marker, verifier=None):
         self._graph = graph
         self._marker = marker
+        self._verifier = verifier  # the site's PoseidonVerify node
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
         self.writer = graph_lib.Writer(marker.prefix, self._node.device)
@@ -102,6 +103,15 @@ class SiteWriter:
                 tensor = self._scaled(f"{name}{i}", tensor, scales[i], dtype)
             matrices.append(tensor)
         return self._concatenated(name, matrices, 0, dtype)
+
+    def _verify_by(self, factors, types, masks=()):
+        """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
+        if self._verifier is None:
+            return
+        data, controls = map(list, (graph_lib.data_inputs(self._verifier),
+                                    graph_lib.control_inputs(self._verifier)))
+        self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls],
+                         num_masks=len(masks), F=types)
 
     # ---- slices ---------------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import graph as graph_lib
 
-# How many gradients that are laid end to end can be told apart: keys of tf.distribute are counted up from 0,
-# those of parts of its bundles down, each with so many numbers.
-MOST_PARTS = 1024
+# How many layers can travel as factors: the keys of tf.distribute are counted up from 0, those of parts of its
+# bundles down, each with so many numbers.
+_MOST_LAYERS = 256
 
 _INT32 = types_pb2.DT_INT32
 
@@ -19,6 +20,14 @@ class TensorFlowOps(collectives.Collectives):
     They want tensors of one shape on all ranks: factors are filled up with rows of zeros, which add
     nothing, to the rows that the plan was made for. U, V and coefficients travel as one matrix.
     """
+
+    def __init__(self, graph, marker, plan, verifier=None):
+        super().__init__(graph, marker, plan, verifier)
+        layers = [d.site for d in plan.decisions if d.scheme == "sfb" and not d.rides_on]
+        if len(layers) > _MOST_LAYERS:
+            raise PoseidonError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
+                                f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
+        self._number = layers.index(marker.site) if marker.site in layers else None
 
     def _gathered(self, tensors, types, columns):
         rows, dtype = self._planned.factors.k, types[0]
@@ -56,9 +65,8 @@ class TensorFlowOps(collectives.Collectives):
         """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
         if self._marker.bundle is None:
             return key
-        part = self._marker.part
-        factor = self.writer.constant("keys", np.int32(-MOST_PARTS), key)
-        number = self.writer.constant("key_of_part", np.int32(-part), key)
+        factor = self.writer.constant("keys", np.int32(-_MOST_LAYERS), key)
+        number = self.writer.constant("key_of_part", np.int32(-self._number), key)
         key = self.writer.add("key_of_bundle", "Mul", [key, factor], T=_INT32)
         return self.writer.add("key", "Add", [key, number], T=_INT32)
 

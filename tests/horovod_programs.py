@@ -74,7 +74,7 @@ def keras_optimizers():
 def refuse():
     """Prints what is said to options that do not go with Horovod."""
     for case, options in {"wire_dtype": dict(wire_dtype="bfloat16"), "servers": dict(servers=[0]),
-                          "verify": dict(verify=1), "engine": dict(engine="nccl"),
+                          "engine": dict(engine="nccl"),
                           "mpi": dict(engine="mpi")}.items():
         try:
             poseidon.PoseidonStrategy(**options)

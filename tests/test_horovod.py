@@ -158,6 +158,19 @@ def test_stock_horovod_does_not_synchronise_keras_3_and_we_do(tmp_path):
     assert report["PoseidonStrategy"] == []
 
 
+@pytest.mark.parametrize("fault, policy, message", [
+    ("none", "ps", ""),
+    ("none", "sfb", ""),
+    ("sums", "ps", r"gradient of '(first|second)/(kernel|bias)' on rank 1 differs .* where rounding explains"),
+    ("factors", "sfb", r"gradient of '(first|second)/(kernel|bias)' on rank \d differs .* where rounding"),
+])
+def test_verify_mode(tmp_path, fault, policy, message):
+    outcome = launch.run(["verifying.py", fault, policy], ranks=3, timeout_s=60, launcher="horovodrun",
+                         environment={"REPORTS": str(tmp_path)}.items())
+    assert (outcome.status == 0) == (not message), outcome.output
+    assert re.search(message, outcome.output), outcome.output
+
+
 # ---- how jobs end ------------------------------------------------------------------------------------
 
 
@@ -195,7 +208,6 @@ def test_pass_that_does_not_run(tmp_path, how):
 REFUSALS = {
     "wire_dtype": "wire_dtype='bfloat16' is not possible with engine='horovod'",
     "servers": "servers=(0,) is not possible with engine='horovod'",
-    "verify": "verify=1 is not possible with engine='horovod'",
     "engine": "engine='nccl', expected one of horovod, mpi",
     "mpi": "engine='mpi', but this is one of 2 processes that another launcher has started (HOROVOD_SIZE=2)",
 }

@@ -9,6 +9,7 @@ from rewritten import small_model
 from rewritten import write_report
 
 import tf_poseidon as poseidon
+from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import match_factors
 from tf_poseidon.graph_passes import matches
 from tf_poseidon.graph_passes import send_receive
@@ -32,13 +33,19 @@ def scale_factors():
 
 
 def double_sums():
-    """Makes the passes double what comes from the parameter server."""
+    """Makes the passes double dense sums."""
+    def wrong_collective(site):
+        total = site._all_reduced("total", site._marker.gradient)
+        site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
+        site._verify_by_magnitudes()
+
     def wrong(site):
         total = site._send_and_receive("", "send", "recv", [site._marker.gradient], "ps",
                                        [site._marker.dtype], [site._marker.shape])
         site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
 
     send_receive.SendReceive.dense = wrong
+    collectives.Collectives.dense = wrong_collective
 
 
 class ChangeWeights(keras.callbacks.Callback):

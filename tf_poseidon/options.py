@@ -37,8 +37,7 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_p
             f"verify={verify} compares gradients with their exact sums, but wire_dtype="
             f"{wire_dtype!r} rounds them; leave one of the two away.")
     if engines.load(engine).collective_ops is not None:
-        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None),
-                            ("verify", verify)):
+        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
             if value is not None:
                 raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
                                     "ops sum the gradients; leave it away, or use engine='mpi'.")
