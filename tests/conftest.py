@@ -24,13 +24,16 @@ def pytest_collection_modifyitems(items):
 class Jobs:
     """The results of all scenarios, one multi-process job for each number of ranks and policy.
 
-    TensorFlow takes seconds to import, so all scenarios run in one job; it starts when the first
-    result is asked for.
+    TensorFlow takes seconds to import, so all scenarios run in one job. Ranks wait for each other and
+    leave the processor idle meanwhile, so two jobs run at a time: when the first result of several
+    ranks is asked for, the jobs (ranks, policy, repeat) of `ahead` are started too, in that order.
     """
 
-    def __init__(self, directory, full):
+    def __init__(self, directory, full, ahead):
         self._directory = directory
-        self._done = {}
+        self._ahead = ahead
+        self._started = {}
+        self._pool = futures.ThreadPoolExecutor(2)
         self._names = {}
         self._repeated = {}
         others = [(name, ranks, scenarios.OTHERS) for name, ranks in scenarios.others(full)]
@@ -49,25 +52,54 @@ class Jobs:
         """Returns the arrays of scenario `name` in one process."""
         return self.results(name, 1, ONE)[0]
 
-    def _run(self, ranks, policy, repeat):
+    def start(self, ranks, policy, repeat=0, nice=0):
+        """Starts a job, as soon as those that were started before leave room; but only once."""
         key = ranks, policy, repeat
-        if key not in self._done:
-            out = self._directory / "-".join(map(str, key))
-            out.mkdir()
-            self._done[key] = out
-            names = list(dict.fromkeys((self._repeated if repeat else self._names)[ranks, policy]))
-            # One process keeps one core busy: where it is alone, two share the scenarios.
-            parts = [names] if ranks > 1 else [names[::2], names[1::2]]
-            with futures.ThreadPoolExecutor() as pool:
-                list(pool.map(lambda part: launch.run_ok(
-                    ["run_scenarios.py", out, policy, *part], ranks if ranks > 1 else 0,
-                    timeout_s=60 + 8 * len(part)), parts))
-        return self._done[key]
+        if key in self._started:
+            return
+        out = self._directory / "-".join(map(str, key))
+        out.mkdir()
+        names = list(dict.fromkeys((self._repeated if repeat else self._names)[ranks, policy]))
+        # One process keeps one core busy: two share the scenarios.
+        parts = [names] if ranks > 1 else [names[::2], names[1::2]]
+        self._started[key] = out, [self._pool.submit(
+            launch.run_ok, ["run_scenarios.py", out, policy, *part], ranks if ranks > 1 else 0,
+            timeout_s=120 + 12 * len(part), nice=nice) for part in parts]
+
+    def _run(self, ranks, policy, repeat):
+        for job in [(ranks, policy, repeat), *(self._ahead if ranks > 1 else ())]:
+            self.start(*job)
+        out, parts = self._started[ranks, policy, repeat]
+        for part in parts:
+            part.result()
+        return out
+
+    def stop(self):
+        """Starts no more jobs, and waits for those that run."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory, request):
-    return Jobs(tmp_path_factory.mktemp("jobs"), request.config.getoption("--full"))
+    jobs = Jobs(tmp_path_factory.mktemp("jobs"), request.config.getoption("--full"),
+                ahead=wanted(request.session.items))
+    yield jobs
+    jobs.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reference_in_the_background(request):
+    """What one process computes is ready when the training table asks for it, after all other tests."""
+    if any("jobs" in item.fixturenames for item in request.session.items):
+        request.getfixturevalue("jobs").start(1, ONE, nice=19)
+
+
+def wanted(items):
+    """Returns the (ranks, policy, repeat) of the jobs that parametrized tests ask for."""
+    values = [item.callspec.params for item in items
+              if "jobs" in item.fixturenames and hasattr(item, "callspec")]
+    return [(v["ranks"], v.get("policy", scenarios.OTHERS), 0) for v in values if "ranks" in v] + [
+        (3, v["policy"], 1) for v in values if "repeated" in v]
 
 
 ONE = "ps"  # of one process, where there is nothing to decide

@@ -50,17 +50,19 @@ def _launcher(name, ranks):
 
 
 def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec",
-        program=sys.executable):
+        program=sys.executable, nice=0):
     """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
 
-    `launcher` is "mpiexec" or "horovodrun"; `program` what runs in the place of Python.
+    `launcher` is "mpiexec" or "horovodrun"; `program` what runs in the place of Python; with `nice`, what
+    runs besides has the processor first.
 
     Programs of this folder, named without it, are run by start.py.
 
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
-    command = _launcher(launcher, ranks) if ranks else []
+    command = ["nice", "-n", str(nice)] if nice else []
+    command += _launcher(launcher, ranks) if ranks else []
     starter = [] if os.path.isabs(arguments[0]) else ["start.py"]
     begin = time.monotonic()
     process = subprocess.Popen(
@@ -77,8 +79,8 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec",
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 
-def run_ok(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", program=sys.executable):
+def run_ok(arguments, ranks, timeout_s, **options):
     """Runs a job as `run` does and asserts that it ends well."""
-    outcome = run(arguments, ranks, timeout_s, environment, launcher, program)
+    outcome = run(arguments, ranks, timeout_s, **options)
     assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
     return outcome
