@@ -1,4 +1,7 @@
-"""Programs about Horovod, started on several ranks: horovod_programs.py NAME."""
+"""Programs about Horovod, run one after the other on several ranks: horovod_programs.py NAME…
+
+The first strategy of a process decides on its options, so all of them use the same.
+"""
 
 import collections
 import os
@@ -17,14 +20,17 @@ from tf_poseidon import planning
 from tf_poseidon import runtime
 
 
-def write_report(rank, report):
-    pathlib.Path(os.environ["REPORTS"], str(rank)).write_bytes(pickle.dumps(report))
+OPTIONS = dict(policy="sfb", merge=True)
+
+
+def write_report(name, rank, report):
+    pathlib.Path(os.environ["REPORTS"], f"{name}.{rank}").write_bytes(pickle.dumps(report))
 
 
 def executed():
     """Reports, by policy, the ops that were executed, the schemes, and the sites of our own exchanges."""
     report = {}
-    strategy = poseidon.PoseidonStrategy("sfb", merge=True)
+    strategy = poseidon.PoseidonStrategy(**OPTIONS)
     for policy in ("sfb", "ps"):
         cluster = strategy.extended.graph_pass.planner.cluster
         strategy.extended.graph_pass.planner = planning.Planner(cluster, policy, merge=True)
@@ -38,7 +44,7 @@ def executed():
         sites = [site for site in strategy.stats()["sites"]
                  if site not in before and not site.startswith(("variables/", "state/"))]
         report[policy] = ops, {d.scheme for d in strategy.plan.decisions}, sites
-    write_report(strategy.rank, report)
+    write_report("executed", strategy.rank, report)
 
 
 def keras_optimizers():
@@ -52,7 +58,7 @@ def keras_optimizers():
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     model.fit(x, y, verbose=0)
     stock = model.weights
-    strategy = poseidon.PoseidonStrategy()
+    strategy = poseidon.PoseidonStrategy(**OPTIONS)
     with strategy.scope():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -67,8 +73,8 @@ def keras_optimizers():
             "differs", np.int64(communicator.broadcast("of rank 0", v.numpy()).tobytes()
                                 != v.numpy().tobytes()))]
 
-    write_report(strategy.rank, {"stock, as Horovod documents it": differing(stock),
-                                 "PoseidonStrategy": differing(model.weights)})
+    write_report("keras_optimizers", strategy.rank, {"stock, as Horovod documents it": differing(stock),
+                                                     "PoseidonStrategy": differing(model.weights)})
 
 
 def refuse():
@@ -83,4 +89,5 @@ def refuse():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    for program in sys.argv[1:]:
+        globals()[program]()

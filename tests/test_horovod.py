@@ -3,6 +3,7 @@
 Installed by scripts/install_horovod.sh; without it these tests are skipped, but not in CI.
 """
 
+from concurrent import futures
 import importlib.util
 import json
 import os
@@ -35,28 +36,49 @@ HOW = {("horovodrun", "sfb"): True, ("mpiexec", "ps"): True,
 
 
 class Table:
-    """The results of the cells, one job for each way to launch them, and one process to compare with."""
+    """The results of the cells, one job for each way to launch them, and one process to compare with.
 
-    def __init__(self, folder):
+    Two jobs run at a time, as in conftest.py.
+    """
+
+    def __init__(self, folder, full):
         self._folder = folder
-        self._done = set()
+        self._pool = futures.ThreadPoolExecutor(2)
+        self._jobs = {how: self._pool.submit(self._run, *how) for how in [("none", "ps", 1)] + [
+            (*how, 2) for how in HOW if full or HOW[how]]}
 
-    def results(self, launcher, policy, ranks):
-        """Returns by cell the arrays of each rank."""
+    def _run(self, launcher, policy, ranks):
         out = self._folder / f"{launcher}-{policy}-{ranks}"
-        if out not in self._done:
-            out.mkdir()
-            self._done.add(out)
-            environment = {"POSEIDON_TEST_ENGINE": "horovod"}.items() if ranks > 1 else ()
-            launch.run_ok(["run_scenarios.py", out, policy, *CELLS], ranks if ranks > 1 else 0,
-                          timeout_s=150, environment=environment, launcher=launcher)
+        out.mkdir()
+        environment = {"POSEIDON_TEST_ENGINE": "horovod"}.items() if ranks > 1 else ()
+        launch.run_ok(["run_scenarios.py", out, policy, *CELLS], ranks if ranks > 1 else 0,
+                      timeout_s=200, environment=environment, launcher=launcher)
         return {cell: [dict(np.load(out / f"{cell}.rank{rank}.npz")) for rank in range(ranks)]
                 for cell in CELLS}
 
+    def results(self, launcher, policy, ranks):
+        """Returns by cell the arrays of each rank."""
+        return self._jobs[launcher, policy, ranks].result()
+
+    def stop(self):
+        """Starts no more jobs, and waits for those that run."""
+        self._pool.shutdown(cancel_futures=True)
+
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    return Table(tmp_path_factory.mktemp("horovod"))
+def table(tmp_path_factory, request):
+    table = Table(tmp_path_factory.mktemp("horovod"), request.config.getoption("--full"))
+    yield table
+    table.stop()
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """(what a job of programs prints, the folder with their reports): each job takes seconds to start."""
+    folder = tmp_path_factory.mktemp("programs")
+    outcome = launch.run_ok(["horovod_programs.py", "refuse", "keras_optimizers", "executed"], ranks=2,
+                            timeout_s=120, launcher="horovodrun", environment={"REPORTS": str(folder)}.items())
+    return outcome.output, folder
 
 
 @pytest.mark.parametrize("launcher, policy", HOW)
@@ -72,11 +94,9 @@ def test_two_ranks_compute_what_one_process_does(table, launcher, policy, reques
                                            err_msg=f"{cell} {key}")
 
 
-def test_gradients_travel_by_horovods_ops(tmp_path):
+def test_gradients_travel_by_horovods_ops(programs):
     """All of them, also those that are merged; ours carry nothing but what is no gradient."""
-    launch.run_ok(["horovod_programs.py", "executed"], ranks=2, timeout_s=60, launcher="horovodrun",
-                  environment={"REPORTS": str(tmp_path)}.items())
-    report = pickle.loads((tmp_path / "0").read_bytes())
+    report = pickle.loads((programs[1] / "executed.0").read_bytes())
     for policy, (ops, schemes, sites) in report.items():
         assert schemes == {"sfb": {"sfb", "sparse", "ps"}, "ps": {"ps"}}[policy]
         assert ops["PoseidonSync"] == ops["PoseidonSyncSlices"] == ops["PoseidonSend"] == 0
@@ -130,30 +150,38 @@ def test_loops_for_horovod(tmp_path):
     check_loops(ranks, EXPECTED, "HorovodAllgather")
 
 
+def run_example(path, folder, launcher):
+    """Runs a program; returns (its output, the weights that it trained)."""
+    saved = folder / f"{path.stem}.{launcher}.npz"
+    outcome = launch.run_ok([path, "--width", 64, "--save", saved], ranks=2, timeout_s=90, launcher=launcher)
+    return outcome.output, np.load(saved)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The weights that examples/horovod_loop.py trains as it is."""
+    return run_example(EXAMPLES / "horovod_loop.py", tmp_path_factory.mktemp("example"), "horovodrun")[1]
+
+
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpiexec"])
-def test_two_lines_in_a_program(tmp_path, launcher):
+def test_two_lines_in_a_program(tmp_path, launcher, example):
     """Of examples/horovod_loop.py, as it is and with poseidon.enable()."""
     program = (EXAMPLES / "horovod_loop.py").read_text()
     two_lines = "hvd.init()\nimport tf_poseidon as poseidon\nenabled = poseidon.enable(policy='sfb')\n"
     enabled = tmp_path / "enabled.py"
     enabled.write_text(program.replace("hvd.init()\n", two_lines, 1) + "print(enabled.plan, flush=True)\n")
-    for path in (EXAMPLES / "horovod_loop.py", enabled):
-        outcome = launch.run_ok([path, "--width", 64, "--save", tmp_path / f"{path.stem}.npz"], ranks=2,
-                                timeout_s=60, launcher=launcher)
-    assert len(re.findall(r"64x64 +sfb ", outcome.output)) >= 1, outcome.output
-    before, after = (np.load(tmp_path / f"{name}.npz") for name in ("horovod_loop", "enabled"))
-    for key in before:  # 20 steps in single precision
-        np.testing.assert_allclose(before[key], after[key], rtol=0, atol=1e-5)
+    output, weights = run_example(enabled, tmp_path, launcher)
+    assert len(re.findall(r"64x64 +sfb ", output)) >= 1, output
+    for key in example:  # 20 steps in single precision
+        np.testing.assert_allclose(example[key], weights[key], rtol=0, atol=1e-5)
 
 
 # ---- Keras -------------------------------------------------------------------------------------------
 
 
-def test_stock_horovod_does_not_synchronise_keras_3_and_we_do(tmp_path):
+def test_stock_horovod_does_not_synchronise_keras_3_and_we_do(programs):
     """Weights of ranks that trained on different rows, compared as verify mode compares them."""
-    launch.run_ok(["horovod_programs.py", "keras_optimizers"], ranks=2, timeout_s=60,
-                  launcher="horovodrun", environment={"REPORTS": str(tmp_path)}.items())
-    report = pickle.loads((tmp_path / "0").read_bytes())
+    report = pickle.loads((programs[1] / "keras_optimizers.0").read_bytes())
     assert report["stock, as Horovod documents it"] == ["kernel", "bias"]
     assert report["PoseidonStrategy"] == []
 
@@ -213,7 +241,6 @@ REFUSALS = {
 }
 
 
-def test_what_is_refused():
-    outcome = launch.run_ok(["horovod_programs.py", "refuse"], ranks=2, timeout_s=60, launcher="horovodrun")
+def test_what_is_refused(programs):
     for case, message in REFUSALS.items():
-        assert f"{case}: {message}" in outcome.output, outcome.output
+        assert f"{case}: {message}" in programs[0], programs[0]
