@@ -57,7 +57,7 @@ class Collectives(site_writer.SiteWriter):
         """Gathers all slices, and under the marker's name those with the same index added up."""
         marker = self._marker
         indices, values = self._gathered([marker.indices, marker.gradient],
-                                         [self._index_type, marker.dtype], [None, None])
+                                         [self._index_type, marker.dtype], [None, None], ())
         unique = self.writer.add("unique", "Unique", [indices], T=self._index_type, out_idx=_INT32)
         number = self.writer.add("number", "Size", [unique], T=self._index_type, out_type=_INT32)
         total = self.writer.add("total", "UnsortedSegmentSum", [values, f"{unique}:1", number],
@@ -74,7 +74,7 @@ class Collectives(site_writer.SiteWriter):
         """Gathers the factors of all ranks; see `SendReceive.factors`."""
         del riders, digest  # ranks have agreed on them
         parts, types, columns = self._parts(match)
-        gathered = self._gathered(parts, types, columns)
+        gathered = self._gathered(parts, types, columns, match.others())
         for i, tensor in enumerate(gathered):  # where riders find them
             self.writer.add(f"recv{i}", "Identity", [tensor], T=types[i])
         masks = self._masks(match)
@@ -128,13 +128,22 @@ class Collectives(site_writer.SiteWriter):
         """
         raise NotImplementedError
 
-    def _gathered(self, tensors, types, columns):
-        """Returns tensors with the rows of all ranks; `columns` are None of slices."""
+    def _gathered(self, tensors, types, columns, others):
+        """Returns tensors with the rows of all ranks; `columns` are None of slices.
+
+        Nothing may be gathered before all of `tensors` and `others` are there, whatever the gradient depends
+        on: the next step of a loop could gather under the same name while this one does.
+        """
         raise NotImplementedError
 
     def _rescaled(self, total):
         """Returns a sum as the all-reduce of the program would have returned it."""
         raise NotImplementedError
+
+
+def after(tensors):
+    """Returns control inputs that wait for tensors."""
+    return list(dict.fromkeys(f"^{graph_lib.node_of(tensor)}" for tensor in tensors))
 
 
 def encoded(site):

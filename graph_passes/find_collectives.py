@@ -7,6 +7,7 @@ nothing is changed. Several tensors may be reduced by one op: grouped by Horovod
 tf.distribute, which cuts the sum into pieces again.
 """
 
+import collections
 import dataclasses
 
 from tensorflow.core.framework import types_pb2
@@ -30,15 +31,16 @@ def find_collectives(graph, size):
         graph: The `Graph`.
         size: Number of ranks. What only some of them add up stays as it is: all have to agree.
     """
-    markers, names = [], {}
+    markers = []
     for node in graph.graph_def.node:
-        if node.op not in MARKERS or graph_lib.is_planned(node):
-            continue
-        refusal = _refusal(graph, node, size)
-        for marker in _markers(graph, node):
-            names[marker.site] = number = names.get(marker.site, -1) + 1
-            site = f"{marker.site}#{number}" if number else marker.site
-            markers.append(dataclasses.replace(marker, site=site, refusal=refusal))
+        if node.op in MARKERS and not graph_lib.is_planned(node):
+            refusal = _refusal(graph, node, size)
+            markers += [dataclasses.replace(marker, refusal=refusal) for marker in _markers(graph, node)]
+    times, numbers = collections.Counter(marker.site for marker in markers), collections.Counter()
+    for i, marker in enumerate(markers):
+        if times[marker.site] > 1:
+            markers[i] = dataclasses.replace(marker, site=f"{marker.site}#{numbers[marker.site]}")
+            numbers[marker.site] += 1
     return markers
 
 
@@ -54,6 +56,8 @@ def _refusal(graph, node, size):
         return None
     if node.op == "CollectiveReduceV3":
         return "TensorFlow has no gathering collective for the communicators of CollectiveReduceV3"
+    if node.attr["T"].type == types_pb2.DT_BFLOAT16:
+        return "TensorFlow's collectives do not gather bfloat16"
     merge, final = (node.attr[key].s.decode() for key in ("merge_op", "final_op"))
     if (merge, final) != ("Add", "Id"):
         return f"its reduction is {merge} and {final}, not a sum"
@@ -75,14 +79,21 @@ def _markers(graph, node):
     for part, tensor in enumerate(tensors):
         gradient = _before_flattening(graph, tensor)
         markers.append(Marker(
-            _name_of(graph, gradient), node.name, gradient, None, graph.shape(gradient),
+            _site_of(graph, node, gradient, part if bundle else None), node.name, gradient, None, graph.shape(gradient),
             node.attr["T"].type, is_foreign=True, is_flat=gradient != tensor, bundle=bundle, part=part))
     return markers
 
 
-def _name_of(graph, tensor):
-    """Returns the name of the node that computes a tensor."""
-    node = graph.node(tensor)
+def _site_of(graph, reduce, gradient, part):
+    """Returns a name for a gradient.
+
+    An op of Horovod has the same name on all ranks, whatever else they compute; what TensorFlow reduces
+    is named by the node that computes it.
+    """
+    if reduce.op in HOROVOD:
+        name = reduce.name.rpartition("/")[2]
+        return name if part is None else f"{name}/{part}"
+    node = graph.node(gradient)
     while node.op == "Identity":
         node = graph.node(node.input[0])
     return node.name

@@ -42,7 +42,8 @@ class HorovodOps(collectives.Collectives):
             return self.writer.add(suffix, "Identity", [total], T=dtype)
         return self._cast(suffix, total, wire, dtype)
 
-    def _gathered(self, tensors, types, columns):
+    def _gathered(self, tensors, types, columns, others):
+        controls = collectives.after([*tensors, *others])
         gathered, limit = [], self._limit(tensors[0])
         for i, (tensor, dtype) in enumerate(zip(tensors, types)):
             if limit is not None:
@@ -52,7 +53,8 @@ class HorovodOps(collectives.Collectives):
                 tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
             if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
                 tensor = self.writer.add(f"opaque{i}", "PoseidonOpaque", [tensor], T=wire)
-            tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor], T=wire)
+            tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor, *controls],
+                                   T=wire)
             if wire != dtype:
                 tensor = self.writer.add(f"all{i}", "Bitcast", [tensor], T=wire, type=dtype)
             gathered.append(tensor)

@@ -97,10 +97,13 @@ class Match:
 
     def tensors(self):
         """Returns everything that is read to rebuild the gradient, and the nodes that computed it."""
+        return [*(t for p in self.products for t in (p.node, p.u.tensor, p.v.tensor)), *self.others()]
+
+    def others(self):
+        """Returns what is read to rebuild the gradient, but for the factors."""
         scalars = [s.tensor for p in self.products for s in p.scale]
         scalars += [s.tensor for term in self.terms for s in term.coefficient]
-        return [*(t for p in self.products for t in (p.node, p.u.tensor, p.v.tensor)), *self.masks,
-                *(t for term in self.terms for t in term.tensors), *(t for t in scalars if t)]
+        return [*self.masks, *(t for term in self.terms for t in term.tensors), *(t for t in scalars if t)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
@@ -50,6 +51,20 @@ class Found:
         check.check_rewrite(self.graph.graph_def, result, self.markers)
         return result
 
+    @property
+    def _fixes_rows(self):
+        """Whether factors have the same number of rows on all ranks: TensorFlow's collectives want it."""
+        return any(self.graph.nodes[m.node].op in find_collectives.TENSORFLOW for m in self.markers)
+
+    def fits(self, plan):
+        """Whether a plan for other batches has room for the rows of these."""
+        if not self._fixes_rows:
+            return True
+        rows = {site.name: site.factors.k for site in self.sites if site.factors}
+        return all(rows.get(site.name) is None or rows[site.name] <= site.factors.k
+                   for site, decision in zip(plan.sites, plan.decisions)
+                   if decision.scheme == "sfb" and not decision.rides_on)
+
     def form(self, plan):
         """Returns what ranks have to have in common to follow a plan: a line for each site."""
         riders = {}
@@ -57,14 +72,12 @@ class Found:
             if decision.rides_on:
                 riders.setdefault(decision.rides_on, []).append(decision.site)
         lines = [plan.form()]
-        # TensorFlow's collectives want the same number of rows on all ranks.
-        fixes_rows = any(self.graph.nodes[m.node].op in find_collectives.TENSORFLOW for m in self.markers)
         rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
         for decision in sorted(plan.decisions, key=lambda d: d.site):
             match = self.matches[decision.site]
             if decision.scheme == "sfb" and not decision.rides_on:
                 form = site_writer.form_of(match, riders.get(decision.site, ()), self._digest)
-                rows = rows_of[decision.site] if fixes_rows else "any"
+                rows = rows_of[decision.site] if self._fixes_rows else "any"
                 lines.append(f"'{decision.site}' {rows} rows, {form}")
         return "\n".join(lines)
 
@@ -92,11 +105,11 @@ def find(graph_def, body_of=None, foreign_ranks=None):
     if not markers:
         return None
     # Before matching: which tensors ranks have in common is a question to the whole graph.
-    independent = rank_independence.RankIndependence(graph)
+    independent = rank_independence.RankIndependence(graph, is_foreign=foreign_ranks is not None)
     dense = [marker for marker in markers if marker.indices is None]
     matches = {m.site: matches_lib.Refusal(m.node, m.refusal) if m.refusal else
                match_factors.match_factors(graph, m, independent) for m in dense}
-    matches |= {m.site: _of_one_type(matches[m.site], m) for m in dense if m.is_foreign}
+    matches |= {m.site: _that_can_be_gathered(graph, matches[m.site], m) for m in dense if m.is_foreign}
     # After it: biases follow the layers whose factors are known.
     biases = match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
     matches |= {site: _within_group(graph, site, match, markers) for site, match in biases.items()}
@@ -147,10 +160,15 @@ def rewrite(graph_def, planner, body_of=None, collective_ops=None):
     return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
 
 
-def _of_one_type(match, marker):
-    """Returns a match as it is, or a Refusal if other libraries' collectives would have to mix types."""
-    if isinstance(match, matches_lib.Match) and match.terms and match.products[0].dtype != marker.dtype:
+def _that_can_be_gathered(graph, match, marker):
+    """Returns a match as it is, or a Refusal if other libraries' collectives cannot gather its types."""
+    if not isinstance(match, matches_lib.Match):
+        return match
+    dtype = match.products[0].dtype
+    if match.terms and dtype != marker.dtype:
         return matches_lib.Refusal(marker.node, "what is added to its factors has another type than these")
+    if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in find_collectives.TENSORFLOW:
+        return matches_lib.Refusal(marker.node, "TensorFlow's collectives do not gather bfloat16")
     return match
 
 

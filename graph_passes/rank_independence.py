@@ -31,7 +31,16 @@ _RESOURCE = 20  # types_pb2.DT_RESOURCE
 class RankIndependence:
     """Answers whether tensors of one graph are the same on all ranks."""
 
-    def __init__(self, graph):
+    def __init__(self, graph, is_foreign=False):
+        """Looks at a graph.
+
+        Args:
+            graph: The `Graph`.
+            is_foreign: Whether it is of a program that another library synchronises, whose variables did not
+                get the same first values from us. Then only those are the same on all ranks whose every
+                new value depends on something that all ranks have summed, or gathered: those that
+                are trained.
+        """
         self._graph = graph
         self._resources = {}
         assigned, readers, differing = set(), {}, []
@@ -43,9 +52,25 @@ class RankIndependence:
             elif _is_source(node):
                 differing.append(node.name)
         known = assigned - self._handed_to_others()
+        if is_foreign:
+            known -= self._without_ranks()
         only_read = [name for resource, names in readers.items() if resource not in known
                      for name in names]
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
+
+    def _without_ranks(self):
+        """Returns the resources that are assigned what does not depend on other ranks."""
+        queue = [node.name for node in self._graph.graph_def.node
+                 if node.op in _EQUAL_EVERYWHERE and not node.op.endswith("Size")]
+        reached = set(queue)
+        while queue:
+            for consumer in self._graph.consumers(queue.pop()):
+                depends = any(graph_lib.node_of(tensor) in reached for tensor in self._graph.inputs(consumer))
+                if depends and consumer.name not in reached:
+                    reached.add(consumer.name)
+                    queue.append(consumer.name)
+        return {self._resource(node.input[0]) for node in self._graph.graph_def.node
+                if _is_assignment(node) and node.name not in reached}
 
     def __call__(self, tensor):
         return graph_lib.node_of(tensor) not in self._differing

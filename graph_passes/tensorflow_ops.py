@@ -29,14 +29,15 @@ class TensorFlowOps(collectives.Collectives):
                                 f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
-    def _gathered(self, tensors, types, columns):
+    def _gathered(self, tensors, types, columns, others):
         rows, dtype = self._planned.factors.k, types[0]
         matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
                                               for i, tensor in enumerate(tensors)], 1, dtype)
         _, size, group, instance, *token = graph_lib.data_inputs(self._node)
         attr = self._node.attr
         gathered = self.writer.add(
-            "gather", "CollectiveGatherV2", [matrix, size, group, self._instance_key(instance), *token],
+            "gather", "CollectiveGatherV2", [matrix, size, group, self._instance_key(instance), *token,
+                                             *collectives.after(others)],
             T=dtype, communication_hint=attr["communication_hint"].s.decode(),
             timeout_seconds=attr["timeout_seconds"].f, is_stateless=attr["is_stateless"].b,
             Nordering_token=len(token))

@@ -19,6 +19,7 @@ elif [ -x "$root/.venv/bin/python" ]; then python=$root/.venv/bin/python
 else python=python3; fi
 command -v "$python" >/dev/null || fail "there is no '$python'; give the path of a Python."
 python=$(command -v "$python")
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")  # the build runs in other folders
 
 # What the wheel is tied to; nothing of TensorFlow is imported.
 tag=$("$python" - <<'END'
@@ -76,7 +77,11 @@ if ! ls "$kept"/horovod-*.whl >/dev/null 2>&1; then
   env LDFLAGS=-Wl,-s MAKEFLAGS="-j$(nproc)" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 \
     HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 "$with_mpi" \
     "$python" -m pip wheel --no-build-isolation --no-deps --no-cache-dir --wheel-dir "$work/wheel" \
-    "$source" >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; fail "the build failed, see above."; }
+    "$source" >"$work/log" 2>&1 || {
+      grep -iE 'error|could not' "$work/log" | head -n 20 >&2
+      tail -n 20 "$work/log" >&2
+      fail "the build failed, see above."
+    }
   mkdir -p "$kept"
   mv "$work"/wheel/horovod-*.whl "$kept/"
 fi

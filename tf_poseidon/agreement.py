@@ -81,7 +81,7 @@ class Agreed:
     def __init__(self, over):
         """Makes an empty collection; `over` compares texts, see `OverCommunicator`."""
         self._over = over
-        self._plans = {}
+        self._plans = collections.defaultdict(list)
         self._refused = {}  # why there is no plan, by what all ranks know of a function
         self._times = collections.Counter()
 
@@ -103,11 +103,12 @@ class Agreed:
         """
         if found is not None and all(marker.refusal for marker in found.markers):
             return None, None, found.markers[0].refusal  # other ranks may not even run it
-        key = found and _key(found)
-        if key in self._plans:
-            plan = self._plans[key]
-            plan.check(found.sites, planner.cluster)
-            return found.rewrite(plan, collective_ops), plan, None
+        lines = found and _lines(found)
+        key = lines and _digest(lines)
+        for plan in self._plans[key]:
+            if found.fits(plan):
+                plan.check(found.sites, planner.cluster)
+                return found.rewrite(plan, collective_ops), plan, None
         # Whatever a rank has found out, it knows these.
         name = _digest(sorted(f"{node.op} {node.name}" for node in markers))
         if name in self._refused:
@@ -120,17 +121,17 @@ class Agreed:
             except Exception as error:  # as of `found`, the graph as it is computes the same
                 problem = f"{type(error).__name__}: {error}"
         self._times[name] += 1
-        text = f"not rewritten: {problem}" if result is None else f"{key}\n{found.form(plan)}"
+        text = f"not rewritten: {problem}" if result is None else "\n".join([found.form(plan), *lines])
         difference = self._over.difference(f"{name}/{self._times[name]}", text)
         if result is not None and difference is None:
-            self._plans[key] = plan
+            self._plans[key].append(plan)
             return result, plan, None
         self._refused[name] = difference or problem
         return None, None, self._refused[name]
 
 
-def _key(found):
-    """Returns a name for a graph's gradients, whatever the size of its batches."""
+def _lines(found):
+    """Returns texts of a graph's gradients, whatever the size of its batches."""
     lines = []
     for site, marker in zip(found.sites, found.markers):
         node = found.graph.nodes[marker.node]
@@ -138,8 +139,8 @@ def _key(found):
                       if not key.startswith("_")]
         # What it could be, by any scheme.
         kinds = [site.fingerprint(scheme) for scheme in ("sfb", "sparse")], site.bias_of
-        lines.append(f"{site.name} {node.op} {attributes} {kinds}")
-    return _digest(sorted(lines))
+        lines.append(f"'{site.name}' {node.op} {' '.join(attributes)} {kinds}")
+    return sorted(lines)
 
 
 def _digest(lines):

@@ -43,8 +43,8 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
 
     All ranks have to call it. From then on, `tf.function`s that hold such sums are rewritten when they first
     run; `print(enabled.plan)` of the object that is returned shows what was done, and why. Weights change
-    as they would have, up to rounding. As those libraries do, this takes variables for equal on all
-    ranks: broadcast them before training.
+    as they would have, up to rounding, if variables that are trained are equal on all ranks when training
+    begins, as both libraries ask for: broadcast them.
 
     Args:
         policy, pins: As of `PoseidonStrategy`. "ps" stands for what the program does by itself.
@@ -73,7 +73,7 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
     if size == 1:
         over = agreement.Alone()
     elif hvd is not None:
-        communicator = engines.load("horovod").connect(timeout_s=timeout_s)
+        communicator = engines.load("horovod").connect(timeout_s=timeout_s, may_leave=True)
         over = agreement.OverCommunicator(communicator)
         if cluster is None and policy == "auto":
             cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)

@@ -114,6 +114,7 @@ class Stream {
       const ssize_t sent = sendmsg(socket_, &to_send, MSG_NOSIGNAL);
       if (sent < 0) {
         if (WouldBlock()) break;
+        if (errno != EPIPE && errno != ECONNRESET) Throw(std::strerror(errno));
         // The peer is gone. If it has left a word, that is still to be read.
         outgoing_.clear();
         written_ = 0;

@@ -5,6 +5,7 @@ agreeing, failing with a reason and leaving, is a matter of messages between two
 connections of our own, whose addresses the ranks tell each other over Horovod.
 """
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -53,16 +54,21 @@ def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
             f"horovodrun, or with the mpiexec of the MPI that Horovod was built with (this one was "
             f"built {'with' if hvd.mpi_built() else 'without'} MPI; scripts/install_horovod.sh builds it "
             "with the MPI whose mpicxx it finds).")
-    joined = connect(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
-    threading.Thread(target=_end_with_job, args=(joined,), daemon=True).start()
-    return joined
+    return connect(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
 
 
-def connect(kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0, servers=()):
-    """Returns a `Communicator` between the ranks of Horovod, which is initialised."""
+def connect(kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0, servers=(), may_leave=False):
+    """Returns a `Communicator` between the ranks of Horovod, which is initialised.
+
+    Args:
+        kv_pair_bytes, timeout_s, startup_timeout_s, servers: As of `PoseidonStrategy`.
+        may_leave: Whether a rank may end its program before the others end theirs.
+    """
     hvd = _horovod()
-    return communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, startup_timeout_s), kv_pair_bytes,
-                                         timeout_s, startup_timeout_s, servers)
+    joined = communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, startup_timeout_s), kv_pair_bytes,
+                                           timeout_s, startup_timeout_s, servers)
+    threading.Thread(target=_end_with_job, args=(joined, may_leave), daemon=True).start()
+    return joined
 
 
 def register_ops():
@@ -107,8 +113,7 @@ def _sockets(hvd, timeout_s):
                 missing = [r for r in range(rank + 1, len(sockets)) if sockets[r] is None]
                 raise PoseidonError(
                     f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections of "
-                    f"the ranks {missing}; let the hosts reach each other on all TCP ports, or give "
-                    "PoseidonStrategy a larger startup_timeout_s.")
+                    f"the ranks {missing}; let the hosts reach each other on all TCP ports.")
             peer, connection = accepted
             sockets[peer] = connection
     for connection in sockets:
@@ -135,13 +140,14 @@ def _connect_to(peer, rank, everyone, deadline):
         failures.clear()
         for address in addresses:
             try:
-                connection = socket.create_connection((address, port), _CONNECT_S)
-                connection.settimeout(_CONNECT_S)
-                # Many hosts have the same private addresses: whoever answers must know the tokens.
-                connection.sendall(rank.to_bytes(4, "big") + _proof(own, token))
-                if hmac.compare_digest(_read(connection, 32), _proof(token, own)):
-                    return connection
-                connection.close()
+                with contextlib.ExitStack() as unless_proved:
+                    connection = unless_proved.enter_context(
+                        socket.create_connection((address, port), _CONNECT_S))
+                    # Many hosts have the same private addresses: whoever answers must know the tokens.
+                    connection.sendall(rank.to_bytes(4, "big") + _proof(own, token))
+                    if hmac.compare_digest(_read(connection, 32), _proof(token, own)):
+                        unless_proved.pop_all()
+                        return connection
                 failures.append(f"{address}: another program")
             except OSError as error:
                 failures.append(f"{address}: {error}")
@@ -156,15 +162,16 @@ def _accept(listener, rank, everyone, deadline):
     while (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         try:
-            connection, _ = listener.accept()
-            connection.settimeout(_CONNECT_S)
-            peer, proof = int.from_bytes(_read(connection, 4), "big"), _read(connection, 32)
-            if rank < peer < len(everyone):
-                token, own = everyone[peer][2], everyone[rank][2]
-                if hmac.compare_digest(proof, _proof(token, own)):
-                    connection.sendall(_proof(own, token))
-                    return peer, connection
-            connection.close()
+            with contextlib.ExitStack() as unless_proved:
+                connection = unless_proved.enter_context(listener.accept()[0])
+                connection.settimeout(_CONNECT_S)
+                peer, proof = int.from_bytes(_read(connection, 4), "big"), _read(connection, 32)
+                if rank < peer < len(everyone):
+                    token, own = everyone[peer][2], everyone[rank][2]
+                    if hmac.compare_digest(proof, _proof(token, own)):
+                        connection.sendall(_proof(own, token))
+                        unless_proved.pop_all()
+                        return peer, connection
         except OSError:  # a stranger, or somebody who has given up
             continue
     return None
@@ -185,14 +192,16 @@ def _read(connection, num_bytes):
     return data
 
 
-def _end_with_job(communicator):
-    """Ends the process some time after the job has failed.
+def _end_with_job(communicator, may_leave):
+    """Ends the process some time after the job has failed, but for the loss of a rank that may leave.
 
     Operations of Horovod that wait for a rank which never comes cannot be called back, and the program
     waits for them.
     """
     while communicator.failure is None:
         time.sleep(0.5)
+    if may_leave and communicator.failure.startswith("The network failed: The connection to rank"):
+        return
     time.sleep(_GRACE_S)
     text = f"[rank {communicator.rank}] The job has ended. {communicator.failure}\n"
     os.write(2, text.encode())
