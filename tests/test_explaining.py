@@ -1,5 +1,6 @@
 """explain says, in one process, what a job then does; as a function and as a command."""
 
+from concurrent import futures
 import json
 import pathlib
 import re
@@ -22,8 +23,10 @@ TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
 def plans(tmp_path_factory):
     """The folder with the plans that were executed and explained."""
     out = tmp_path_factory.mktemp("plans")
-    launch.run_ok(["explaining.py", out, "execute"], explaining.RANKS, 120)
-    launch.run_ok(["explaining.py", out], 0, 120)
+    with futures.ThreadPoolExecutor() as pool:
+        for job in [pool.submit(launch.run_ok, ["explaining.py", out, "execute"], explaining.RANKS, 240),
+                    pool.submit(launch.run_ok, ["explaining.py", out], 0, 240)]:
+            job.result()
     return out
 
 

@@ -1,6 +1,7 @@
 """Training on rewritten graphs: that they are executed, what they send, and what happens where a
 rank has none."""
 
+from concurrent import futures
 import json
 import pathlib
 import re
@@ -28,10 +29,12 @@ def reports_of(*arguments, ranks, reports):
 
 @pytest.fixture(scope="module", params=RANKS)
 def measured(request, tmp_path_factory):
-    """Reports of training by each policy on some ranks, by policy."""
-    return {policy: reports_of("measure", policy, ranks=request.param,
-                               reports=tmp_path_factory.mktemp(policy))
-            for policy in ("ps", "sfb", "auto")}
+    """Reports of training by each policy on some ranks, by policy; two jobs keep all cores busy."""
+    folders = {policy: tmp_path_factory.mktemp(policy) for policy in ("ps", "sfb", "auto")}
+    with futures.ThreadPoolExecutor(2) as pool:
+        reports = pool.map(lambda policy: reports_of("measure", policy, ranks=request.param,
+                                                     reports=folders[policy]), folders)
+        return dict(zip(folders, reports))
 
 
 @pytest.mark.parametrize("policy, dense_layer", [("ps", "ps"), ("sfb", "sfb"), ("auto", "sfb")])
