@@ -76,8 +76,9 @@ def table(tmp_path_factory, request):
 def programs(tmp_path_factory):
     """(what a job of programs prints, the folder with their reports): each job takes seconds to start."""
     folder = tmp_path_factory.mktemp("programs")
-    outcome = launch.run_ok(["horovod_programs.py", "refuse", "keras_optimizers", "executed"], ranks=2,
-                            timeout_s=120, launcher="horovodrun", environment={"REPORTS": str(folder)}.items())
+    names = ["refuse", "keras_optimizers", "executed"]
+    outcome = launch.run_ok(["horovod_programs.py", *names], ranks=2, timeout_s=120, launcher="horovodrun",
+                            environment={"REPORTS": str(folder)}.items())
     return outcome.output, folder
 
 
