@@ -53,22 +53,24 @@ class RankIndependence:
                 differing.append(node.name)
         known = assigned - self._handed_to_others()
         if is_foreign:
-            known -= self._without_ranks()
+            known -= self._without_ranks(readers)
         only_read = [name for resource, names in readers.items() if resource not in known
                      for name in names]
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
 
-    def _without_ranks(self):
+    def _without_ranks(self, readers):
         """Returns the resources that are assigned what does not depend on other ranks."""
         queue = [node.name for node in self._graph.graph_def.node
                  if node.op in _EQUAL_EVERYWHERE and not node.op.endswith("Size")]
         reached = set(queue)
         while queue:
-            for consumer in self._graph.consumers(queue.pop()):
-                depends = any(graph_lib.node_of(tensor) in reached for tensor in self._graph.inputs(consumer))
-                if depends and consumer.name not in reached:
-                    reached.add(consumer.name)
-                    queue.append(consumer.name)
+            node = self._graph.nodes[queue.pop()]
+            found = [consumer.name for consumer in self._graph.consumers(node.name)
+                     if any(graph_lib.node_of(tensor) == node.name for tensor in self._graph.inputs(consumer))]
+            if _is_assignment(node):
+                found += readers.get(self._resource(node.input[0]), ())
+            queue += [name for name in found if name not in reached]
+            reached.update(found)
         return {self._resource(node.input[0]) for node in self._graph.graph_def.node
                 if _is_assignment(node) and node.name not in reached}
 

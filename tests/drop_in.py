@@ -135,6 +135,56 @@ def other_mask_on_rank_1(loop):
 
 
 @case("horovod")
+def own_state_of_each_rank(loop):
+    """A weight of the loss that each rank has for itself, and the graph assigns: no coefficient, no mask."""
+    hvd = loop.library
+    own = tf.Variable(np.eye(8, 16) * (loop.rank + 1))
+    def step(x, y):
+        first, *others = loop.gradients(x, y)
+        loop.apply([hvd.allreduce(first * own, op=hvd.Sum, name="weighted"),
+                    *(hvd.allreduce(g, name=f"unweighted{i}") for i, g in enumerate(others))])
+        own.assign(own * 0.9)
+    return step
+
+
+@case("horovod")
+def carried_by_a_loop(loop):
+    """The weights are tensors of the loop: nothing but the sums lets a step wait for the one before."""
+    hvd = loop.library
+    def step(x, y):
+        variable = loop.variables[0]
+        weights = variable.read_value()
+        for _ in tf.range(10):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                loss = tf.reduce_mean(tf.square(x @ weights))
+            weights = weights - 0.1 * hvd.allreduce(tape.gradient(loss, weights), name="carried")
+        variable.assign(weights)
+    return step
+
+
+@case("horovod")
+def another_step_on_rank_0(loop):
+    """In the last step, rank 0 alone runs a function that computes more, and names nodes otherwise."""
+    hvd = loop.library
+    def make(does_more):
+        def step(x, y):
+            if does_more:
+                tf.debugging.assert_all_finite(tf.matmul(x, x, transpose_a=True), "finite")
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ loop.variables[0]))
+            gradient = tape.gradient(loss, loop.variables[0])
+            loop.variables[0].assign_sub(0.1 * hvd.allreduce(gradient, name="same"))
+        return tf.function(step)
+    usual, other = make(False), make(loop.rank == 0)
+    steps = iter([usual, usual, other])
+    def step(x, y):
+        next(steps)(x, y)
+    step.is_function = True
+    return step
+
+
+@case("horovod")
 def in_a_loop(loop):
     hvd = loop.library
     def step(x, y):
@@ -186,6 +236,21 @@ def fewer_rows_later(loop):
 
 
 @case("tf_distribute")
+def more_rows_later(loop):
+    """More than the plan of the first trace has room for: another plan is agreed on."""
+    batch = loop.batch
+    loop.batch = lambda step: tuple(np.repeat(part, 1 + step, 0) for part in batch(step))
+    return replicated(loop, lambda context, gradients: context.all_reduce("SUM", gradients))
+
+
+@case("tf_distribute")
+def bfloat16(loop):
+    """TensorFlow adds bfloat16 up, but does not gather it."""
+    return replicated(loop, lambda context, gradients: context.all_reduce(
+        "SUM", [tf.cast(g, tf.bfloat16) for g in gradients]))
+
+
+@case("tf_distribute")
 def fewer_rows_on_rank_1_from_the_first(loop):
     """Then TensorFlow's collectives cannot gather, and the program stays as it is."""
     batch = loop.batch
@@ -199,7 +264,9 @@ def fewer_rows_on_rank_1_from_the_first(loop):
 
 def train(loop, make_step):
     """Trains, and returns (weights, Counter of the ops that were executed)."""
-    step = tf.function(make_step(loop))
+    step = make_step(loop)
+    if not hasattr(step, "is_function"):
+        step = tf.function(step)
     with context.collect_graphs(optimized=True) as graphs:
         for number in range(STEPS):
             step(*map(tf.constant, loop.batch(number)))

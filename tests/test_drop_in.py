@@ -21,7 +21,8 @@ FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/mat
 # What becomes of each loop of tests/drop_in.py: the schemes of its gradients, or why it stays as it is.
 EXPECTED = {
     "laid_end_to_end": FACTORS, "one_by_one": FACTORS, "means": FACTORS, "in_small_packs": FACTORS,
-    "fewer_rows_later": FACTORS,
+    "fewer_rows_later": FACTORS, "more_rows_later": FACTORS,
+    "bfloat16": "TensorFlow's collectives do not gather bfloat16",
     "fewer_rows_on_rank_1_from_the_first": "ranks would do different things: 'AddN' 6 rows, ",
 }
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import saved_zoo
 from test_drop_in import check_loops
-from test_drop_in import FACTORS
 from test_saved_graphs import step_of
 from test_training import assert_same_bits
 from test_training import BOUND
@@ -130,18 +129,33 @@ def test_saved_graphs(tmp_path):
 
 # ---- programs that are written for Horovod ---------------------------------------------------------
 
-IN_LOOP = {"while/body/_1/while/AddN", "while/body/_1/gradient_tape/while/add/Reshape",
-           "while/body/_1/gradient_tape/while/matmul_1/MatMul_1",
-           "while/body/_1/gradient_tape/while/add_1/Reshape"}
+def named(*names):
+    return dict.fromkeys(names, "sfb")
+
+
+# By the names that Horovod knows them by.
+TAPE = named("HorovodAllreduce_AddN_0", "HorovodAllreduce_gradient_tape_add_Reshape_0",
+             "HorovodAllreduce_gradient_tape_matmul_1_MatMul_1_0",
+             "HorovodAllreduce_gradient_tape_add_1_Reshape_0")
+GROUPS = named(*(f"HorovodGroupedAllreduce_{group}/{part}" for part in (0, 1) for group in (
+    "AddN_0_gradient_tape_add_Reshape_0", "gradient_tape_matmul_1_MatMul_1_0_gradient_tape_add_1_Reshape_0")))
 # What becomes of each loop of tests/drop_in.py: the schemes of its gradients, or why it stays as it is.
 EXPECTED = {
-    "tape": FACTORS, "predivided": FACTORS, "in_groups": FACTORS, "sums_that_are_scaled": FACTORS,
+    "tape": TAPE, "predivided": TAPE, "in_groups": GROUPS,
+    "sums_that_are_scaled": named("scaled0", "scaled1", "scaled2", "scaled3"),
     "halves": "a narrowing Cast rounds it",
     "largest": "its reduction is neither a sum nor an average",
     "process_sets": "only the ranks of a process set add it up",
-    "fewer_rows_on_rank_1": FACTORS,
-    "other_mask_on_rank_1": "ranks would do different things: 'mul_1' any rows, masks ",
-    "in_a_loop": dict.fromkeys(IN_LOOP, "sfb"),
+    "fewer_rows_on_rank_1": TAPE,
+    "other_mask_on_rank_1": "ranks would do different things: 'masked' any rows, masks ",
+    "own_state_of_each_rank": {
+        "weighted": "it is multiplied with a tensor that may differ between ranks, or one of the two is broadcast "
+                    "(node 'mul_1')",
+        "unweighted0": "it is not a matrix (node 'gradient_tape/add/Reshape')",
+        **named("unweighted1", "unweighted2")},
+    "carried_by_a_loop": named("carried"),
+    "another_step_on_rank_0": named("same"),
+    "in_a_loop": named("looped0", "looped1", "looped2", "looped3"),
 }
 
 
