@@ -10,10 +10,14 @@ import sys
 import launch
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon import agreement
 from tf_poseidon import drop_in
+from tf_poseidon import grappler
+from tf_poseidon import ops
+from tf_poseidon import planning
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
@@ -103,6 +107,21 @@ def test_place_in_tf_config(monkeypatch, task, expected):
     else:
         with pytest.raises(poseidon.PoseidonError, match=re.escape(expected)):
             drop_in._place_in_tf_config()
+
+
+def test_rank_that_cannot_follow_the_others_fails():
+    """Whatever goes wrong after ranks may have agreed: the function fails with it, and runs nothing."""
+    poseidon.load_ops()
+
+    class Fails:
+        def rewrite(self, *args):
+            raise poseidon.JobEndedError("Rank 0 waited 2 s for rank 1")
+
+    passes = grappler.GraphPass(planning.Planner(planning.Cluster(2), "ps"), agreed=Fails())
+    with passes.registered():
+        function = tf.function(lambda x: ops.sync(2 * x, "site"))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 0 waited 2 s for rank 1"):
+            function(tf.ones([3, 4]))
 
 
 def test_first_difference():

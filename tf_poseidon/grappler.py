@@ -130,8 +130,10 @@ class GraphPass:
                 rewritten, plan, problem = self._agreed.rewrite(markers, found, self.planner,
                                                                 self._collective_ops, problem)
             except Exception as error:  # but now other ranks have done their part
-                self._refuse(f"{type(error).__name__}: {error}")
-                return _failing(graph_def, self.markers, self.plan.refusal)
+                problem = f"This rank could not rewrite a training graph as the others have: {error}"
+                self.plan = self.planner.refusal(problem)
+                _log.error("%s", problem)
+                return _failing(graph_def, self.markers, problem)
             if problem:  # once and for all: TensorFlow would try again
                 graph_def = _decided(graph_def, self.markers)
         if problem:
@@ -192,10 +194,10 @@ def add_shapes(graph_def):
 
 def _failing(graph_def, markers, reason):
     """Returns a graph that fails where it would synchronise, since other ranks have a rewritten one."""
-    writer = graph_lib.Writer("poseidon_refusal")
+    device = next(node.device for node in graph_def.node if node.op in markers)
+    writer = graph_lib.Writer("poseidon_refusal", device)
     condition = writer.constant("is_rewritten", False)
-    text = writer.constant("reason", f"This rank could not rewrite a training graph as the other ranks have: "
-                           f"{reason}")
+    text = writer.constant("reason", reason)
     writer.add("", "Assert", [condition, text], T=[types_pb2.DT_STRING], summarize=3)
     result = _decided(graph_def, markers)
     for node in result.node:
