@@ -18,6 +18,7 @@ from tf_poseidon import drop_in
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
+from tf_poseidon.ops import library
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
@@ -111,7 +112,7 @@ def test_place_in_tf_config(monkeypatch, task, expected):
 
 def test_rank_that_cannot_follow_the_others_fails():
     """Whatever goes wrong after ranks may have agreed: the function fails with it, and runs nothing."""
-    poseidon.load_ops()
+    library.load()
 
     class Fails:
         def rewrite(self, *args):
