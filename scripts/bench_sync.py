@@ -6,7 +6,7 @@ Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallre
 arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns
 with an empty tf.function (what TensorFlow itself costs) and, where many tensors are summed, with
 the sum of one of them; a barrier before each. So do Horovod over Gloo (a HorovodAllreduce for each tensor,
-which it merges), if it is installed, and TensorFlow's ring (one CollectiveReduceV2, as tf.distribute lays
+which it merges), if it is installed, in blocks of its own, and TensorFlow's ring (one CollectiveReduceV2, as tf.distribute lays
 tensors end to end). Results are verified before anything is timed. Times
 are those of rank 0, ratios are medians of the ratios within each round.
 """
@@ -32,7 +32,10 @@ from tf_poseidon import ops
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _REPEAT_S = flags.DEFINE_float("repeat_s", 2.0, "Seconds of measuring per size and system.")
 
+_PEERS = flags.DEFINE_list("peers", peers.names(), "Other libraries to compare with.")
+
 _KIB, _MIB = 1 << 10, 1 << 20
+_BLOCKS = 4  # Horovod takes turns with all others in so many blocks
 # (bytes of one tensor, tensors)
 _CASES = ((4 * _KIB, 1), (64 * _KIB, 1), (_MIB, 1), (16 * _MIB, 1), (64 * _MIB, 1), (4 * _KIB, 64))
 
@@ -124,6 +127,21 @@ def measure(systems, barrier, seconds):
     return times
 
 
+def measure_horovod(x, expected):
+    """Returns the times of Horovod by its name.
+
+    It runs only meanwhile: its thread wakes up every millisecond, and talks to those of the other ranks, whether
+    there is anything to do or not, which would slow all others down.
+    """
+    hvd = peers.start_horovod(MPI.COMM_WORLD)
+    run = horovod_sum(x, hvd)
+    np.testing.assert_array_equal(run(), expected, "horovod sums wrongly")
+    times = measure({"horovod": run}, MPI.COMM_WORLD.Barrier, _REPEAT_S.value / _BLOCKS / 3)
+    MPI.COMM_WORLD.Barrier()
+    hvd.shutdown()
+    return times
+
+
 def ratio(times, baseline):
     """Returns the median of the ratios of neighbours in time: the machine's speed drifts."""
     return statistics.median(a / b for a, b in zip(times, baseline)) if baseline else None
@@ -131,8 +149,7 @@ def ratio(times, baseline):
 
 def main(_):
     # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
-    mirrored = peers.start_tensorflow(MPI.COMM_WORLD)
-    hvd = peers.start_horovod(MPI.COMM_WORLD) if "horovod" in peers.names() else None
+    mirrored = peers.start_tensorflow(MPI.COMM_WORLD) if "tensorflow" in _PEERS.value else None
     strategy = poseidon.PoseidonStrategy()
     rank, size = strategy.rank, strategy.num_replicas_in_sync
     results = []
@@ -140,21 +157,29 @@ def main(_):
         for num_bytes, count in progress.track(_CASES, description="sizes"):
             x = make_input(rank, num_bytes, count)
             expected = sum(make_input(r, num_bytes, count) for r in range(size))
-            systems = {"poseidon": poseidon_sum(x), "mpi": mpi_sum(x),
-                       "tensorflow": tensorflow_sum(x, mirrored)}
-            if hvd:
-                systems["horovod"] = horovod_sum(x, hvd)
+            systems = {"poseidon": poseidon_sum(x), "mpi": mpi_sum(x)}
+            if mirrored:
+                systems["tensorflow"] = tensorflow_sum(x, mirrored)
             for name, run in systems.items():
                 np.testing.assert_array_equal(run(), expected, f"{name} sums wrongly")
             systems["empty"] = empty_function(x)
             if count > 1:
                 systems["one"] = poseidon_sum(x[:1])
-            times = measure(systems, MPI.COMM_WORLD.Barrier, _REPEAT_S.value)
+            times = {}
+            for _ in range(_BLOCKS):
+                block = measure(systems, MPI.COMM_WORLD.Barrier, _REPEAT_S.value / _BLOCKS)
+                if "horovod" in _PEERS.value:
+                    block |= measure_horovod(x, expected)
+                for name, values in block.items():
+                    times.setdefault(name, []).append(values)
+            ratios = {peer: statistics.median(
+                statistics.median(a) / statistics.median(b) for a, b in zip(times[peer], times["poseidon"]))
+                      for peer in _PEERS.value}
+            times = {name: sum(blocks, []) for name, blocks in times.items()}
             results.append({"bytes": num_bytes, "tensors": count,
                             **{name: timing.summarize(t) for name, t in times.items()},
                             "to_mpi": ratio(times["poseidon"], times["mpi"]),
-                            **{f"{peer}_to_poseidon": ratio(times[peer], times["poseidon"])
-                               for peer in peers.names()},
+                            **{f"{peer}_to_poseidon": value for peer, value in ratios.items()},
                             "to_one": ratio(times["poseidon"], times.get("one"))})
     if rank == 0:
         report(results, size)
@@ -164,14 +189,14 @@ def report(results, size):
     """Prints the results as a table and writes them as JSON."""
     table = rich.table.Table(title=f"sum over {size} ranks, ms: median (quartiles)")
     for column in ("tensors x bytes", "poseidon", "MPI_Iallreduce", "to MPI", "to one tensor",
-                   "empty tf.function", *(f"{peer} (to poseidon)" for peer in peers.names())):
+                   "empty tf.function", *(f"{peer} (to poseidon)" for peer in _PEERS.value)):
         table.add_column(column, justify="right")
     for r in results:
         cells = [timing.cell(r[name]) for name in ("poseidon", "mpi")]
         table.add_row(f"{r['tensors']} x {r['bytes']}", *cells, f"{r['to_mpi']:.2f}",
                       f"{r['to_one']:.2f}" if r["to_one"] else "",
                       f"{r['empty']['median_ms']:.3f}",
-                      *(f"{timing.cell(r[peer])} ({r[f'{peer}_to_poseidon']:.2f})" for peer in peers.names()))
+                      *(f"{timing.cell(r[peer])} ({r[f'{peer}_to_poseidon']:.2f})" for peer in _PEERS.value))
     rich.console.Console(width=180).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:

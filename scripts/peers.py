@@ -56,7 +56,7 @@ def start_horovod(comm):
         hvd.init()
         comm.Barrier()
     hvd.rendezvous = server  # as long as Horovod
-    return hvd
+    return hvd  # which can be shut down, and started again
 
 
 def _address():
