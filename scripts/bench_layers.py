@@ -95,7 +95,12 @@ def make_peer_step(model, x, y, ranks, reduce):
     return step
 
 
-def make_peers(libraries, cluster, sizes, x, y, ranks, rank):
+def peer_names(peer):
+    """Returns the names of the systems of another library."""
+    return (peer, f"{peer}+enable")[:1 + _ENABLED.value]
+
+
+def make_peers(libraries, models, cluster, x, y, ranks, rank):
     """Returns the systems of other libraries by name; each of them has made one step."""
     systems = {}
     for peer, library in libraries.items():
@@ -110,9 +115,9 @@ def make_peers(libraries, cluster, sizes, x, y, ranks, rank):
                     return context.all_reduce("SUM", [tf.identity(g) for g in gradients])
                 return mirrored.run(replica)
             over = agreement.OverCoordinationService(rank, ranks, timeout_s=60)
-        for name in (peer, f"{peer}+enable")[:1 + _ENABLED.value]:
-            model = make_model(name, sizes)
-            systems[name] = System(model, tf.function(make_peer_step(model, x, y, ranks, reduce)))
+        for name in peer_names(peer):
+            step = make_peer_step(models[name], x, y, ranks, reduce)
+            systems[name] = System(models[name], tf.function(step))
             if name == peer:
                 systems[name].step()
                 continue
@@ -126,9 +131,11 @@ def make_peers(libraries, cluster, sizes, x, y, ranks, rank):
     return systems
 
 
-def make_systems(strategy, cluster, sizes, x, y):
+def make_systems(strategy, libraries, cluster, sizes, x, y):
     """Returns the systems by name; each of them has made one step."""
     ranks = strategy.num_replicas_in_sync
+    # All models first: setting a seed lets TensorFlow optimize all functions anew.
+    others = {name: make_model(name, sizes) for peer in libraries for name in peer_names(peer)}
     models = {_COMPUTE_ONLY: make_model(_COMPUTE_ONLY, sizes)}
     with strategy.scope():
         models |= {policy: make_model(policy, sizes) for policy in _POLICIES.value}
@@ -140,7 +147,6 @@ def make_systems(strategy, cluster, sizes, x, y):
             systems[name].step()
             continue
         systems[name] = System(model, tf.function(functools.partial(strategy.run, step)))
-        # A function keeps what it was rewritten to, until somebody sets a seed.
         policy, merge, _ = name.partition("+merge")
         passes = grappler.GraphPass(planning.Planner(cluster, policy, merge=bool(merge)))
         with passes.registered():
@@ -148,7 +154,7 @@ def make_systems(strategy, cluster, sizes, x, y):
         if passes.plan is None or passes.plan.refusal:
             raise RuntimeError(f"policy {name} was not rewritten: {passes.plan}")
         systems[name].plan = passes.plan
-    return systems
+    return systems | make_peers(libraries, others, cluster, x, y, ranks, strategy.rank)
 
 
 def verify(systems, communicator):
@@ -210,8 +216,7 @@ def main(_):
     rng = np.random.default_rng(strategy.rank)
     x, y = (tf.constant(rng.normal(size=(_BATCH.value, size)), tf.float32)
             for size in (sizes[0], sizes[-1]))
-    systems = make_systems(strategy, cluster, sizes, x, y)
-    systems |= make_peers(libraries, cluster, sizes, x, y, ranks, strategy.rank)
+    systems = make_systems(strategy, libraries, cluster, sizes, x, y)
     verify(systems, communicator)
     times = time_rounds({name: system.step for name, system in systems.items()}, communicator,
                         _ROUNDS.value, _STEPS.value, "steps")
