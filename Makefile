@@ -39,16 +39,24 @@ test-full: setup
 bench: setup
 	mkdir -p docs/results
 	for ranks in 2 4; do \
-	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py --peers= \
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_sync.py \
+	  --json docs/results/bench_sync_peers_4.json
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py \
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py --peers= \
 	  --json docs/results/bench_layers_loopback.json
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py \
+	  --json docs/results/bench_layers_peers_loopback.json
+	test $$(id -u) != 0 || \
+	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+	    $(BIN)/python scripts/bench_layers.py --bandwidth_gbps 1 --policies ps,sfb,auto \
+	    --json docs/results/bench_layers_peers_1gbps.json
 	test $$(id -u) != 0 || for gbps in 0.1 1 10; do \
 	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps $$gbps -- \
-	    $(BIN)/python scripts/bench_layers.py --bandwidth_gbps $$gbps \
+	    $(BIN)/python scripts/bench_layers.py --peers= --bandwidth_gbps $$gbps \
 	    --json docs/results/bench_layers_$${gbps}gbps.json || exit 1; done
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
