@@ -48,10 +48,12 @@ fi
 
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/tf_poseidon/horovod-$VERSION-$EDITS-$tag-$mpi
 if ! ls "$kept"/horovod-*.whl >/dev/null 2>&1; then
-  for tool in cmake make "${CXX:-g++}"; do
+  for tool in make "${CXX:-g++}"; do
     command -v "$tool" >/dev/null || fail "there is no $tool; install it (Debian: apt-get install" \
-      "cmake make g++), it is needed to build Horovod."
+      "make g++), it is needed to build Horovod."
   done
+  # Below 4, which refuses projects as old as this one.
+  command -v cmake >/dev/null || "$python" -m pip install --quiet "cmake<4"
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   "$python" -m pip install --quiet setuptools wheel packaging cloudpickle psutil pyyaml
