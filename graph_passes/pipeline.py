@@ -111,8 +111,7 @@ def find(graph_def, body_of=None, foreign_ranks=None):
                match_factors.match_factors(graph, m, independent) for m in dense}
     matches |= {m.site: _that_can_be_gathered(graph, matches[m.site], m) for m in dense if m.is_foreign}
     # After it: biases follow the layers whose factors are known.
-    biases = match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
-    matches |= {site: _within_group(graph, site, match, markers) for site, match in biases.items()}
+    matches |= match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
     if body_of is not None:
         matches = {m.site: _within_body(matches[m.site], m, dense, body_of) for m in dense}
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
@@ -170,17 +169,6 @@ def _that_can_be_gathered(graph, match, marker):
     if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in find_collectives.TENSORFLOW:
         return matches_lib.Refusal(marker.node, "TensorFlow's collectives do not gather bfloat16")
     return match
-
-
-def _within_group(graph, site, match, markers):
-    """Returns a bias' match as it is, or a Refusal if other ranks add it up than the factors' ones."""
-    nodes = [graph.nodes[next(m.node for m in markers if m.site == name)] for name in (site, match.leader)]
-    groups = [(node.attr["process_set_id"].i if "process_set_id" in node.attr else 0,
-               [graph.constant(tensor) for tensor in node.input[1:3]]
-               if node.op == "CollectiveReduceV2" else None) for node in nodes]
-    if groups[0] == groups[1]:
-        return match
-    return matches_lib.Refusal(nodes[0].name, f"other ranks add it up than the factors of '{match.leader}'")
 
 
 def _within_body(match, marker, markers, body_of):
