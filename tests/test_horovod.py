@@ -81,10 +81,15 @@ def programs(tmp_path_factory):
     return outcome.output, folder
 
 
-@pytest.mark.parametrize("launcher, policy", HOW)
-def test_two_ranks_compute_what_one_process_does(table, launcher, policy, request):
-    if not HOW[launcher, policy] and not request.config.getoption("--full"):
-        return  # the other two jobs hold each launcher and each policy
+def pytest_generate_tests(metafunc):
+    if "way_to_run" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full")
+        metafunc.parametrize("way_to_run", [way for way, by_default in HOW.items() if by_default or full],
+                             ids="-".join)
+
+
+def test_two_ranks_compute_what_one_process_does(table, way_to_run):
+    launcher, policy = way_to_run
     one = table.results("none", "ps", 1)
     for cell, ranks in table.results(launcher, policy, 2).items():
         assert_same_bits(ranks)
