@@ -68,7 +68,8 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec",
     process = subprocess.Popen(
         [*command, program, *starter, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Unbuffered, Python writes a line and its end apart, and another rank's line comes between.
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "",
              **dict(environment)})
     try:
         output, _ = process.communicate(timeout=timeout_s)

@@ -10,7 +10,7 @@ import tf_poseidon as poseidon
 def test_all_ranks_agree_on_what_was_measured():
     ranks = 3
     outcome = launch.run_ok(["programs.py", "calibrate"], ranks, timeout_s=60)
-    found = re.findall(r"Cluster\((.*)\) in (\S+) s", outcome.output)
+    found = re.findall(r"Cluster\(([^)]*)\) in ([\d.]+) s", outcome.output)
     assert len(found) == ranks
     assert len({cluster for cluster, _ in found}) == 1
     values = {name: float(value) for name, value in (

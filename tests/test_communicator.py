@@ -314,7 +314,9 @@ def test_lost_connection_ends_the_rank(word):
     wait = rank.submit("x", np.ones(100_000))
     peer.sendall(word)
     peer.close()
-    with pytest.raises(JobEndedError, match="The connection to rank 1 is lost: it "):
+    # What had not been read when it closed makes the end a reset one, here as in a network.
+    reasons = "it has closed|it sends what no rank|Connection reset by peer|Broken pipe"
+    with pytest.raises(JobEndedError, match=f"The connection to rank 1 is lost: ({reasons})"):
         wait()
     rank.leave()
 
