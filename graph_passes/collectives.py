@@ -24,7 +24,7 @@ from tf_poseidon.graph_passes import site_writer
 _INT32 = types_pb2.DT_INT32
 
 # Attributes of the nodes that have the sums.
-SITE, SCHEME = "_poseidon_site", "_poseidon_scheme"
+SITE, SCHEME = graph_lib.SITE, "_poseidon_scheme"
 
 
 class Collectives(site_writer.SiteWriter):

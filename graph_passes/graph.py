@@ -13,6 +13,8 @@ from tf_poseidon.errors import PoseidonError
 
 # The attribute of markers that a pass has decided about, and left as they are.
 PLANNED = "_poseidon_planned"
+# An attribute of what makes the gradient of a site: its name.
+SITE = "_poseidon_site"
 
 
 def node_of(tensor):

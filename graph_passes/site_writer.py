@@ -67,13 +67,13 @@ class SiteWriter:
         first = match.products[0]
         out_type = self._made_of(dtype)
         total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
-                                Tout=out_type)
+                                Tout=out_type, **self._of_site)
         total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
             factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
-                                     T=self._marker.dtype, Tout=self._marker.dtype)
+                                     T=self._marker.dtype, Tout=self._marker.dtype, **self._of_site)
             for j, tensor in enumerate(term.tensors):
                 factor = self.writer.add(f"term{i}_{j}", "Mul",
                                          [self._same_shape(f"term{i}_{j}_in", tensor), factor],
@@ -84,7 +84,8 @@ class SiteWriter:
     def _sum_of_rows(self, gathered, dtype):
         """Returns a bias' gradient, made of the rows of all ranks."""
         out_type = self._made_of(dtype)
-        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type)
+        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,
+                                **self._of_site)
         return self._as_gradient(total, out_type, self._marker.shape)
 
     def _matrices(self, name, factors, dtype, scales=None):
@@ -133,6 +134,11 @@ class SiteWriter:
         return self._node.attr["Tidx"].type
 
     # ---- parts ----------------------------------------------------------------------------------
+
+    @property
+    def _of_site(self):
+        """The attribute by which a timeline knows whose gradient a node makes."""
+        return {graph_lib.SITE: self._marker.site}
 
     def _on_wire(self, dtype):
         """Returns the type that values of `dtype` travel in."""

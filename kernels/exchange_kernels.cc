@@ -72,8 +72,11 @@ class SumKernel : public ExchangeKernel {
     exchange.count = value.NumElements();
     exchange.contributes = context->input(1).scalar<bool>()();
     exchange.is_gradient = type_string() == "PoseidonSync";
+    exchange.is_blocking = is_eager_;
     return exchange;
   }
+
+  bool is_eager_ = false;
 };
 
 // A sum of gradients, which may travel in a narrower type.
@@ -82,6 +85,7 @@ class SyncKernel : public SumKernel {
   explicit SyncKernel(OpKernelConstruction* context) : SumKernel(context) {
     std::string wire_dtype;
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_dtype));
+    OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager_));
     const tensorflow::DataType own = context->input_type(0);
     is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT ||
                                            own == tensorflow::DT_DOUBLE);

@@ -52,6 +52,7 @@ REGISTER_OP("PoseidonSync")
     .Attr("site: string")
     .Attr("shape: shape = { unknown_rank: true }")
     .Attr("wire_dtype: {'', 'bfloat16'} = ''")
+    .Attr("eager: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SyncShape)
@@ -68,6 +69,7 @@ sum: The sum over the ranks that contribute; zeros when none does.
 site: The path of the variable, and which synchronisation of it within the step this is.
 shape: What is known of the gradient's shape.
 wire_dtype: The type that the gradient and its sum travel in; empty for their own. Rounds both.
+eager: Whether Python waits for it and computes nothing meanwhile, which timelines want to know.
 )doc");
 
 REGISTER_OP("PoseidonAllReduce")

@@ -3,8 +3,10 @@
 #include "outer_product.h"
 
 #include <algorithm>
+#include <string>
 
 #include "dtypes.h"
+#include "process_communicator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -84,13 +86,21 @@ void CheckTypes(OpKernelConstruction* context) {
                   DataTypeString(in), "; the types must be equal, or float of half or bfloat16.")));
 }
 
+// The site whose gradient a node of a rewritten graph makes; the node itself where a program uses the op.
+std::string SiteOf(OpKernelConstruction* context) {
+  std::string site;
+  return context->GetAttr("_poseidon_site", &site).ok() ? site : context->def().name();
+}
+
 class OuterProductKernel : public OpKernel {
  public:
-  explicit OuterProductKernel(OpKernelConstruction* context) : OpKernel(context) {
+  explicit OuterProductKernel(OpKernelConstruction* context)
+      : OpKernel(context), site_(SiteOf(context)) {
     CheckTypes(context);
   }
 
   void Compute(OpKernelContext* context) override {
+    const RebuildEvent event(site_);
     const Tensor& u = context->input(0);
     const Tensor& v = context->input(1);
     OP_REQUIRES(context,
@@ -134,13 +144,18 @@ class OuterProductKernel : public OpKernel {
  private:
   static constexpr int64_t kRowGranularity = 12;  // the tiles' height
   static constexpr double kSmallWork = 2e6;       // not worth waking another thread
+
+  const std::string site_;
 };
 
 class BiasKernel : public OpKernel {
  public:
-  explicit BiasKernel(OpKernelConstruction* context) : OpKernel(context) { CheckTypes(context); }
+  explicit BiasKernel(OpKernelConstruction* context) : OpKernel(context), site_(SiteOf(context)) {
+    CheckTypes(context);
+  }
 
   void Compute(OpKernelContext* context) override {
+    const RebuildEvent event(site_);
     const Tensor& v = context->input(0);
     OP_REQUIRES(context, TensorShapeUtils::IsMatrix(v.shape()),
                 absl::InvalidArgumentError(absl::StrCat("SufficientFactorBias got v ",
@@ -151,6 +166,9 @@ class BiasKernel : public OpKernel {
     SumRows(ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(), v.dim_size(0),
             v.dim_size(1), out->data());
   }
+
+ private:
+  const std::string site_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct").Device(tensorflow::DEVICE_CPU),

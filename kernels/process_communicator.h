@@ -22,6 +22,28 @@ inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context,
   return communicator;
 }
 
+// Notes how long it takes to make a gradient of what other ranks have sent, from here to the block's end.
+class RebuildEvent {
+ public:
+  explicit RebuildEvent(const std::string& site) : site_(site) {
+    Communicator* communicator = ProcessCommunicator();
+    if (!communicator || !communicator->events().is_recording()) return;
+    events_ = &communicator->events();
+    begin_ = Clock::now();
+  }
+  ~RebuildEvent() {
+    if (events_) events_->Add(site_, {"rebuild", begin_, Clock::now(), 0, false});
+  }
+
+  RebuildEvent(const RebuildEvent&) = delete;
+  RebuildEvent& operator=(const RebuildEvent&) = delete;
+
+ private:
+  const std::string& site_;
+  EventLog* events_ = nullptr;
+  Clock::time_point begin_;
+};
+
 }  // namespace poseidon
 
 #endif  // POSEIDON_PROCESS_COMMUNICATOR_H_

@@ -165,6 +165,7 @@ class SendKernel : public OpKernel {
     Factors factors;
     factors.site = site_->name;
     factors.form = site_->form;
+    factors.row = "sfb";
     factors.group = group_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {

@@ -59,6 +59,7 @@ REGISTER_OP("PoseidonSyncSlices")
     .Attr("Tidx: {int32, int64}")
     .Attr("site: string")
     .Attr("shape: shape")
+    .Attr("eager: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SyncSlicesShape)
@@ -76,6 +77,7 @@ all_indices: In ascending order, each once. All rows of the variable when it was
 sums: Their rows, summed over ranks.
 site: As of PoseidonSync.
 shape: The shape of the variable, fully known.
+eager: As of PoseidonSync.
 )doc");
 
 REGISTER_OP("PoseidonDenseSlices")
@@ -189,6 +191,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
   explicit SyncSlicesKernel(OpKernelConstruction* context)
       : AsyncOpKernel(context), variable_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -205,6 +208,8 @@ class SyncSlicesKernel : public AsyncOpKernel {
     Factors factors;
     factors.site = site_;
     factors.form = "slices";
+    factors.row = "sparse";
+    factors.is_blocking = is_eager_;
     for (const Tensor* tensor : {&mine->indices, &mine->values}) {
       const size_t columns = tensor == &mine->values ? variable_.columns() : 1;
       const size_t row_bytes = columns * DataTypeSize(tensor->dtype());
@@ -245,6 +250,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
   }
 
   absl::Status SetSums(OpKernelContext* context, const GatheredFactors& gathered) const {
+    const RebuildEvent event(site_);
     Slices all;
     const size_t index_bytes = DataTypeSize(context->input_dtype(0));
     TF_RETURN_IF_ERROR(Allocate(context, NumRows(gathered.parts[0], index_bytes), &all));
@@ -280,6 +286,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
     exchange.output = sum->data();
     exchange.contributes = contributes;
     exchange.is_gradient = true;
+    exchange.is_blocking = is_eager_;
     communicator->Submit(std::move(exchange),
                          [context, dense, held = Tensor(*sum), done](const std::string& error) {
                            if (!error.empty()) {
@@ -291,6 +298,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
   }
 
   std::string site_;
+  bool is_eager_ = false;
   Variable variable_;
 };
 

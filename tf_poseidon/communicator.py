@@ -59,6 +59,8 @@ def _functions():
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
         ("statistics", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
+        ("record_events", None, [handle, ctypes.c_int64]),
+        ("events", ctypes.c_size_t, [handle, text, ctypes.c_size_t]),
         ("leave", None, [handle]),
     ):
         function = getattr(lib, f"poseidon_{name}")
@@ -213,10 +215,29 @@ class Communicator:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
             "sent_bytes", "received_bytes": payload, "seconds": from submission to completion}}}.
         """
+        return self._json(self._lib.poseidon_statistics)
+
+    def record_events(self, capacity):
+        """Forgets recorded events, and records at most `capacity` from now on; 0 stops and keeps them."""
+        self._lib.poseidon_record_events(self._handle, capacity)
+
+    def events(self):
+        """Returns what was recorded.
+
+        Returns:
+            {"begin": when recording began, "dropped": events that came when there was no room left,
+            "events": [[row, site, begin, end, bytes of this rank's tensor or factors, whether the step
+            did nothing else meanwhile], …]}, with times in nanoseconds of this host's monotonic clock.
+            Rows are "ps", "sfb" and "sparse" for the exchanges of gradients, "calls" for others, and
+            "rebuild" for making a gradient of what others have sent.
+        """
+        return self._json(self._lib.poseidon_events)
+
+    def _json(self, function):
         size = 0
         while True:
             text = ctypes.create_string_buffer(max(size, 1))
-            needed = self._lib.poseidon_statistics(self._handle, text, size)
+            needed = function(self._handle, text, size)
             if needed <= size:
                 return json.loads(text.value)
             size = 2 * needed

@@ -26,6 +26,12 @@ void WriteText(const std::string& text, char* out) {
   out[kPoseidonTextBytes - 1] = '\0';
 }
 
+// Writes a text when it fits, and returns the bytes that it needs, the final zero included.
+size_t WriteWhole(const std::string& text, char* out, size_t capacity) {
+  if (text.size() < capacity) std::memcpy(out, text.c_str(), text.size() + 1);
+  return text.size() + 1;
+}
+
 Options ToOptions(const PoseidonOptions& options) {
   Options result;
   result.kv_pair_bytes = options.kv_pair_bytes;
@@ -214,9 +220,15 @@ bool poseidon_failure(const Communicator* communicator, char* error) {
 }
 
 size_t poseidon_statistics(const Communicator* communicator, char* text, size_t capacity) {
-  const std::string json = communicator->StatisticsJson();
-  if (json.size() < capacity) std::memcpy(text, json.c_str(), json.size() + 1);
-  return json.size() + 1;
+  return poseidon::WriteWhole(communicator->StatisticsJson(), text, capacity);
+}
+
+void poseidon_record_events(Communicator* communicator, int64_t capacity) {
+  communicator->events().Record(static_cast<size_t>(capacity));
+}
+
+size_t poseidon_events(Communicator* communicator, char* text, size_t capacity) {
+  return poseidon::WriteWhole(communicator->events().Json(), text, capacity);
 }
 
 void poseidon_leave(Communicator* communicator) {

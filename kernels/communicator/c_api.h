@@ -85,6 +85,10 @@ bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
 size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text,
                            size_t capacity);
 
+// See EventLog::Record and EventLog::Json; the second returns its bytes as poseidon_statistics does.
+void poseidon_record_events(poseidon::Communicator* communicator, int64_t capacity);
+size_t poseidon_events(poseidon::Communicator* communicator, char* text, size_t capacity);
+
 void poseidon_leave(poseidon::Communicator* communicator);
 
 }  // extern "C"

@@ -139,6 +139,7 @@ class Communicator::Impl {
   int rank() const { return rank_; }
   int size() const { return size_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
+  EventLog& events() { return statistics_.events; }
   std::string failure() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return failure_;
@@ -327,5 +328,6 @@ void Communicator::Abort(const std::string& reason, double seconds) {
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }
+EventLog& Communicator::events() { return impl_->events(); }
 
 }  // namespace poseidon

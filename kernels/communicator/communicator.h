@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 
+#include "event_log.h"
 #include "exchange.h"
 #include "factors.h"
 #include "protocol.h"
@@ -59,6 +60,9 @@ class Communicator {
 
   // What this rank has exchanged, see Statistics::Json.
   std::string StatisticsJson() const;
+
+  // What this rank does when, while it is recorded.
+  EventLog& events();
 
  private:
   class Impl;

@@ -97,9 +97,15 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   SiteStatistics& statistics = statistics_->Of(factors.site);
   statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
   sites_[hash].name = factors.site;
-  auto completed = [this, done = std::move(done)](const std::string& error,
-                                                  GatheredFactors gathered) {
-    statistics_->Completed(Clock::now());
+  size_t bytes = 0;
+  for (const FactorPart& part : factors.parts) bytes += part.bytes;
+  auto completed = [this, done = std::move(done), site = factors.site, row = factors.row, submitted, bytes,
+                    is_blocking = factors.is_blocking](const std::string& error,
+                                                       GatheredFactors gathered) {
+    const auto now = Clock::now();
+    statistics_->Completed(now);
+    // Those that were refused travel dense, and that is the exchange.
+    if (gathered.is_complete) statistics_->events.Add(site, {row, submitted, now, bytes, is_blocking});
     done(error, std::move(gathered));
   };
   FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics,
@@ -212,6 +218,9 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
   statistics_->Completed(now);
   active->statistics.nanoseconds +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
+  const Exchange& exchange = active->exchange;
+  statistics_->events.Add(exchange.site, {exchange.row(), active->start, now, exchange.bytes(),
+                                          exchange.is_blocking});
   active->done("");
 }
 

@@ -1,28 +1,10 @@
 #include "statistics.h"
 
-#include <iomanip>
 #include <sstream>
 
+#include "json.h"
+
 namespace poseidon {
-namespace {
-
-std::string Quoted(const std::string& text) {
-  std::ostringstream out;
-  out << '"';
-  for (unsigned char c : text) {
-    if (c == '"' || c == '\\') {
-      out << '\\' << c;
-    } else if (c < 0x20) {
-      out << "\\u" << std::hex << std::setw(4) << std::setfill('0') << int{c} << std::dec;
-    } else {
-      out << c;
-    }
-  }
-  out << '"';
-  return out.str();
-}
-
-}  // namespace
 
 SiteStatistics& Statistics::Of(const std::string& site) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -11,9 +11,9 @@
 #include <string>
 #include <unordered_set>
 
-namespace poseidon {
+#include "event_log.h"
 
-using Clock = std::chrono::steady_clock;
+namespace poseidon {
 
 // Counters of one site. The progress thread adds, any thread may read.
 struct SiteStatistics {
@@ -34,6 +34,7 @@ class Statistics {
   void Completed(Clock::time_point time) { last_completion_ = time; }
 
   std::atomic<uint64_t> header_bytes{0};  // sent by this rank
+  EventLog events;
 
   // {"header_bytes", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}}
   std::string Json() const;

@@ -31,7 +31,7 @@ def sync(gradient, site, contributes=True, shape=None, wire_dtype=None):
     with tf.device("CPU:0"):
         return _unordered(library.load()[0].poseidon_sync(
             gradient=gradient, contributes=contributes, site=site,
-            shape=tf.TensorShape(shape), wire_dtype=wire_dtype or ""))
+            shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
 
 
 def sync_slices(gradient, shape, site, contributes=True, wire_dtype=None):
@@ -56,7 +56,7 @@ def sync_slices(gradient, shape, site, contributes=True, wire_dtype=None):
         indices, values = library.load()[0].poseidon_sync_slices(
             indices=tf.cast(gradient.indices, index_type),
             values=tf.cast(gradient.values, travels_as), contributes=contributes, site=site,
-            shape=shape)
+            shape=shape, eager=tf.executing_eagerly())
         return tf.IndexedSlices(tf.cast(_unordered(values), dtype), indices,
                                 tf.constant(shape.as_list()))
 
