@@ -18,6 +18,7 @@ from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
+from tf_poseidon import timeline as timeline_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.errors import PoseidonError
 
@@ -184,8 +185,42 @@ class PoseidonStrategy(tf.distribute.Strategy):
             return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
-                               if site not in calibration.SITES}
+                               if site not in calibration.SITES | timeline_lib.SITES}
         return statistics
+
+    def timeline(self, path):
+        """Returns a context manager that records every step inside, on all ranks.
+
+        ```python
+        with strategy.timeline("trace.json") as timeline:
+            model.fit(...)
+        print(timeline)
+        ```
+
+        All ranks enter it and leave it. Then rank 0 has written a Chrome trace, which chrome://tracing and
+        Perfetto open, and `print(timeline)` shows a table on every rank: for each variable, how long
+        backpropagation took until its gradient was there, how much of its exchange was hidden behind the rest
+        of it and how long the step waited for it afterwards, how long it took to rebuild, which rank's
+        gradient came last, and what the plan had predicted. docs/performance.md explains the columns.
+
+        Args:
+            path: File of the trace, on rank 0's host; compressed if it ends in ".gz".
+
+        Returns:
+            A context manager of a `timeline.Timeline`.
+
+        Raises:
+            PoseidonError: If this process runs alone, gradients travel by Horovod, the file cannot be
+                written, or another timeline is being recorded.
+        """
+        communicator = self.extended.communicator
+        if communicator is None:
+            raise PoseidonError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
+                                "runs alone; launch several with mpiexec, or use tf.profiler for one.")
+        if runtime.engine().collective_ops is not None:
+            raise PoseidonError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
+                                "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
+        return timeline_lib.record(communicator, path, lambda: self.plan)
 
 
 class _ReplicaContext(distribute_lib.ReplicaContext):
