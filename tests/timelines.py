@@ -1,0 +1,75 @@
+"""A program that records timelines of training, started on several ranks: timelines.py FOLDER.
+
+Backpropagation is slow between the two layers, and there rank 1 is later than the others.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon.errors import PoseidonError
+
+SLOW_S, LATE_S = 0.05, 0.1
+STEPS = 6
+
+
+def main(folder):
+    strategy = poseidon.PoseidonStrategy("sfb", pins={"*table/embeddings": "sparse"}, timeout_s=30)
+    sleep_s = SLOW_S + (LATE_S if strategy.rank == 1 else 0)
+
+    @tf.custom_gradient
+    def slow_backwards(x):
+        def gradient(upstream):
+            late = tf.numpy_function(lambda v: time.sleep(sleep_s) or v, [upstream], upstream.dtype)
+            return tf.ensure_shape(late, upstream.shape)
+        return tf.identity(x), gradient
+
+    batch = 4 * strategy.num_replicas_in_sync
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        x = keras.Input((8,))
+        h = keras.layers.Dense(16, name="first")(x)
+        ids = keras.layers.Embedding(400, 2, name="table")(keras.ops.cast(x, "int32"))
+        h = keras.layers.BatchNormalization(name="norm")(h)  # exchanges its statistics too
+        h = keras.layers.Lambda(slow_backwards)(h)
+        h = keras.layers.Concatenate()([h, keras.layers.Flatten()(ids)])
+        model = keras.Model(x, keras.layers.Dense(3, name="last")(h))
+    x, y = np.ones((batch * STEPS, 8), "float32"), np.ones((batch * STEPS, 3), "float32")
+    reports = {}
+    for mode in ("rewritten", "as_it_is", "eager"):
+        if mode == "as_it_is":
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        with strategy.scope():
+            model.compile("sgd", "mse", run_eagerly=mode == "eager",
+                          steps_per_execution=2 if mode == "rewritten" else 1)
+        ends = []
+        note_end = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+        fit = dict(batch_size=batch, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN(), note_end])
+        model.fit(x[:2 * batch], y[:2 * batch], **fit)  # traces its functions
+        with strategy.timeline(folder / "traces" / f"{mode}.json") as timeline:
+            ends.clear()
+            model.fit(x, y, **fit)
+        size = strategy.num_replicas_in_sync
+        reports[mode] = dict(tables=[timeline.table(rank) for rank in range(size)], mine=str(timeline),
+                             ends=ends)
+        if mode == "rewritten":
+            reports["plan"] = {d.site: d.scheme for d in strategy.plan.decisions}
+    assert not any("timeline" in site for site in strategy.stats()["sites"])
+    try:
+        with strategy.timeline(folder / "outer.json"):
+            with strategy.timeline(folder / "inner.json"):
+                pass
+    except PoseidonError as error:
+        reports["nested"] = str(error)
+    (folder / f"{strategy.rank}.json").write_text(json.dumps(reports))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
