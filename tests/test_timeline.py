@@ -5,17 +5,21 @@ import gzip
 import json
 import re
 import threading
+import types
 
 import launch
 import numpy as np
 import pytest
 
+from tf_poseidon import engines
 from tf_poseidon import planning
+from tf_poseidon import runtime
 from tf_poseidon import timeline
 from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.plan import Decision
+from tf_poseidon.strategy import PoseidonStrategy
 from tf_poseidon.timeline import Event
 from tf_poseidon.timeline import Rank
 
@@ -155,6 +159,8 @@ def test_trace():
     assert named[1, 3] == "rebuild"
     assert {"ph": "X", "pid": 1, "tid": 1, "name": "a", "cat": "ps", "ts": 21e6, "dur": 2e6,
             "args": {"site": "a", "step": 1, "bytes": 4}} in trace["traceEvents"]
+    # What ends a step belongs to it.
+    assert [e["args"]["step"] for e in trace["traceEvents"] if e["name"] == "bias"] == [0, 1, 0, 1]
     assert trace["otherData"]["clock error of rank 1, us"] == 0.25e6
 
 
@@ -228,6 +234,17 @@ def test_file_that_cannot_be_written_is_refused_at_once(alone, tmp_path):
     with pytest.raises(PoseidonError, match="cannot write the trace .*; give it the path of a file"):
         with timeline.record(alone, tmp_path / "file" / "trace.json", lambda: None):
             raise AssertionError("recorded")
+
+
+@pytest.mark.parametrize("communicator, message", [
+    (None, "this process runs alone; launch several with mpiexec, or use tf.profiler"),
+    ("some", "cannot see gradients that travel by Horovod's ops; use mpiexec and engine='mpi', or Horovod's"),
+])
+def test_where_there_is_nothing_to_see_it_is_refused(communicator, message, monkeypatch):
+    monkeypatch.setattr(runtime, "engine", lambda: engines.load("horovod"))
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(communicator=communicator))
+    with pytest.raises(PoseidonError, match=message):
+        PoseidonStrategy.timeline(strategy, "trace.json")
 
 
 def test_recording_ends_with_an_exception(alone, tmp_path):
