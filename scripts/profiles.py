@@ -1,0 +1,47 @@
+"""Accelerators, as the time that they take: for clusters whose computing is emulated or simulated.
+
+A layer takes its share of a step by its additions and multiplications. Where the rate of a model is
+known it decides how long a step takes; otherwise the rate of arithmetic that others have reached.
+"""
+
+import dataclasses
+
+import models
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """How fast an accelerator trains.
+
+    Attributes:
+        name: How people call it.
+        gflops: What it computes in models without a rate, and the products that make gradients of
+            factors with, in 10^9 additions and multiplications per second.
+        images_per_s: Rows of the batch per second, by model, of training on one of it alone.
+        source: Where the numbers are from.
+    """
+
+    name: str
+    gflops: float
+    images_per_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+    def step_seconds(self, model, batch_size):
+        """Returns how long a step takes without other ranks."""
+        if model in self.images_per_s:
+            return batch_size / self.images_per_s[model]
+        return batch_size * models.operations(model) / (self.gflops * 1e9)
+
+    def operation_seconds(self, model):
+        """Returns how long one addition or multiplication of a model takes, on average."""
+        return self.step_seconds(model, 1) / models.operations(model)
+
+
+PROFILES = {profile.name: profile for profile in (
+    Profile("titan_x", 4500, {"googlenet": 257, "vgg19": 35.5, "vgg19_22k": 34.6},
+            "H. Zhang et al., USENIX ATC 2017, one node with Caffe; gflops are what VGG19 needs at this rate"),
+    Profile("titan_x_tf", 4500, {"inception_v3": 43.2, "vgg19": 38.5, "vgg19_22k": 34.8},
+            "the same, one node with TensorFlow"),
+    Profile("a100", 55_000, {"resnet50": 2400},
+            "ResNet-50 in mixed precision on one A100, as its vendor's examples reach it, and its rate"),
+)}
