@@ -1,0 +1,824 @@
+"""Simulates a training step of many nodes: computing, links and rebuilding, as events in time.
+
+Bytes and schemes are those of `tf_poseidon.planning`; what is added is when things happen. The model:
+
+Computing. A node does one thing after the other: the forward pass (a third of the step's arithmetic, or less
+if a gradient is there sooner), then backpropagation, in which a gradient is there when its site's `operations`
+are done. Rebuilding gradients from factors waits for its turn on the same device, between two layers.
+With a barrier (a `tf.function`, Algorithm 2 of the paper) the next step begins when all gradients are there;
+without, each layer of the next forward pass waits for its own, and is reached at the time that mirrors its
+gradient's. Then some steps are simulated, and the last one counts.
+
+Links. Between any two nodes there is one connection in each direction, as there is between two MPI ranks over
+TCP. A connection carries one message after the other, in the order in which they were handed over or by
+priority; a message that has begun is not interrupted. Connections that are busy at the same time share the
+links, each node's to the switch and from it, evenly as TCP flows do: max-min fair, without packets. So a node
+that sends a site to all others sends to all of them at once, and sites follow each other. A message is there
+its latency after its last byte has left. The switch has no limit. `message_us` adds what a link is occupied by
+each message apart from its bytes (the start-up time of MG-WFBP), nothing by default.
+
+Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once, a
+server adds a pair up when all parts of it are there, and sends it back. Sites begin at the server after
+the last one's end, where the runtime takes a hash.
+
+Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a
+step grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair
+of a site, others are taken to have pairs of other sites: these share the connections of the kind.
+
+H. Zhang et al., "Poseidon", USENIX ATC 2017 ("the paper"); S. Shi et al., "MG-WFBP", INFOCOM 2019; T. Chilimbi
+et al., "Project Adam", OSDI 2014; A. Sergeev and M. Del Balso, "Horovod", arXiv 1802.05799.
+"""
+
+import collections
+import dataclasses
+import functools
+import heapq
+import itertools
+import math
+
+from tf_poseidon import planning
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning import merging
+
+_AT_ONCE = 1e-9  # seconds between messages' ends that are taken to be the same
+_MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
+_STEPS = 6  # without a barrier, until one is like the one before
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one accelerator does in a step without others.
+
+    Attributes:
+        sites: The `planning.Site`s, in the order of the forward pass, with the rows of one accelerator.
+        operations: Additions and multiplications of a step.
+        seconds: How long they take.
+        rebuild_seconds_per_operation: How long one of them takes in the products that rebuild gradients.
+    """
+
+    sites: tuple[planning.Site, ...]
+    operations: float
+    seconds: float
+    rebuild_seconds_per_operation: float
+
+    def __post_init__(self):
+        for name in ("operations", "seconds", "rebuild_seconds_per_operation"):
+            _check_at_least_0(name, getattr(self, name), is_more=True)
+
+    def ready_seconds(self, operations):
+        """Returns when as many operations are done, after the step's begin."""
+        return min(operations / self.operations, 1.0) * self.seconds
+
+    @functools.cached_property
+    def forward_seconds(self):
+        return min([self.seconds / 3, *(self.ready_seconds(s.operations) for s in self.sites)])
+
+    def needed_seconds(self, operations):
+        """Returns when the forward pass needs the variable of a site."""
+        backward = self.seconds - self.forward_seconds
+        return self.forward_seconds * (self.seconds - self.ready_seconds(operations)) / backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """The nodes and what connects them.
+
+    Attributes:
+        nodes: How many there are. Each computes.
+        gbps: What each sends, and receives at the same time, in 10^9 bits per second; or one for each node.
+        latency_us: From the last byte's leaving one node to its being used on another, in microseconds.
+        servers: How many nodes, the first ones, hold KV pairs; 0 for all.
+        efficiency: Share of `gbps` that payload gets. Of Ethernet with frames of 1500 bytes TCP's is 0.94.
+        message_us: How long each message occupies a link apart from its bytes, in microseconds.
+        gpus_per_node: Accelerators of a node. Their gradients are added up, or their factors laid end to
+            end, on one of them, which alone uses the network.
+        local_gbytes_per_s: The link of that one to the others, in each direction, in 10^9 bytes per second.
+        copy_gbytes_per_s: Copies between accelerator and host, in each direction; none by default.
+        sum_gbytes_per_s: What a server adds up; no limit by default.
+        late_seconds: How much later than the others each node begins to compute; () for no node.
+    """
+
+    nodes: int
+    gbps: float | tuple[float, ...] = 10.0
+    latency_us: float = 50.0
+    servers: int = 0
+    efficiency: float = 1.0
+    message_us: float = 0.0
+    gpus_per_node: int = 1
+    local_gbytes_per_s: float = 10.0
+    copy_gbytes_per_s: float = math.inf
+    sum_gbytes_per_s: float = math.inf
+    late_seconds: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        self.cluster(1.0)  # checks nodes, servers and the latency
+        for name in ("gbps", "late_seconds"):
+            values = getattr(self, name)
+            if isinstance(values, tuple) and len(values) not in (self.nodes, *([0] * (name != "gbps"))):
+                raise PoseidonError(f"{name} has {len(values)} values, expected one for each of the "
+                                    f"{self.nodes} nodes: give as many, or one for all.")
+        for name in ("efficiency", "local_gbytes_per_s", "copy_gbytes_per_s", "sum_gbytes_per_s"):
+            _check_at_least_0(name, getattr(self, name), is_more=True)
+        for name, values in (("message_us", (self.message_us,)), ("late_seconds", self.late_seconds)):
+            for value in values:
+                _check_at_least_0(name, value)
+        if self.efficiency > 1:
+            raise PoseidonError(f"efficiency={self.efficiency!r}, expected at most 1: give the share of the "
+                                "link's rate that payload gets.")
+        if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
+            raise PoseidonError(f"gpus_per_node={self.gpus_per_node!r}, expected a whole number, at least 1.")
+
+    def bytes_per_s(self, node):
+        gbps = self.gbps[node] if isinstance(self.gbps, tuple) else self.gbps
+        return gbps * self.efficiency * 1e9 / 8
+
+    def late(self, node):
+        return self.late_seconds[node] if self.late_seconds else 0.0
+
+    def cluster(self, gflops):
+        """Returns the nodes as planning knows them, at the rate of the slowest link."""
+        slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
+        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops)
+
+
+def _check_at_least_0(name, value, is_more=False):
+    if not value >= 0 or is_more and value == 0:
+        raise PoseidonError(f"{name}={value!r}, expected {'more than 0' if is_more else 'at least 0'}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """What decides how gradients travel, and when.
+
+    Attributes:
+        exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values are
+            pulled when all of the step are updated) or "adam" (factors to one server and the matrix back; the
+            rest as "plan").
+        policy: Of "plan": what makes the plan.
+        overlap: Whether gradients travel during backpropagation.
+        order: "fifo" or "priority", what the forward pass needs first.
+        barrier: Whether a step ends only when all gradients are there.
+        merge: Of "plan": whether small messages wait for each other, see planning/merging.py.
+        kv_pair_bytes: Of "plan" and "adam": size of KV pairs.
+        balance: Of "whole" and "adam": "round_robin" over servers in the order of the variables, as TensorFlow's
+            replica_device_setter does by default, or "greedy", to the server with the fewest bytes.
+        buffer_bytes: Of "ring": tensors that are ready together share a buffer of this size; 0 for none.
+        cycle_seconds: Of "ring": time between looking for them.
+    """
+
+    exchange: str = "plan"
+    policy: str = "ps"
+    overlap: bool = True
+    order: str = "fifo"
+    barrier: bool = True
+    merge: bool = False
+    kv_pair_bytes: int = 2 << 20
+    balance: str = "round_robin"
+    buffer_bytes: float = 0
+    cycle_seconds: float = 0.0
+
+    def __post_init__(self):
+        for name, allowed in (("exchange", ("plan", "ring", "whole", "adam")),
+                              ("order", ("fifo", "priority")), ("balance", ("round_robin", "greedy"))):
+            if getattr(self, name) not in allowed:
+                raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
+        _check_at_least_0("kv_pair_bytes", self.kv_pair_bytes, is_more=True)
+
+
+SYSTEMS = {
+    "poseidon": System(policy="auto"),
+    "poseidon-paper": System(policy="paper"),
+    "poseidon-ps": System(policy="ps"),
+    "poseidon-sfb": System(policy="sfb"),
+    "wfbp": System(policy="ps"),  # Caffe+WFBP and TF+WFBP of the paper
+    "ps": System(policy="ps", overlap=False),  # Caffe+PS of the paper
+    "ring": System("ring"),
+    # The defaults since Horovod 0.21 (its release notes).
+    "horovod": System("ring", buffer_bytes=128 << 20, cycle_seconds=1e-3),
+    # tf.distribute lays all gradients end to end, so nothing travels before the last one is there.
+    "mwms": System("ring", overlap=False, buffer_bytes=math.inf),
+    # TensorFlow of 2016. Nodes read variables when a step begins, each op as it needs them: no barrier.
+    "tensorflow": System("whole", barrier=False),
+    "tensorflow-greedy": System("whole", barrier=False, balance="greedy"),
+    "adam": System("adam"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """KV pairs of one tensor that travel at the same time, at most one to a server.
+
+    Attributes:
+        owners: Servers that have one.
+        up: Bytes that each node sends to each of them.
+        down: Bytes that each of them sends to each node.
+    """
+
+    owners: tuple[int, ...]
+    up: float
+    down: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What is done to the gradient of one site. One of `rounds`, `peer_bytes` and `ring_bytes` is set.
+
+    Attributes:
+        site: Name of the site.
+        ready: When it may leave, in seconds of computing.
+        needed: When the next forward pass needs it, in seconds of computing.
+        rounds: Over servers: its KV pairs.
+        peer_bytes: To all others: bytes to each of them.
+        ring_bytes: Over a ring: bytes of the tensor.
+        rebuild: Seconds of the device of each node, when all is there.
+        owner_rebuild: Seconds of the device of the server, before it answers.
+        up_seconds: Until all of a node's accelerators' parts are on its way to the network.
+        down_seconds: Until the result is on all of its accelerators.
+        message_us: How long each of its messages occupies a link apart from its bytes, in microseconds.
+    """
+
+    site: str
+    ready: float
+    needed: float
+    rounds: tuple[Round, ...] = ()
+    peer_bytes: float | None = None
+    ring_bytes: float | None = None
+    rebuild: float = 0.0
+    owner_rebuild: float = 0.0
+    up_seconds: float = 0.0
+    down_seconds: float = 0.0
+    message_us: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a node, as one of its kind, does to a site in the step: "compute", "send", "receive" or "rebuild"."""
+
+    node: int
+    row: str
+    site: str
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A simulated step.
+
+    Attributes:
+        step_seconds: Until it is done on all nodes.
+        compute_seconds: Of one accelerator without others.
+        rebuild_seconds: Of the device of the node that rebuilds most.
+        sent: Bytes that each node sends.
+        received: Bytes that each node receives.
+        events: `Event`s in the order of their begin.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    rebuild_seconds: float
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def exposed_seconds(self):
+        """How much longer a step takes than computing."""
+        return self.step_seconds - self.compute_seconds
+
+    @property
+    def node_bytes(self):
+        """Bytes that each node sends plus receives, as table 1 of the paper counts."""
+        return tuple(map(sum, zip(self.sent, self.received, strict=True)))
+
+
+def cut(num_bytes, kv_pair_bytes, servers):
+    """Returns how many KV pairs a tensor is cut into, as kernels/communicator/kv_pairs.cc does."""
+    parts = math.ceil(num_bytes / kv_pair_bytes)
+    parts = max(parts, min(servers, math.ceil(num_bytes / _MIN_KV_PAIR_BYTES)))
+    return math.ceil(parts / servers) * servers if parts > servers else parts
+
+
+def make_plan(work, machines, system):
+    """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
+    cluster = machines.cluster(1e-9 / work.rebuild_seconds_per_operation)
+    sites = [dataclasses.replace(s, factors=s.factors and _of_all(s.factors, machines),
+                                 slices=s.slices and _of_all(s.slices, machines)) for s in work.sites]
+    plan = planning.make_plan(sites, system.policy, cluster, operations=work.operations)
+    if system.merge:  # by the times of computing, which may be at another rate than rebuilding
+        computing = machines.cluster(1e-9 * work.operations / work.seconds)
+        plan = dataclasses.replace(
+            plan, decisions=merging.with_groups(plan.decisions, plan.sites, computing))
+    return plan
+
+
+def _of_all(parts, machines):
+    """Returns factors or slices with the rows of all accelerators of a node."""
+    return dataclasses.replace(parts, k=parts.k and parts.k * machines.gpus_per_node)
+
+
+def transfers(work, machines, system, plan):
+    """Returns what is done in a step as `Transfer`s, in the order in which they are ready.
+
+    Args:
+        work: The `Work`.
+        machines: The `Machines`.
+        system: The `System`.
+        plan: Its plan; with several accelerators on a node, sites have the rows of all of them.
+
+    Raises:
+        PoseidonError: If a plan is for other nodes, or bytes are not known.
+    """
+    if (plan.cluster.workers, plan.cluster.servers) != (machines.nodes, machines.servers or machines.nodes):
+        raise PoseidonError(
+            f"The plan is for {plan.cluster.workers} workers and {plan.cluster.servers} servers, expected "
+            f"{machines.nodes} and {machines.servers or machines.nodes}: make a plan for these.")
+    if machines.nodes * machines.gpus_per_node == 1:
+        return ()
+    ready_of, leaders = {}, {}
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
+        group = decision.group or site.name
+        ready_of[group] = max(ready_of.get(group, 0.0), work.ready_seconds(site.operations))
+        leaders.setdefault(group, site.name)
+    place, found = _Placement(machines, system), []
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
+        if site.num_bytes is None:
+            raise PoseidonError(f"The shape of '{site.name}' is {site.shape}, expected one that is known: make "
+                                "a plan with fixed shapes.")
+        group = decision.group or site.name
+        made = _transfer(site, decision, work, machines, system, place)
+        if made is not None:
+            found.append(Transfer(
+                site.name, ready_of[group] if system.overlap else work.seconds,
+                work.needed_seconds(site.operations),
+                message_us=machines.message_us if leaders[group] == site.name else 0.0, **made))
+    # Ties in the order of backpropagation, from the last variable to the first.
+    return tuple(sorted(reversed(found), key=lambda transfer: transfer.ready))
+
+
+def _transfer(site, decision, work, machines, system, place):
+    """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
+    gpus, nodes, dense = machines.gpus_per_node, machines.nodes, site.num_bytes
+    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
+    products = 0.0 if site.factors is None or site.factors.k is None else (
+        2 * site.factors.m * site.factors.n * site.factors.k * work.rebuild_seconds_per_operation)
+    made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,
+            "down_seconds": (gpus - 1) * dense / local + dense / copy}
+    if system.exchange == "ring":
+        return made | {"ring_bytes": dense}
+    if system.exchange == "whole":
+        return made | {"rounds": (Round((place.one(dense),), dense, dense),)}
+    if system.exchange == "adam" and products:
+        factors = site.factors.num_bytes
+        return made | {"rounds": (Round((place.one(dense),), factors, dense),),
+                       "up_seconds": (1 - 1 / gpus) * factors / local + factors / copy,
+                       "owner_rebuild": products * (nodes - 1 / gpus)}
+    if system.exchange == "adam" or decision.scheme == "ps":
+        return made | {"rounds": place.pairs(dense)}
+    if decision.rides_on:
+        return None
+    parts = (site.factors if decision.scheme == "sfb" else site.slices).num_bytes
+    # To each other accelerator of the node go the parts of all but itself.
+    return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
+            "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy,
+            "rebuild": products * (nodes - 1 / gpus) if decision.scheme == "sfb" else 0.0}
+
+
+class _Placement:
+    """Which servers own what, one tensor after the other."""
+
+    def __init__(self, machines, system):
+        self._servers = machines.servers or machines.nodes
+        self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
+        self._next, self._loads = 0, [0.0] * self._servers
+
+    def one(self, num_bytes):
+        """Returns the server of a whole tensor."""
+        owner = (self._loads.index(min(self._loads)) if self._is_greedy else self._take(1)[0])
+        self._loads[owner] += num_bytes
+        return owner
+
+    def pairs(self, num_bytes):
+        """Returns the `Round`s of a tensor that is cut."""
+        count = cut(num_bytes, self._kv_pair_bytes, self._servers)
+        return tuple(Round(self._take(min(self._servers, count - i)), num_bytes / count, num_bytes / count)
+                     for i in range(0, count, self._servers))
+
+    def _take(self, count):
+        first, self._next = self._next, (self._next + count) % self._servers
+        return tuple((first + i) % self._servers for i in range(count))
+
+
+def node_bytes(moves, nodes):
+    """Returns (bytes that each node sends, bytes that each receives), two lists, of `Transfer`s."""
+    sent, received, everybody_sent, everybody_received = [0.0] * nodes, [0.0] * nodes, 0.0, 0.0
+    for move in moves:
+        same = (move.peer_bytes or 0.0) * (nodes - 1) + (move.ring_bytes or 0.0) * 2 * (nodes - 1) / nodes
+        for part in move.rounds:
+            for owner in part.owners:  # gets from and gives to the others, but not itself
+                sent[owner] += (nodes - 1) * part.down - part.up
+                received[owner] += (nodes - 1) * part.up - part.down
+        everybody_sent += same + sum(len(part.owners) * part.up for part in move.rounds)
+        everybody_received += same + sum(len(part.owners) * part.down for part in move.rounds)
+    return [everybody_sent + s for s in sent], [everybody_received + r for r in received]
+
+
+def fair_rates(bundles, sizes, rates):
+    """Returns the bytes per second of one connection of each bundle, max-min fair.
+
+    Args:
+        bundles: (source, target) kinds; each stands for a connection from every node of the one kind to every
+            other node of the other.
+        sizes: How many nodes are of each kind.
+        rates: Bytes per second of a node's link in each direction, by kind.
+    """
+    links = collections.defaultdict(list)  # (kind, direction) -> [(bundle, connections on one node's link)]
+    for bundle in bundles:
+        source, target = bundle
+        links[source, 0].append((bundle, sizes[target] - (source == target)))
+        links[target, 1].append((bundle, sizes[source] - (source == target)))
+    room = {link: rates[link[0]] for link in links}
+    busy = {link: sum(count for _, count in users) for link, users in links.items()}
+    found = {}
+    while len(found) < len(bundles):
+        level = min(room[link] / busy[link] for link in links if busy[link])
+        full = [link for link in links if busy[link] and room[link] <= level * busy[link] * (1 + 1e-12)]
+        for bundle in dict.fromkeys(bundle for link in full for bundle, _ in links[link]):
+            if bundle in found:
+                continue
+            found[bundle] = level
+            source, target = bundle
+            for link, count in (((source, 0), sizes[target] - (source == target)),
+                                ((target, 1), sizes[source] - (source == target))):
+                room[link] -= level * count
+                busy[link] -= count
+    return found
+
+
+class _Clock:
+    """What happens later, in the order of time; of the same time, in the order in which it was asked for."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._waiting, self._count = [], itertools.count()
+
+    def at(self, time, call):
+        heapq.heappush(self._waiting, (time, next(self._count), call))
+
+    def run(self, network):
+        while True:
+            self.now = min(self._waiting[0][0] if self._waiting else math.inf, network.next_end(self.now))
+            if self.now == math.inf:
+                return
+            network.advance(self.now)
+            while self._waiting and self._waiting[0][0] <= self.now:
+                heapq.heappop(self._waiting)[2]()
+
+
+class _Line:
+    """Does one thing after the other: a device, a copy engine."""
+
+    def __init__(self, clock):
+        self._clock, self._free = clock, 0.0
+
+    def do(self, seconds, then):
+        """Calls `then` with begin and end when what takes `seconds` is done."""
+        begin = max(self._clock.now, self._free)
+        self._free = end = begin + seconds
+        self._clock.at(end, lambda: then(begin, end))
+
+
+class _Bundle:
+    """The connections from all nodes of one kind to all of another, which are in the same state."""
+
+    def __init__(self):
+        self.waiting, self.active = [], []  # heaps: by order, by end
+        self.width = 0.0  # share of the connections that is busy
+        self.served = 0.0  # bytes that a busy connection has carried
+        self.rate = 0.0
+
+
+class _Network:
+    """The links of all nodes, and the connections that share them."""
+
+    def __init__(self, clock, sizes, rates, latency):
+        self._clock, self._sizes, self._rates, self._latency = clock, sizes, rates, latency
+        self._bundles = collections.defaultdict(_Bundle)
+        self._changed, self._busy, self._then, self._count = set(), {}, 0.0, itertools.count()
+
+    def connections(self, source, target):
+        """Returns how many connections a node of one kind has to nodes of another."""
+        return self._sizes[target] - (source == target)
+
+    def send(self, source, target, num_bytes, width, order, done):
+        """Sends a message over each of a share `width` of the connections from one kind to another.
+
+        Calls `done` with its begin and end, when it is there.
+        """
+        heapq.heappush(self._bundles[source, target].waiting,
+                       (order, next(self._count), num_bytes, width, done))
+        self._changed.add((source, target))
+
+    def next_end(self, now):
+        """Returns when the next message ends."""
+        has_other_users = False
+        for pair in sorted(self._changed):
+            bundle = self._bundles[pair]
+            while bundle.waiting and (not bundle.active or bundle.width + bundle.waiting[0][3] <= 1 + 1e-9):
+                _, number, num_bytes, width, done = heapq.heappop(bundle.waiting)
+                heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
+                bundle.width += width
+            if bool(bundle.active) != (pair in self._busy):
+                has_other_users = True
+                if bundle.active:
+                    self._busy[pair] = bundle
+                else:
+                    del self._busy[pair]
+        self._changed.clear()
+        if has_other_users:
+            for pair, rate in fair_rates(sorted(self._busy), self._sizes, self._rates).items():
+                self._busy[pair].rate = rate
+        return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()), default=math.inf)
+
+    def advance(self, now):
+        """Carries bytes until now, and ends the messages that are done."""
+        seconds, self._then = now - self._then, now
+        for pair, bundle in self._busy.items():
+            bundle.served += bundle.rate * seconds
+            while bundle.active and bundle.active[0][0] <= bundle.served + bundle.rate * _AT_ONCE:
+                _, _, width, begin, done = heapq.heappop(bundle.active)
+                bundle.width = bundle.width - width if bundle.active else 0.0
+                self._clock.at(now + self._latency, functools.partial(done, begin, now))
+                self._changed.add(pair)
+
+
+class _Run:
+    """The steps of one simulation. A gradient is (step, index of its transfer)."""
+
+    def __init__(self, work, machines, system, moves, is_each_by_itself):
+        self._work, self._machines, self._system, self._moves = work, machines, system, moves
+        servers = machines.servers or machines.nodes
+        alone = {o for m in moves for r in m.rounds for o in r.owners if system.exchange in ("whole", "adam")
+                 and len(r.owners) == 1 and (system.exchange == "whole" or m.owner_rebuild)}
+        kinds = collections.defaultdict(list)
+        for node in range(machines.nodes):
+            kinds[machines.bytes_per_s(node), machines.late(node), node < servers,
+                  node if is_each_by_itself or node in alone else None].append(node)
+        self._kinds = list(kinds.values())
+        self._kind_of = {node: kind for kind, nodes in enumerate(self._kinds) for node in nodes}
+        self._all, sizes = range(len(self._kinds)), [len(nodes) for nodes in self._kinds]
+        self._clock = _Clock()
+        self._network = _Network(self._clock, sizes, [machines.bytes_per_s(n[0]) for n in self._kinds],
+                                 machines.latency_us / 1e6)
+        self._device, self._up, self._down, self._adder = (
+            [_Line(self._clock) for _ in self._all] for _ in range(4))
+        self._steps = 1 if system.barrier else _STEPS
+        self._program = self._make_program()
+        # Of each round: (kind of servers, how many have a pair), and what each kind waits for to be done.
+        self._owners = [[collections.Counter(self._kind_of[o] for o in r.owners).items() for r in m.rounds]
+                        for m in moves]
+        self._missing = {}  # what is waited for -> how many of it are missing
+        self._done = [set() for _ in self._all]
+        self._blocked = [None for _ in self._all]
+        self._unsummed = collections.Counter({step: sum(len(o) for r in self._owners for o in r)
+                                              for step in range(self._steps)})
+        self._held = collections.defaultdict(list)
+        self._ring, self._ring_last, self._ring_is_busy = [], -math.inf, False
+        self._handed = itertools.count()
+        self._ends = [0.0] * self._steps
+        self._spans = {}
+
+    def _make_program(self):
+        """Returns what a node computes in a step: (name, seconds, transfers to wait for, that are ready)."""
+        forward, parts, then = self._work.forward_seconds, [], 0.0
+        order = sorted(range(len(self._moves)), key=lambda i: (self._moves[i].needed, i))
+        for needed, group in itertools.groupby(order, key=lambda i: self._moves[i].needed):
+            if not self._system.barrier:
+                if needed > then:
+                    parts.append(("forward", needed - then, (), ()))
+                parts.append(("", 0.0, tuple(group), ()))
+                then = max(then, needed)
+        parts.append(("forward", forward - then, (), ()))
+        then = forward
+        for ready, group in itertools.groupby(range(len(self._moves)), key=lambda i: self._moves[i].ready):
+            group = tuple(group)
+            parts.append((self._moves[group[-1]].site, ready - then, (), group))
+            then = ready
+        return [*parts, ("backward", self._work.seconds - then, (), ())]
+
+    def run(self):
+        for kind in self._all:
+            self._begin(kind, 0)
+        self._clock.run(self._network)
+        sent, received = node_bytes(self._moves, self._machines.nodes)
+        owned = collections.Counter()
+        for move in self._moves:
+            for part in move.rounds:
+                owned.update({owner: move.owner_rebuild for owner in part.owners})
+        events = [Event(self._kinds[kind][0], row, site, begin, end)
+                  for (kind, row, site, _), (begin, end) in self._spans.items()]
+        return Result(self._ends[-1] - (self._ends[-2] if self._steps > 1 else 0.0), self._work.seconds,
+                      sum(m.rebuild for m in self._moves) + max(owned.values(), default=0.0),
+                      tuple(sent), tuple(received),
+                      tuple(sorted(events, key=lambda e: (e.begin, e.node, e.row, e.site))))
+
+    def _begin(self, kind, step):
+        if step < self._steps:
+            late = self._machines.late(self._kinds[kind][0])
+            self._clock.at(self._clock.now + late, lambda: self._compute(kind, step, 0))
+
+    def _compute(self, kind, step, index):
+        if index == len(self._program):
+            if not self._system.barrier:
+                self._begin(kind, step + 1)
+            self._count(("step", kind, step), 1 + len(self._moves), lambda: self._end(kind, step))
+            return
+        name, seconds, waits, emits = self._program[index]
+        if step > 0 and any((step - 1, i) not in self._done[kind] for i in waits):
+            self._blocked[kind] = step, index
+            return
+
+        def done(begin, end):
+            if seconds:
+                self._note(kind, "compute", name, step, "", begin, end)
+            for i in emits:
+                move = self._moves[i]
+                self._up[kind].do(move.up_seconds, lambda *_, i=i: self._start(kind, (step, i)))
+            self._compute(kind, step, index + 1)
+
+        self._device[kind].do(seconds, done)
+
+    def _order(self, i):
+        """Returns what messages are ordered by; of the same order, the first handed over is the first."""
+        return self._moves[i].needed if self._system.order == "priority" else 0.0
+
+    def _count(self, what, needed, then):
+        """Counts one of `needed` things, and calls `then` when it is the last."""
+        missing = self._missing.get(what, needed) - 1
+        self._missing[what] = missing
+        if not missing:
+            del self._missing[what]
+            then()
+
+    def _start(self, kind, gradient):
+        """A node's own part is there."""
+        move, connections = self._moves[gradient[1]], self._network.connections
+        self._arrived(kind, gradient)
+        if move.ring_bytes is not None:
+            self._count(("ring", gradient), len(self._kinds), lambda: self._join_ring(gradient))
+        if move.peer_bytes is not None:
+            for to in self._all:
+                if connections(kind, to):
+                    self._send(kind, to, move.peer_bytes, 1.0, gradient, "", self._arrived)
+        for number, owners in enumerate(self._owners[gradient[1]]):
+            for owner, count in owners:
+                self._contributed(owner, gradient, number, count)
+                if connections(kind, owner):
+                    self._send(kind, owner, move.rounds[number].up, count / len(self._kinds[owner]), gradient,
+                               "up", functools.partial(self._contributed, number=number, count=count))
+
+    def _send(self, kind, to, num_bytes, width, gradient, phase, then):
+        move, (step, i) = self._moves[gradient[1]], gradient
+        rates = (self._machines.bytes_per_s(self._kinds[k][0]) for k in (kind, to))
+
+        def done(begin, end):
+            self._note(kind, "send", move.site, step, phase, begin, end)
+            self._note(to, "receive", move.site, step, phase, begin, self._clock.now)
+            then(to, gradient)
+
+        self._network.send(kind, to, num_bytes + move.message_us * 1e-6 * min(rates), width, self._order(i),
+                           done)
+
+    def _contributed(self, owner, gradient, number, count):
+        """One kind's part of the pairs of a round is on their servers."""
+        # Each kind says so of its own, and each that has connections to the servers for their messages.
+        needed = len(self._kinds) + sum(1 for k in self._all if self._network.connections(k, owner))
+        self._count(("pair", gradient, number, owner), needed,
+                    lambda: self._sum(owner, gradient, number, count))
+
+    def _sum(self, owner, gradient, number, count):
+        move, step = self._moves[gradient[1]], gradient[0]
+        num_bytes = move.rounds[number].up * self._machines.nodes
+
+        def summed(*_):
+            if move.owner_rebuild:
+                self._device[owner].do(move.owner_rebuild, rebuilt)
+            else:
+                release()
+
+        def rebuilt(begin, end):
+            self._note(owner, "rebuild", move.site, step, "", begin, end)
+            release()
+
+        def release():
+            self._held[step].append(lambda: self._answer(owner, gradient, number, count))
+            self._unsummed[step] -= 1
+            if self._system.exchange != "whole" or not self._unsummed[step]:
+                for answer in self._held.pop(step):
+                    answer()
+
+        self._adder[owner].do(num_bytes / (self._machines.sum_gbytes_per_s * 1e9), summed)
+
+    def _answer(self, owner, gradient, number, count):
+        self._arrived(owner, gradient)  # the server's own copy
+        down = self._moves[gradient[1]].rounds[number].down
+        for to in self._all:
+            if self._network.connections(owner, to):
+                self._send(owner, to, down, count / len(self._kinds[owner]), gradient, "down", self._arrived)
+
+    def _arrived(self, kind, gradient):
+        """One of the things that a kind waits for is there; its own part is one of them."""
+        move, connections = self._moves[gradient[1]], self._network.connections
+        needed = 1 + (move.ring_bytes is not None)
+        if move.peer_bytes is not None:
+            needed += sum(1 for k in self._all if connections(k, kind))
+        for owners in self._owners[gradient[1]]:
+            needed += sum((connections(owner, kind) > 0) + (owner == kind) for owner, _ in owners)
+        self._count(("site", kind, gradient), needed, lambda: self._down[kind].do(
+            move.down_seconds, lambda *_: self._rebuild(kind, gradient)))
+
+    def _rebuild(self, kind, gradient):
+        move = self._moves[gradient[1]]
+
+        def done(begin, end):
+            if move.rebuild:
+                self._note(kind, "rebuild", move.site, gradient[0], "", begin, end)
+            self._done[kind].add(gradient)
+            self._count(("step", kind, gradient[0]), 1 + len(self._moves),
+                        lambda: self._end(kind, gradient[0]))
+            if self._blocked[kind]:
+                blocked, self._blocked[kind] = self._blocked[kind], None
+                self._compute(kind, *blocked)
+
+        if move.rebuild:
+            self._device[kind].do(move.rebuild, done)
+        else:
+            done(self._clock.now, self._clock.now)
+
+    def _end(self, kind, step):
+        self._ends[step] = max(self._ends[step], self._clock.now)
+
+    def _join_ring(self, gradient):
+        heapq.heappush(self._ring, (self._order(gradient[1]), next(self._handed), *gradient))
+        self._poll_ring()
+
+    def _poll_ring(self):
+        if self._ring_is_busy or not self._ring:
+            return
+        self._ring_is_busy, now, cycle = True, self._clock.now, self._system.cycle_seconds
+        begin = max(now, self._ring_last + cycle)
+        if cycle and now > begin - cycle and self._ring_last > -math.inf:  # it looks once in a cycle
+            begin = self._ring_last + math.ceil((now - self._ring_last) / cycle - 1e-9) * cycle
+            begin = max(begin, self._ring_last + cycle)
+        self._clock.at(begin, self._run_ring)
+
+    def _run_ring(self):
+        """All-reduces what is ready: 2 (P - 1) times, each node sends a P-th of the buffer to the next one."""
+        self._ring_last, nodes, taken, num_bytes = self._clock.now, self._machines.nodes, [], 0.0
+        while self._ring:
+            more = self._moves[self._ring[0][3]].ring_bytes
+            if taken and num_bytes + more > self._system.buffer_bytes:
+                break
+            taken.append(heapq.heappop(self._ring)[2:])
+            num_bytes += more
+        slowest = min(self._machines.bytes_per_s(node[0]) for node in self._kinds)
+        each = (self._machines.latency_us + self._machines.message_us) / 1e6 + num_bytes / nodes / slowest
+        begin, end = self._clock.now, self._clock.now + 2 * (nodes - 1) * each
+
+        def done():
+            self._ring_is_busy = False
+            for step, i in taken:
+                for kind in self._all:
+                    for row in ("send", "receive"):
+                        self._note(kind, row, self._moves[i].site, step, "", begin, end)
+                    self._arrived(kind, (step, i))
+            self._poll_ring()
+
+        self._clock.at(end, done)
+
+    def _note(self, kind, row, site, step, phase, begin, end):
+        """Remembers when the last step's events begin and end; messages of one phase of a site are one."""
+        if step == self._steps - 1:
+            first, last = self._spans.get((kind, row, site, phase), (begin, end))
+            self._spans[kind, row, site, phase] = min(first, begin), max(last, end)
+
+
+def simulate(work, machines, system, plan=None, is_each_by_itself=False):
+    """Simulates a step.
+
+    Args:
+        work: The `Work` of each accelerator.
+        machines: The `Machines`.
+        system: The `System`, such as one of SYSTEMS.
+        plan: The `planning.Plan` to follow; by default the system's policy makes one.
+        is_each_by_itself: Simulates every node, also those of one kind: slow, and the same.
+
+    Returns:
+        A `Result`.
+
+    Raises:
+        PoseidonError: If the plan is for other nodes, or its bytes are not known.
+    """
+    plan = plan or make_plan(work, machines, system)
+    moves = transfers(work, machines, system, plan)
+    return _Run(work, machines, system, moves, is_each_by_itself).run()
