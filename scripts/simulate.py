@@ -12,6 +12,7 @@ same the first one.
 
 import dataclasses
 import json
+import math
 
 from absl import app
 from absl import flags
@@ -43,8 +44,8 @@ _MESSAGE = flags.DEFINE_float("message_us", 0.0, "How long a message occupies a 
 _SERVERS = flags.DEFINE_integer("servers", 0, "How many nodes hold KV pairs; 0 for all.", lower_bound=0)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 1, "Accelerators of a node.")
 _LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Of the link between these, in each direction.")
-_COPY = flags.DEFINE_float("copy_gbytes_per_s", float("inf"), "Of copies between accelerator and host.")
-_SUM = flags.DEFINE_float("sum_gbytes_per_s", float("inf"), "What a server adds up.")
+_COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Of copies between accelerator and host.")
+_SUM = flags.DEFINE_float("sum_gbytes_per_s", math.inf, "What a server adds up.")
 _ORDER = flags.DEFINE_enum("order", "fifo", ["fifo", "priority"], "Which message leaves first: that which is ready "
                            "first, or needed first; see --barrier.")
 _BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients are there, as ours does; "
@@ -170,9 +171,9 @@ def main(arguments):
     if len(arguments) > 1:
         raise SystemExit(f"There is an argument '{arguments[1]}', expected flags only: see --help.")
     try:
-        title, work, batch_size = make_work()
         machines = [make_machines(nodes) for nodes in numbers(_NODES, int)]
         cases = [(m, name, make_system(name)) for m in machines for name in _SYSTEM.value]
+        title, work, batch_size = make_work()
         console = rich.console.Console(stderr=True)
         rows, traced = [], []
         for m, name, system in rich.progress.track(cases, "simulating", console=console, transient=True):
@@ -193,9 +194,9 @@ def main(arguments):
 
 
 def given_flags():
-    """Returns the values of this file's flags by name."""
+    """Returns the values of this file's flags by name; JSON has no infinity."""
     return {flag.name: flag.value for flag in flags.FLAGS.get_key_flags_for_module("__main__")
-            if flag.value is not None}
+            if flag.value not in (None, math.inf)}
 
 
 if __name__ == "__main__":
