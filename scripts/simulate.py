@@ -13,6 +13,7 @@ same the first one.
 import dataclasses
 import json
 import math
+import pathlib
 
 from absl import app
 from absl import flags
@@ -25,18 +26,19 @@ from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
 _MODEL = flags.DEFINE_string("model", "vgg19", "One of models.MODELS.")
-_PLAN = flags.DEFINE_string("plan", None, "File of a plan: its gradients are simulated instead of a model's, and "
+_PLAN = flags.DEFINE_string("plan", None, "File of a plan: its gradients are simulated instead of a model's, "
                             "planned anew for each number of nodes.")
-_PROFILE = flags.DEFINE_string("profile", "titan_x", "The accelerator, one of profiles.PROFILES; not with --plan.")
+_PROFILE = flags.DEFINE_string("profile", "titan_x", "The accelerator, one of profiles.PROFILES; not with "
+                               "--plan.")
 _COMPUTE = flags.DEFINE_float("compute_ms", None, "Time of a step of one accelerator alone; by default the "
                               "profile's, or what the cluster of the plan would take.", lower_bound=1e-6)
-_BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each accelerator; by default the paper's. With --plan "
-                              "those that it was made for: only images/s depend on it.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each accelerator; by default the paper's. With "
+                              "--plan those that it was made for: only images/s depend on it.", lower_bound=1)
 _NODES = flags.DEFINE_list("nodes", ["1", "2", "4", "8", "16", "32"], "How many nodes.")
 _SYSTEM = flags.DEFINE_list("system", ["poseidon", "wfbp", "horovod"],
                             f"What to simulate: {', '.join(simulation.SYSTEMS)}.")
-_GBPS = flags.DEFINE_list("gbps", ["10"], "Rate of each node's link in each direction, 10^9 bits per second; one "
-                          "for all nodes, or one for each.")
+_GBPS = flags.DEFINE_list("gbps", ["10"], "Rate of a node's link in each direction, 10^9 bits per second; "
+                          "one for all nodes, or one for each.")
 _LATE = flags.DEFINE_list("late_ms", [], "How much later each node begins to compute; empty for no node.")
 _EFFICIENCY = flags.DEFINE_float("efficiency", 1.0, "Share of these rates that payload gets.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Of a message.")
@@ -46,10 +48,10 @@ _GPUS = flags.DEFINE_integer("gpus_per_node", 1, "Accelerators of a node.")
 _LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Of the link between these, in each direction.")
 _COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Of copies between accelerator and host.")
 _SUM = flags.DEFINE_float("sum_gbytes_per_s", math.inf, "What a server adds up.")
-_ORDER = flags.DEFINE_enum("order", "fifo", ["fifo", "priority"], "Which message leaves first: that which is ready "
+_ORDER = flags.DEFINE_enum("order", "fifo", ["fifo", "priority"], "Which message leaves first: what is ready "
                            "first, or needed first; see --barrier.")
-_BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients are there, as ours does; "
-                             "otherwise each layer of the next forward pass waits for its own.")
+_BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients are there, as ours "
+                             "does; otherwise each layer of the next forward pass waits for its own.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small messages wait for each other; see --message_us.")
 _KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Size of KV pairs.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
@@ -81,8 +83,8 @@ def make_work():
     if _PLAN.value:
         plan = planning.Plan.load(_PLAN.value)
         if not plan.operations:
-            raise SystemExit(f"The plan '{_PLAN.value}' does not say what arithmetic a step has, expected a number "
-                             "of operations: make it anew from a training graph.")
+            raise SystemExit(f"The plan '{_PLAN.value}' does not say what arithmetic a step has, expected a "
+                             "number of operations: make it anew from a training graph.")
         seconds = plan.cluster.compute_seconds(plan.operations)
         return _PLAN.value, simulation.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
@@ -93,8 +95,8 @@ def make_work():
     profile = one_of(_PROFILE, _PROFILE.value, profiles.PROFILES)
     batch_size = _BATCH.value or model.batch_size
     seconds = _COMPUTE.value / 1e3 if _COMPUTE.value else profile.step_seconds(_MODEL.value, batch_size)
-    work = simulation.Work(models.sites(_MODEL.value, batch_size), batch_size * models.operations(_MODEL.value),
-                           seconds, 1e-9 / profile.gflops)
+    work = simulation.Work(models.sites(_MODEL.value, batch_size),
+                           batch_size * models.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
     return f"{_MODEL.value}, {batch_size} rows on each {profile.name}", work, batch_size
 
 
@@ -160,9 +162,10 @@ def print_table(title, rows):
         table.add_column(column, justify="left" if column == "system" else "right")
     for i, row in enumerate(rows):
         rate = row["images_per_s"]
-        table.add_row(str(row["nodes"]), row["system"], f"{row['step_ms']:.1f}", f"{rate:.1f}" if rate else "",
-                      f"{row['speed_up']:.2f}", f"{row['exposed_ms']:.1f}", f"{row['rebuild_ms']:.1f}",
-                      f"{row['mean_node_bytes'] / 1e9:.3f}", f"{row['worst_node_bytes'] / 1e9:.3f}",
+        table.add_row(str(row["nodes"]), row["system"], f"{row['step_ms']:.1f}",
+                      f"{rate:.1f}" if rate else "", f"{row['speed_up']:.2f}", f"{row['exposed_ms']:.1f}",
+                      f"{row['rebuild_ms']:.1f}", f"{row['mean_node_bytes'] / 1e9:.3f}",
+                      f"{row['worst_node_bytes'] / 1e9:.3f}",
                       end_section=i + 1 < len(rows) and rows[i + 1]["nodes"] != row["nodes"])
     rich.console.Console(width=110).print(table)
 
@@ -184,13 +187,16 @@ def main(arguments):
     except PoseidonError as error:
         raise SystemExit(str(error)) from error
     rates = ", ".join(_GBPS.value)
-    print_table(f"{title}; {rates} Gbit/s, {_LATENCY.value:g} µs; speed-up over one accelerator, bytes sent plus "
-                "received in a step", rows)
+    print_table(f"{title}; {rates} Gbit/s, {_LATENCY.value:g} µs; speed-up over one accelerator,\n"
+                "bytes sent plus received in a step", rows)
     for path, value in ((_JSON.value, {"title": title, "results": rows, "flags": given_flags()}),
                         (_TRACE.value, trace(traced))):
         if path:
-            with open(path, "w") as file:
-                json.dump(value, file, indent=1)
+            try:
+                pathlib.Path(path).write_text(json.dumps(value, indent=1))
+            except OSError as error:
+                raise SystemExit(f"The file '{path}' cannot be written ({error.strerror}), expected one in a "
+                                 "directory that is there: choose another.") from error
 
 
 def given_flags():

@@ -2,31 +2,33 @@
 
 Bytes and schemes are those of `tf_poseidon.planning`; what is added is when things happen. The model:
 
-Computing. A node does one thing after the other: the forward pass (a third of the step's arithmetic, or less
-if a gradient is there sooner), then backpropagation, in which a gradient is there when its site's `operations`
-are done. Rebuilding gradients from factors waits for its turn on the same device, between two layers.
-With a barrier (a `tf.function`, Algorithm 2 of the paper) the next step begins when all gradients are there;
-without, each layer of the next forward pass waits for its own, and is reached at the time that mirrors its
-gradient's. Then some steps are simulated, and the last one counts.
+Computing. A node does one thing after the other: the forward pass (a third of the step's arithmetic, or
+less if a gradient is there sooner), then backpropagation, in which a gradient is there when its site's
+`operations` are done. Rebuilding gradients from factors, of the other nodes' rows, waits for its turn on the
+same device, between two layers. With a barrier (a `tf.function`; Algorithm 2 of the paper) the next step
+begins when all gradients are there. Without, each layer of the next forward pass waits for its own, and is
+reached at the time that mirrors its gradient's; then some steps are simulated, and the last one counts.
 
-Links. Between any two nodes there is one connection in each direction, as there is between two MPI ranks over
-TCP. A connection carries one message after the other, in the order in which they were handed over or by
-priority; a message that has begun is not interrupted. Connections that are busy at the same time share the
-links, each node's to the switch and from it, evenly as TCP flows do: max-min fair, without packets. So a node
-that sends a site to all others sends to all of them at once, and sites follow each other. A message is there
-its latency after its last byte has left. The switch has no limit. `message_us` adds what a link is occupied by
-each message apart from its bytes (the start-up time of MG-WFBP), nothing by default.
+Links. Between any two nodes there is one connection in each direction, as there is between two MPI ranks
+over TCP. A connection carries one message after the other, in the order in which they were handed over or
+by priority; a message that has begun is not interrupted. Connections that are busy at the same time share
+the links, each node's to the switch and from it, evenly as TCP's flows do: max-min fair, without packets. So
+a node that sends a site to all others sends to all of them at once, and sites follow each other. A message
+is there its latency after its last byte has left. The switch has no limit. `message_us` is what a message
+occupies a link apart from its bytes (the start-up time of MG-WFBP), nothing by default.
 
-Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once, a
-server adds a pair up when all parts of it are there, and sends it back. Sites begin at the server after
-the last one's end, where the runtime takes a hash.
+Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once,
+and a server adds a pair up and sends it back when all parts of it are there. The pairs of a site begin at
+the server after the last site's end, where the runtime takes a hash of its name.
 
 Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a
 step grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair
 of a site, others are taken to have pairs of other sites: these share the connections of the kind.
 
-H. Zhang et al., "Poseidon", USENIX ATC 2017 ("the paper"); S. Shi et al., "MG-WFBP", INFOCOM 2019; T. Chilimbi
-et al., "Project Adam", OSDI 2014; A. Sergeev and M. Del Balso, "Horovod", arXiv 1802.05799.
+Left out: packets and their headers, loss and congestion, what the network costs processors, reading data.
+
+H. Zhang et al., "Poseidon", USENIX ATC 2017 ("the paper"); S. Shi et al., "MG-WFBP", INFOCOM 2019;
+T. Chilimbi et al., "Project Adam", OSDI 2014; A. Sergeev and M. Del Balso, "Horovod", arXiv 1802.05799.
 """
 
 import collections
@@ -151,17 +153,17 @@ class System:
     """What decides how gradients travel, and when.
 
     Attributes:
-        exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values are
-            pulled when all of the step are updated) or "adam" (factors to one server and the matrix back; the
-            rest as "plan").
+        exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values
+            are pulled when all of the step are updated) or "adam" (factors to one server and the matrix
+            back; the rest over KV pairs).
         policy: Of "plan": what makes the plan.
         overlap: Whether gradients travel during backpropagation.
         order: "fifo" or "priority", what the forward pass needs first.
         barrier: Whether a step ends only when all gradients are there.
         merge: Of "plan": whether small messages wait for each other, see planning/merging.py.
         kv_pair_bytes: Of "plan" and "adam": size of KV pairs.
-        balance: Of "whole" and "adam": "round_robin" over servers in the order of the variables, as TensorFlow's
-            replica_device_setter does by default, or "greedy", to the server with the fewest bytes.
+        balance: Of "whole" and "adam": "round_robin" over servers in the order of the variables, as
+            TensorFlow's replica_device_setter does, or "greedy", to the server with the fewest bytes.
         buffer_bytes: Of "ring": tensors that are ready together share a buffer of this size; 0 for none.
         cycle_seconds: Of "ring": time between looking for them.
     """
@@ -230,11 +232,10 @@ class Transfer:
         rounds: Over servers: its KV pairs.
         peer_bytes: To all others: bytes to each of them.
         ring_bytes: Over a ring: bytes of the tensor.
-        rebuild: Seconds of the device of each node, when all is there.
-        owner_rebuild: Seconds of the device of the server, before it answers.
-        up_seconds: Until all of a node's accelerators' parts are on its way to the network.
-        down_seconds: Until the result is on all of its accelerators.
-        message_us: How long each of its messages occupies a link apart from its bytes, in microseconds.
+        rebuild: Seconds of each node's device, when all is there.
+        owner_rebuild: Seconds of the server's device, before it answers.
+        up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
+        message_us: As in `Machines`; 0 for what travels with another site.
     """
 
     site: str
@@ -252,7 +253,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a node, as one of its kind, does to a site in the step: "compute", "send", "receive" or "rebuild"."""
+    """What a node, the first of its kind, does: its row is "compute", "send", "receive" or "rebuild"."""
 
     node: int
     row: str
@@ -343,8 +344,8 @@ def transfers(work, machines, system, plan):
     place, found = _Placement(machines, system), []
     for site, decision in zip(plan.sites, plan.decisions, strict=True):
         if site.num_bytes is None:
-            raise PoseidonError(f"The shape of '{site.name}' is {site.shape}, expected one that is known: make "
-                                "a plan with fixed shapes.")
+            raise PoseidonError(f"The shape of '{site.name}' is {site.shape}, expected one that is known: "
+                                "make a plan with fixed shapes.")
         group = decision.group or site.name
         made = _transfer(site, decision, work, machines, system, place)
         if made is not None:
@@ -442,7 +443,7 @@ def fair_rates(bundles, sizes, rates):
     found = {}
     while len(found) < len(bundles):
         level = min(room[link] / busy[link] for link in links if busy[link])
-        full = [link for link in links if busy[link] and room[link] <= level * busy[link] * (1 + 1e-12)]
+        full = [link for link in links if busy[link] and room[link] <= level * busy[link] * (1 + 1e-9)]
         for bundle in dict.fromkeys(bundle for link in full for bundle, _ in links[link]):
             if bundle in found:
                 continue
@@ -506,10 +507,6 @@ class _Network:
         self._bundles = collections.defaultdict(_Bundle)
         self._changed, self._busy, self._then, self._count = set(), {}, 0.0, itertools.count()
 
-    def connections(self, source, target):
-        """Returns how many connections a node of one kind has to nodes of another."""
-        return self._sizes[target] - (source == target)
-
     def send(self, source, target, num_bytes, width, order, done):
         """Sends a message over each of a share `width` of the connections from one kind to another.
 
@@ -521,7 +518,7 @@ class _Network:
 
     def next_end(self, now):
         """Returns when the next message ends."""
-        has_other_users = False
+        is_shared_anew = False
         for pair in sorted(self._changed):
             bundle = self._bundles[pair]
             while bundle.waiting and (not bundle.active or bundle.width + bundle.waiting[0][3] <= 1 + 1e-9):
@@ -529,16 +526,17 @@ class _Network:
                 heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
                 bundle.width += width
             if bool(bundle.active) != (pair in self._busy):
-                has_other_users = True
+                is_shared_anew = True
                 if bundle.active:
                     self._busy[pair] = bundle
                 else:
                     del self._busy[pair]
         self._changed.clear()
-        if has_other_users:
+        if is_shared_anew:
             for pair, rate in fair_rates(sorted(self._busy), self._sizes, self._rates).items():
                 self._busy[pair].rate = rate
-        return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()), default=math.inf)
+        return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()),
+                   default=math.inf)
 
     def advance(self, now):
         """Carries bytes until now, and ends the messages that are done."""
@@ -553,51 +551,52 @@ class _Network:
 
 
 class _Run:
-    """The steps of one simulation. A gradient is (step, index of its transfer)."""
+    """The steps of one simulation.
+
+    A gradient is (step, index of its transfer); a pair is (round, kind of its servers, how many of these).
+    """
 
     def __init__(self, work, machines, system, moves, is_each_by_itself):
         self._work, self._machines, self._system, self._moves = work, machines, system, moves
-        servers = machines.servers or machines.nodes
-        alone = {o for m in moves for r in m.rounds for o in r.owners if system.exchange in ("whole", "adam")
-                 and len(r.owners) == 1 and (system.exchange == "whole" or m.owner_rebuild)}
-        kinds = collections.defaultdict(list)
-        for node in range(machines.nodes):
-            kinds[machines.bytes_per_s(node), machines.late(node), node < servers,
-                  node if is_each_by_itself or node in alone else None].append(node)
-        self._kinds = list(kinds.values())
-        self._kind_of = {node: kind for kind, nodes in enumerate(self._kinds) for node in nodes}
-        self._all, sizes = range(len(self._kinds)), [len(nodes) for nodes in self._kinds]
+        self._kinds = _kinds(machines, system, moves, is_each_by_itself)
+        kind_of = {node: kind for kind, nodes in enumerate(self._kinds) for node in nodes}
+        self._all = range(len(self._kinds))
+        # Kinds that a kind has connections to, and from.
+        self._others = [[k for k in self._all if k != kind or len(nodes) > 1]
+                        for kind, nodes in enumerate(self._kinds)]
+        self._pairs = [[(number, owner, count) for number, part in enumerate(move.rounds) for owner, count
+                        in collections.Counter(kind_of[o] for o in part.owners).items()] for move in moves]
+        self._parts = [[self._parts_of(i, kind) for kind in self._all] for i in range(len(moves))]
+        self._rates = [machines.bytes_per_s(nodes[0]) for nodes in self._kinds]
         self._clock = _Clock()
-        self._network = _Network(self._clock, sizes, [machines.bytes_per_s(n[0]) for n in self._kinds],
+        self._network = _Network(self._clock, list(map(len, self._kinds)), self._rates,
                                  machines.latency_us / 1e6)
         self._device, self._up, self._down, self._adder = (
             [_Line(self._clock) for _ in self._all] for _ in range(4))
         self._steps = 1 if system.barrier else _STEPS
         self._program = self._make_program()
-        # Of each round: (kind of servers, how many have a pair), and what each kind waits for to be done.
-        self._owners = [[collections.Counter(self._kind_of[o] for o in r.owners).items() for r in m.rounds]
-                        for m in moves]
-        self._missing = {}  # what is waited for -> how many of it are missing
+        self._missing = {}  # what is counted -> how many are missing
         self._done = [set() for _ in self._all]
-        self._blocked = [None for _ in self._all]
-        self._unsummed = collections.Counter({step: sum(len(o) for r in self._owners for o in r)
-                                              for step in range(self._steps)})
-        self._held = collections.defaultdict(list)
+        self._blocked = [None for _ in self._all]  # (step, index of the program) that waits for gradients
+        self._answers = collections.defaultdict(list)  # by step, that wait for all of it
         self._ring, self._ring_last, self._ring_is_busy = [], -math.inf, False
-        self._handed = itertools.count()
-        self._ends = [0.0] * self._steps
-        self._spans = {}
+        self._joined = itertools.count()
+        self._ends, self._spans = [0.0] * self._steps, {}
+
+    def _parts_of(self, i, kind):
+        """Returns how many things a kind waits for until it has a gradient: its own part, and what comes."""
+        move = self._moves[i]
+        return (1 + (move.ring_bytes is not None) + (move.peer_bytes is not None) * len(self._others[kind])
+                + sum((kind in self._others[owner]) + (kind == owner) for _, owner, _ in self._pairs[i]))
 
     def _make_program(self):
         """Returns what a node computes in a step: (name, seconds, transfers to wait for, that are ready)."""
         forward, parts, then = self._work.forward_seconds, [], 0.0
-        order = sorted(range(len(self._moves)), key=lambda i: (self._moves[i].needed, i))
-        for needed, group in itertools.groupby(order, key=lambda i: self._moves[i].needed):
-            if not self._system.barrier:
-                if needed > then:
-                    parts.append(("forward", needed - then, (), ()))
-                parts.append(("", 0.0, tuple(group), ()))
-                then = max(then, needed)
+        if not self._system.barrier:
+            order = sorted(range(len(self._moves)), key=lambda i: (self._moves[i].needed, i))
+            for needed, group in itertools.groupby(order, key=lambda i: self._moves[i].needed):
+                parts += [("forward", needed - then, (), ()), ("", 0.0, tuple(group), ())]
+                then = needed
         parts.append(("forward", forward - then, (), ()))
         then = forward
         for ready, group in itertools.groupby(range(len(self._moves)), key=lambda i: self._moves[i].ready):
@@ -613,14 +612,23 @@ class _Run:
         sent, received = node_bytes(self._moves, self._machines.nodes)
         owned = collections.Counter()
         for move in self._moves:
-            for part in move.rounds:
-                owned.update({owner: move.owner_rebuild for owner in part.owners})
+            owned.update({owner: move.owner_rebuild for part in move.rounds for owner in part.owners})
         events = [Event(self._kinds[kind][0], row, site, begin, end)
                   for (kind, row, site, _), (begin, end) in self._spans.items()]
         return Result(self._ends[-1] - (self._ends[-2] if self._steps > 1 else 0.0), self._work.seconds,
                       sum(m.rebuild for m in self._moves) + max(owned.values(), default=0.0),
                       tuple(sent), tuple(received),
                       tuple(sorted(events, key=lambda e: (e.begin, e.node, e.row, e.site))))
+
+    def _count(self, what, needed, then, *arguments):
+        """Counts one of `needed` things, and calls `then` when it is the last."""
+        missing = self._missing.pop(what, needed) - 1
+        if missing:
+            self._missing[what] = missing
+        else:
+            then(*arguments)
+
+    # ---- computing ----
 
     def _begin(self, kind, step):
         if step < self._steps:
@@ -631,7 +639,7 @@ class _Run:
         if index == len(self._program):
             if not self._system.barrier:
                 self._begin(kind, step + 1)
-            self._count(("step", kind, step), 1 + len(self._moves), lambda: self._end(kind, step))
+            self._end_part(kind, step)
             return
         name, seconds, waits, emits = self._program[index]
         if step > 0 and any((step - 1, i) not in self._done[kind] for i in waits):
@@ -642,100 +650,93 @@ class _Run:
             if seconds:
                 self._note(kind, "compute", name, step, "", begin, end)
             for i in emits:
-                move = self._moves[i]
-                self._up[kind].do(move.up_seconds, lambda *_, i=i: self._start(kind, (step, i)))
+                self._up[kind].do(self._moves[i].up_seconds, lambda *_, i=i: self._start(kind, (step, i)))
             self._compute(kind, step, index + 1)
 
         self._device[kind].do(seconds, done)
+
+    def _end_part(self, kind, step):
+        """Computing, or one of the gradients, is done."""
+        self._count(("step", kind, step), 1 + len(self._moves), self._end, step)
+
+    def _end(self, step):
+        self._ends[step] = self._clock.now  # of the last kind
+
+    # ---- exchanging ----
+
+    def _start(self, kind, gradient):
+        """A kind's own part of a gradient is on its way to the network."""
+        move = self._moves[gradient[1]]
+        self._arrived(kind, gradient)
+        if move.ring_bytes is not None:
+            self._count(("ring", gradient), len(self._kinds), self._join_ring, gradient)
+        if move.peer_bytes is not None:
+            for to in self._others[kind]:
+                self._send(kind, to, move.peer_bytes, 1.0, gradient, "", self._arrived)
+        for pair in self._pairs[gradient[1]]:
+            number, owner, count = pair
+            self._contributed(owner, gradient, pair)
+            if owner in self._others[kind]:
+                self._send(kind, owner, move.rounds[number].up, count / len(self._kinds[owner]), gradient,
+                           "up", functools.partial(self._contributed, pair=pair))
 
     def _order(self, i):
         """Returns what messages are ordered by; of the same order, the first handed over is the first."""
         return self._moves[i].needed if self._system.order == "priority" else 0.0
 
-    def _count(self, what, needed, then):
-        """Counts one of `needed` things, and calls `then` when it is the last."""
-        missing = self._missing.get(what, needed) - 1
-        self._missing[what] = missing
-        if not missing:
-            del self._missing[what]
-            then()
-
-    def _start(self, kind, gradient):
-        """A node's own part is there."""
-        move, connections = self._moves[gradient[1]], self._network.connections
-        self._arrived(kind, gradient)
-        if move.ring_bytes is not None:
-            self._count(("ring", gradient), len(self._kinds), lambda: self._join_ring(gradient))
-        if move.peer_bytes is not None:
-            for to in self._all:
-                if connections(kind, to):
-                    self._send(kind, to, move.peer_bytes, 1.0, gradient, "", self._arrived)
-        for number, owners in enumerate(self._owners[gradient[1]]):
-            for owner, count in owners:
-                self._contributed(owner, gradient, number, count)
-                if connections(kind, owner):
-                    self._send(kind, owner, move.rounds[number].up, count / len(self._kinds[owner]), gradient,
-                               "up", functools.partial(self._contributed, number=number, count=count))
-
     def _send(self, kind, to, num_bytes, width, gradient, phase, then):
         move, (step, i) = self._moves[gradient[1]], gradient
-        rates = (self._machines.bytes_per_s(self._kinds[k][0]) for k in (kind, to))
 
         def done(begin, end):
             self._note(kind, "send", move.site, step, phase, begin, end)
             self._note(to, "receive", move.site, step, phase, begin, self._clock.now)
             then(to, gradient)
 
-        self._network.send(kind, to, num_bytes + move.message_us * 1e-6 * min(rates), width, self._order(i),
-                           done)
+        start = move.message_us * 1e-6 * min(self._rates[kind], self._rates[to])
+        self._network.send(kind, to, num_bytes + start, width, self._order(i), done)
 
-    def _contributed(self, owner, gradient, number, count):
-        """One kind's part of the pairs of a round is on their servers."""
-        # Each kind says so of its own, and each that has connections to the servers for their messages.
-        needed = len(self._kinds) + sum(1 for k in self._all if self._network.connections(k, owner))
-        self._count(("pair", gradient, number, owner), needed,
-                    lambda: self._sum(owner, gradient, number, count))
+    def _contributed(self, owner, gradient, pair):
+        """One kind's part is on the servers: a server's own, or what the nodes of a kind have sent."""
+        self._count((gradient, pair), len(self._kinds) + len(self._others[owner]), self._sum, gradient, pair)
 
-    def _sum(self, owner, gradient, number, count):
-        move, step = self._moves[gradient[1]], gradient[0]
-        num_bytes = move.rounds[number].up * self._machines.nodes
+    def _sum(self, gradient, pair):
+        move, (number, owner, _) = self._moves[gradient[1]], pair
+
+        def rebuilt(begin, end):
+            self._note(owner, "rebuild", move.site, gradient[0], "", begin, end)
+            self._summed(gradient, pair)
 
         def summed(*_):
             if move.owner_rebuild:
                 self._device[owner].do(move.owner_rebuild, rebuilt)
             else:
-                release()
+                self._summed(gradient, pair)
 
-        def rebuilt(begin, end):
-            self._note(owner, "rebuild", move.site, step, "", begin, end)
-            release()
-
-        def release():
-            self._held[step].append(lambda: self._answer(owner, gradient, number, count))
-            self._unsummed[step] -= 1
-            if self._system.exchange != "whole" or not self._unsummed[step]:
-                for answer in self._held.pop(step):
-                    answer()
-
+        num_bytes = move.rounds[number].up * self._machines.nodes
         self._adder[owner].do(num_bytes / (self._machines.sum_gbytes_per_s * 1e9), summed)
 
-    def _answer(self, owner, gradient, number, count):
+    def _summed(self, gradient, pair):
+        """Answers, or waits until all of the step are summed."""
+        step = gradient[0]
+        if self._system.exchange != "whole":
+            self._answer(gradient, pair)
+            return
+        self._answers[step].append((gradient, pair))
+        if len(self._answers[step]) == sum(map(len, self._pairs)):
+            for held in self._answers.pop(step):
+                self._answer(*held)
+
+    def _answer(self, gradient, pair):
+        number, owner, count = pair
         self._arrived(owner, gradient)  # the server's own copy
-        down = self._moves[gradient[1]].rounds[number].down
-        for to in self._all:
-            if self._network.connections(owner, to):
-                self._send(owner, to, down, count / len(self._kinds[owner]), gradient, "down", self._arrived)
+        down, width = self._moves[gradient[1]].rounds[number].down, count / len(self._kinds[owner])
+        for to in self._others[owner]:
+            self._send(owner, to, down, width, gradient, "down", self._arrived)
 
     def _arrived(self, kind, gradient):
-        """One of the things that a kind waits for is there; its own part is one of them."""
-        move, connections = self._moves[gradient[1]], self._network.connections
-        needed = 1 + (move.ring_bytes is not None)
-        if move.peer_bytes is not None:
-            needed += sum(1 for k in self._all if connections(k, kind))
-        for owners in self._owners[gradient[1]]:
-            needed += sum((connections(owner, kind) > 0) + (owner == kind) for owner, _ in owners)
-        self._count(("site", kind, gradient), needed, lambda: self._down[kind].do(
-            move.down_seconds, lambda *_: self._rebuild(kind, gradient)))
+        i = gradient[1]
+        self._count((kind, gradient), self._parts[i][kind], self._down[kind].do, self._moves[i].down_seconds,
+                    lambda *_: self._rebuild(kind, gradient))
 
     def _rebuild(self, kind, gradient):
         move = self._moves[gradient[1]]
@@ -744,8 +745,7 @@ class _Run:
             if move.rebuild:
                 self._note(kind, "rebuild", move.site, gradient[0], "", begin, end)
             self._done[kind].add(gradient)
-            self._count(("step", kind, gradient[0]), 1 + len(self._moves),
-                        lambda: self._end(kind, gradient[0]))
+            self._end_part(kind, gradient[0])
             if self._blocked[kind]:
                 blocked, self._blocked[kind] = self._blocked[kind], None
                 self._compute(kind, *blocked)
@@ -755,43 +755,41 @@ class _Run:
         else:
             done(self._clock.now, self._clock.now)
 
-    def _end(self, kind, step):
-        self._ends[step] = max(self._ends[step], self._clock.now)
-
     def _join_ring(self, gradient):
-        heapq.heappush(self._ring, (self._order(gradient[1]), next(self._handed), *gradient))
+        heapq.heappush(self._ring, (self._order(gradient[1]), next(self._joined), gradient))
         self._poll_ring()
 
     def _poll_ring(self):
+        """Lets the ring look for tensors at the next end of a cycle."""
         if self._ring_is_busy or not self._ring:
             return
-        self._ring_is_busy, now, cycle = True, self._clock.now, self._system.cycle_seconds
-        begin = max(now, self._ring_last + cycle)
-        if cycle and now > begin - cycle and self._ring_last > -math.inf:  # it looks once in a cycle
-            begin = self._ring_last + math.ceil((now - self._ring_last) / cycle - 1e-9) * cycle
-            begin = max(begin, self._ring_last + cycle)
-        self._clock.at(begin, self._run_ring)
+        now, cycle = self._clock.now, self._system.cycle_seconds
+        if cycle and self._ring_last > -math.inf:
+            cycles = max(1, math.ceil((now - self._ring_last) / cycle - 1e-9))
+            now = max(now, self._ring_last + cycles * cycle)
+        self._ring_is_busy = True
+        self._clock.at(now, self._run_ring)
 
     def _run_ring(self):
-        """All-reduces what is ready: 2 (P - 1) times, each node sends a P-th of the buffer to the next one."""
-        self._ring_last, nodes, taken, num_bytes = self._clock.now, self._machines.nodes, [], 0.0
+        """All-reduces what is ready: each node sends a P-th of it to the next one, 2 (P - 1) times."""
+        nodes, taken, num_bytes = self._machines.nodes, [], 0.0
         while self._ring:
-            more = self._moves[self._ring[0][3]].ring_bytes
+            more = self._moves[self._ring[0][2][1]].ring_bytes
             if taken and num_bytes + more > self._system.buffer_bytes:
                 break
-            taken.append(heapq.heappop(self._ring)[2:])
+            taken.append(heapq.heappop(self._ring)[2])
             num_bytes += more
-        slowest = min(self._machines.bytes_per_s(node[0]) for node in self._kinds)
-        each = (self._machines.latency_us + self._machines.message_us) / 1e6 + num_bytes / nodes / slowest
-        begin, end = self._clock.now, self._clock.now + 2 * (nodes - 1) * each
+        each = (self._machines.latency_us + self._machines.message_us) / 1e6
+        each += num_bytes / nodes / min(self._rates)
+        begin = self._ring_last = self._clock.now
+        end = begin + 2 * (nodes - 1) * each
 
         def done():
             self._ring_is_busy = False
-            for step, i in taken:
-                for kind in self._all:
-                    for row in ("send", "receive"):
-                        self._note(kind, row, self._moves[i].site, step, "", begin, end)
-                    self._arrived(kind, (step, i))
+            for gradient, kind in itertools.product(taken, self._all):
+                for row in ("send", "receive"):
+                    self._note(kind, row, self._moves[gradient[1]].site, gradient[0], "", begin, end)
+                self._arrived(kind, gradient)
             self._poll_ring()
 
         self._clock.at(end, done)
@@ -801,6 +799,18 @@ class _Run:
         if step == self._steps - 1:
             first, last = self._spans.get((kind, row, site, phase), (begin, end))
             self._spans[kind, row, site, phase] = min(first, begin), max(last, end)
+
+
+def _kinds(machines, system, moves, is_each_by_itself):
+    """Returns lists of nodes that do the same at the same time: not servers that own whole tensors."""
+    servers = machines.servers or machines.nodes
+    alone = {owner for move in moves if system.exchange == "whole" or move.owner_rebuild
+             for part in move.rounds for owner in part.owners}
+    kinds = collections.defaultdict(list)
+    for node in range(machines.nodes):
+        kinds[machines.bytes_per_s(node), machines.late(node), node < servers,
+              node if is_each_by_itself or node in alone else None].append(node)
+    return list(kinds.values())
 
 
 def simulate(work, machines, system, plan=None, is_each_by_itself=False):

@@ -1,4 +1,4 @@
-"""The simulated step: closed forms, the paper's table 1, bounds, and nodes of one kind against each by itself."""
+"""The simulated step: closed forms, the paper's table 1, bounds, nodes of one kind against each by itself."""
 
 import dataclasses
 import json
@@ -58,6 +58,15 @@ def layered(seconds=0.02, rebuild=1e-12):
 
 
 # ---- one gradient: closed forms ----------------------------------------------------------------
+
+@pytest.mark.parametrize("is_each_by_itself", [False, True])
+@pytest.mark.parametrize("count, times", [(1, 1), (4, 1), (5, 1.5), (8, 2)])
+def test_small_tensors_travel_at_once_to_different_servers(count, times, is_each_by_itself):
+    """Of 4 servers; each gets its own tensors' parts from 3, and the sums of the other tensors."""
+    sites = [planning.Site(f"conv{i}", "float32", 4, (8000,)) for i in range(count)]
+    result = run(work_of(*sites), 4, "poseidon-ps", is_each_by_itself)
+    assert result.step_seconds == pytest.approx(times * 2 * 3 * 32000 / RATE, rel=1e-2)
+
 
 @pytest.mark.parametrize("nodes, servers", [(2, 2), (4, 4), (8, 8), (2, 1), (4, 1), (8, 2), (8, 4)])
 def test_parameter_server_has_the_bytes_of_table_1(nodes, servers):
@@ -257,19 +266,17 @@ def two_layers():
                             dataclasses.replace(upper, operations=2e9)), 3e9, 3.0, 1e-18)
 
 
-@pytest.mark.parametrize("order, barrier, expected", [
-    # Each gradient is 10^9 bytes, which on 2 nodes take 1 s there and back: 0.5 s of each are sent.
-    ("fifo", True, 3 + 1), ("priority", True, 3 + 1),
-])
-def test_with_a_barrier_the_order_does_not_matter(order, barrier, expected):
-    system = simulation.System(order=order, barrier=barrier, kv_pair_bytes=10_000_000)
-    assert run(two_layers(), 2, system).step_seconds == pytest.approx(expected, rel=1e-2)
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_with_a_barrier_the_order_does_not_matter(order):
+    """Each gradient is 10^9 bytes, half of which travels to the other node, and half back, in 1 s."""
+    system = simulation.System(order=order, kv_pair_bytes=10_000_000)
+    assert run(two_layers(), 2, system).step_seconds == pytest.approx(3 + 1, rel=1e-2)
 
 
 @pytest.mark.parametrize("order, expected", [
-    # At half of the rate the upper gradient travels from 2 to 4 s, and then the lower one until 6 s, when the
-    # next forward pass begins. If the lower one goes first, from 3 to 5 s, it begins at 5 s; half a second later it
-    # needs the upper one, which is there at 6 s: the step lasts until then, less the half that is done.
+    # At half of the rate the upper gradient travels from 2 to 4 s, and then the lower one until 6 s, when
+    # the next forward pass begins. If the lower one goes first, from 3 to 5 s, it begins at 5 s; half a
+    # second later it needs the upper one, which is there at 6 s: the step lasts until then, less that half.
     ("fifo", 6.0), ("priority", 5.5)])
 def test_what_is_needed_first_goes_first(order, expected):
     system = simulation.System(order=order, barrier=False, kv_pair_bytes=10_000_000)
@@ -278,9 +285,9 @@ def test_what_is_needed_first_goes_first(order, expected):
 
 def test_small_messages_that_wait_for_each_other_cost_one_start():
     sites = tuple(planning.Site(f"bias{i}", "float32", 4, (64,), operations=3e6) for i in range(32))
-    costs = [run(work_of(*sites), 4, simulation.System(merge=merge), message_us=100, latency_us=50).step_seconds
-             for merge in (False, True)]
-    # To the server, which gets 3 messages one after the other, and back; or 8 times that on each of 4 servers.
+    costs = [run(work_of(*sites), 4, simulation.System(merge=merge), message_us=100,
+                 latency_us=50).step_seconds for merge in (False, True)]
+    # 8 times on each of 4 servers, 3 messages to it follow each other, and 3 from it; or once.
     assert costs == pytest.approx([8 * 2 * 300e-6 + 50e-6, 2 * 300e-6 + 2 * 50e-6], rel=0.05)
 
 
@@ -288,7 +295,8 @@ def test_accelerators_of_a_node_are_gathered_on_one():
     """3 others' gradients over a link of 10^9 bytes/s, the sum of 2 nodes over the network, and back."""
     result = run(work_of(ONE), 2, "poseidon-ps", gpus_per_node=4, local_gbytes_per_s=1.0)
     assert result.step_seconds == pytest.approx((2 * 3 * DENSE + DENSE) / 1e9, rel=1e-6)
-    factors = run(work_of(ONE, rebuild=1e-12), 2, "poseidon-sfb", gpus_per_node=4, local_gbytes_per_s=math.inf)
+    factors = run(work_of(ONE, rebuild=1e-12), 2, "poseidon-sfb", gpus_per_node=4,
+                  local_gbytes_per_s=math.inf)
     assert set(factors.node_bytes) == {2 * 4 * FACTORS}
     assert factors.rebuild_seconds == pytest.approx(2 * 32 * 7 * 4096 * 4096 * 1e-12)
 
@@ -332,8 +340,8 @@ def test_refusals(make, message):
 
 
 def simulate(*arguments):
-    return subprocess.run([sys.executable, SCRIPTS / "simulate.py", *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120)
+    return subprocess.run([sys.executable, SCRIPTS / "simulate.py", *map(str, arguments)],
+                          capture_output=True, text=True, timeout=120)
 
 
 def test_command_simulates_a_plan_without_tensorflow(tmp_path):
@@ -370,10 +378,13 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
     (["--system", "x"], "--system=x, expected one of poseidon"),
     (["--plan", "/nowhere"], "The plan '/nowhere' cannot be read"),
     (["--gbps", "1,2", "--nodes", "3"], "gbps has 2 values, expected one for each of the 3 nodes"),
+    (["--plan", "{plan}", "--json", "/nowhere/out"], "The file '/nowhere/out' cannot be written"),
     (["more"], "There is an argument 'more', expected flags only"),
 ])
-def test_command_refuses_in_a_sentence(arguments, message):
-    done = simulate(*arguments)
+def test_command_refuses_in_a_sentence(arguments, message, tmp_path):
+    plan = planning.make_plan([ONE], "ps", planning.Cluster(2), operations=3e9)
+    plan.save(tmp_path / "plan.json")
+    done = simulate(*(argument.format(plan=tmp_path / "plan.json") for argument in arguments))
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
