@@ -5,9 +5,22 @@
 
 Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
 in a namespace of its own. So nothing in the machine's own network changes, and several clusters can
-run at a time. The command is started by mpiexec, which also gives the exit status; the bytes that
-passed each host's eth0 and the wall time go to stderr. The hosts share the machine's cores: the
-bytes are those of a real cluster, the times only where the links are what is waited for.
+run at a time. The bytes that passed each host's eth0 and the wall time go to stderr. The hosts
+share the machine's cores: the bytes are those of a real cluster, the times only where the links are
+what is waited for. Rates can differ, as in --gbps=1,1,0.1,1.
+
+The command is started by a launcher, which also gives the exit status:
+
+    --peers            the command is a program                  started by
+    (none)             of MPI                                    mpiexec
+    --peers=horovod    of Horovod, over Gloo                     horovodrun, if it is installed
+    --peers=mwms       of tf.distribute's                        mpiexec, of which it sees nothing:
+                       MultiWorkerMirroredStrategy               TF_CONFIG says who all workers are
+
+horovodrun takes several seconds to start a command, and its status is 1 for any failure.
+
+Processes on the hosts find the rate of the slowest link, in Gbit/s, in the environment variable
+TF_POSEIDON_EMULATED_GBPS.
 
 At its end, also after SIGINT, SIGTERM or SIGHUP, whatever was made is removed, and processes left
 on the hosts are ended. What one killed by SIGKILL leaves is removed when the next one starts.
@@ -34,24 +47,70 @@ import rich.table
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
 _SWITCH_ADDRESS = "10.0.0.254"
+_FIRST_PORT = 2222  # of tf.distribute's workers; below those that the kernel gives away
+
+# For horovodrun and mpiexec, which give a host's name and a line for a shell, as to ssh and rsh. It
+# does not become the line's shell by `exec`: horovodrun ends the children of what it has started.
+_SSH = """#!/bin/sh
+host=
+while :; do
+  case "$1" in
+    -*) shift 2 ;;  # horovodrun's, before and after the host; each has a value
+    *) [ -z "$host" ] || break; host="$1"; shift ;;
+  esac
+done
+ip netns exec "%s$host" sh -c "$*"
+"""
+# Starts a worker of tf.distribute in a job of mpiexec's, given all of its TF_CONFIG but the end.
+_WORKER = """TF_CONFIG="$1$PMI_RANK}}"; shift; export TF_CONFIG
+unset PMI_RANK PMI_SIZE PMI_FD  # or the program, too, could take it for a job of MPI
+exec "$@"
+"""
 
 
-def _call(*command, text=""):
-    """Returns what `command` prints, given `text`; exits with a sentence when it fails."""
+def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
+    """Returns what `command` prints, given `text`; exits with a sentence when it fails.
+
+    `needs` says what in the kernel makes it possible.
+    """
     # In a session of its own, so that Ctrl-C in the terminal does not end it half-way.
     done = subprocess.run(command, input=text, capture_output=True, text=True,
                           start_new_session=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
         raise SystemExit(f"`{' '.join(command)}` ended with status {done.returncode}, expected 0 "
-                         f"({said}): use a kernel that has network namespaces, veth, bridge, tbf "
-                         "and, for a delay, netem.")
+                         f"({said}): use a kernel that has {needs}.")
     return done.stdout
 
 
 def _ip(namespace, *lines):
     """Gives lines to `ip` in a namespace."""
     _call("ip", "-n", namespace, "-batch", "-", text="\n".join(lines))
+
+
+def _rates(gbps, hosts):
+    """Returns the rate of each host, Gbit/s, given those of `--gbps`."""
+    given = gbps if isinstance(gbps, (list, tuple)) else [gbps]
+    said = f"--gbps={','.join(map(str, given))}"
+    try:
+        rates = [float(rate) for rate in given]
+    except ValueError:
+        rates = []
+    if not rates or not all(0.01 <= rate <= 100 for rate in rates):
+        raise SystemExit(f"{said} is no list of rates, expected numbers from 0.01 to 100: give one "
+                         "for all hosts or one for each, with commas between them.")
+    if len(rates) not in (1, hosts):
+        raise SystemExit(f"{said} has {len(rates)} rates, expected 1 or {hosts}, the number of "
+                         "hosts: give one rate for all hosts or one for each.")
+    return rates * (hosts if len(rates) == 1 else 1)
+
+
+def _program(name, remedy):
+    """Returns the path of a program in Python's environment."""
+    path = os.path.join(sysconfig.get_path("scripts"), name)
+    if not os.path.exists(path):
+        raise SystemExit(f"There is no {path}, expected {name} beside Python: {remedy}.")
+    return path
 
 
 def _end_processes(namespace):
@@ -91,19 +150,30 @@ class EmulatedCluster:
     then raises SystemExit. They never interrupt the making and removing of the hosts.
 
     Attributes:
+        gbps: The rates of their links.
         names: The hosts' names, which each host can resolve: host0, host1, ...
         addresses: Their addresses.
         namespaces: The names of their network namespaces.
     """
 
     def __init__(self, hosts, gbps, delay_us=0):
+        """Makes nothing yet.
+
+        Args:
+            hosts: Number of hosts.
+            gbps: The rate of the hosts' links in each direction, Gbit/s, or a list of one for each.
+            delay_us: Extra delay of each link in each direction, µs.
+
+        Raises:
+            SystemExit: If these are no rates.
+        """
+        self.gbps = _rates(gbps, hosts)
         self.names = [f"host{h}" for h in range(hosts)]
         self.addresses = [f"10.0.0.{h + 1}" for h in range(hosts)]
         self._prefix = f"poseidon-{os.getpid()}-"
         self.namespaces = [self._prefix + name for name in self.names]
         self._switch = self._prefix + "switch"
         self._launch = _NETNS / (self._prefix + "launch")
-        self._bytes_per_s = gbps * 1e9 / 8
         self._delay_us = delay_us
         self._job = None
         self._signal = None
@@ -137,42 +207,44 @@ class EmulatedCluster:
         self._exit_if_signalled()
 
     def _make(self):
-        # Without addrgenmode IPv6's own messages would be counted.
+        # Without addrgenmode IPv6's own messages would be counted. The bridge is eth0, too, because
+        # horovodrun looks for its own address at the interface that it names to all hosts.
         _call("ip", "netns", "add", self._switch)
-        _ip(self._switch, "link add name switch type bridge",
-            "link set dev switch addrgenmode none", "link set dev switch up",
-            "link set dev lo up", f"address add {_SWITCH_ADDRESS}/24 dev switch")
+        _ip(self._switch, "link add name eth0 type bridge",
+            "link set dev eth0 addrgenmode none", "link set dev eth0 up",
+            "link set dev lo up", f"address add {_SWITCH_ADDRESS}/24 dev eth0")
         self._write_hosts(self._switch, _SWITCH_ADDRESS)
-        for name, address, namespace in zip(self.names, self.addresses, self.namespaces):
+        for name, address, namespace, gbps in zip(self.names, self.addresses, self.namespaces,
+                                                  self.gbps):
             _call("ip", "netns", "add", namespace)
             _ip(self._switch, f"link add name {name} type veth peer name eth0 netns {namespace}",
-                f"link set dev {name} addrgenmode none master switch")
+                f"link set dev {name} addrgenmode none master eth0")
             _ip(namespace, "link set dev eth0 addrgenmode none", "link set dev lo up",
                 f"address add {address}/24 dev eth0")
             # Each end shapes what it sends: the host's what the host sends, the switch's what the
             # host receives.
-            self._shape(namespace, "eth0")
-            self._shape(self._switch, name)
+            for end in ((namespace, "eth0"), (self._switch, name)):
+                self._shape(*end, gbps * 1e9 / 8)
             self._write_hosts(namespace, address)
-        # mpiexec calls it as it would call rsh, with a host's name and a line for a shell. Not in
-        # /tmp, where files may not be executable.
-        self._launch.write_text("#!/bin/sh\n"
-                                f'namespace="{self._prefix}$1"\nshift\n'
-                                'exec ip netns exec "$namespace" sh -c "$*"\n')
-        self._launch.chmod(0o755)
+        # Not in /tmp, where files may not be executable.
+        self._launch.mkdir()
+        ssh = self._launch / "ssh"
+        ssh.write_text(_SSH % self._prefix)
+        ssh.chmod(0o755)
 
-    def _shape(self, namespace, interface):
+    def _shape(self, namespace, interface, bytes_per_s):
         """Limits what an interface sends."""
         # A burst passes at once, so a large one lets small messages pass for nothing; a small one
         # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
         # TCP is told to hand over smaller ones.
-        burst = max(8000, int(self._bytes_per_s * 250e-6))
+        burst = max(8000, int(bytes_per_s * 250e-6))
         _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
         add = f"tc -n {namespace} qdisc add dev {interface}"
-        _call(*add.split(), *f"root handle 1: tbf rate {self._bytes_per_s:.0f}bps "
+        _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
               f"burst {burst} latency 20ms".split())
         if self._delay_us:
-            _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split())
+            _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
+                  needs="netem, its module sch_netem, or leave out --delay_us")
 
     def _write_hosts(self, namespace, own_address):
         lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
@@ -194,29 +266,30 @@ class EmulatedCluster:
             counts.append((stats["tx"]["bytes"], stats["rx"]["bytes"]))
         return counts
 
-    def run(self, command, ranks_per_host=1, **options):
-        """Runs a command on all hosts by mpiexec and returns its exit status.
+    def run(self, command, ranks_per_host=1, launcher="mpiexec", **options):
+        """Runs a command on all hosts and returns its exit status.
 
         Args:
             command: The program and its arguments.
             ranks_per_host: How many processes run it on each host.
+            launcher: "mpiexec", "horovodrun" (over Gloo), or "mwms", which tells each process by
+                TF_CONFIG which worker of tf.distribute it is.
             **options: For subprocess.Popen, such as `stdout`.
 
         Raises:
-            SystemExit: If a signal has ended it, or had come before.
+            SystemExit: If a signal has ended it, or had come before, or the launcher is missing.
+            ValueError: If there is no such launcher.
         """
         self._exit_if_signalled()
+        start = self._start(launcher, ranks_per_host)
         # Over the caller's: UCX would send through shared memory, past the links. Ranks of one host
         # may use that; MPICH tells hosts apart by the names that mpiexec was given.
         environment = {**options.pop("env", os.environ), "MPIR_CVAR_CH4_NETMOD": "ofi",
-                       "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
-        self._job = subprocess.Popen(
-            ["ip", "netns", "exec", self._switch,
-             os.path.join(sysconfig.get_path("scripts"), "mpiexec"),
-             "-launcher", "rsh", "-launcher-exec", self._launch, "-localhost", _SWITCH_ADDRESS,
-             "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host),
-             "-n", str(ranks_per_host * len(self.names)), *command],
-            env=environment, start_new_session=True, **options)
+                       "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0",
+                       "TF_POSEIDON_EMULATED_GBPS": f"{min(self.gbps):g}"}
+        environment["PATH"] = f"{self._launch}:{environment.get('PATH', os.defpath)}"
+        self._job = subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
+                                     env=environment, start_new_session=True, **options)
         if self._signal:  # it came when there was no job to end
             self._end_job(signal.SIGTERM)
         status = self._job.wait()
@@ -225,6 +298,28 @@ class EmulatedCluster:
             _end_processes(namespace)
         self._exit_if_signalled()
         return status if status >= 0 else 128 - status
+
+    def _start(self, launcher, ranks_per_host):
+        """Returns what starts a command on all hosts, from the switch."""
+        ranks = ranks_per_host * len(self.names)
+        if launcher == "horovodrun":
+            # Its cache, in the home directory, would take these hosts for the next cluster's.
+            return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
+                    "--disable-cache", "--network-interfaces", "eth0", "-np", str(ranks),
+                    "-H", ",".join(f"{name}:{ranks_per_host}" for name in self.names)]
+        start = [_program("mpiexec", "install mpich by pip"), "-launcher", "rsh",
+                 "-launcher-exec", self._launch / "ssh", "-localhost", _SWITCH_ADDRESS,
+                 "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host), "-n", str(ranks)]
+        if launcher == "mpiexec":
+            return start
+        if launcher != "mwms":
+            raise ValueError(f"launcher is {launcher!r}, expected mpiexec, horovodrun or mwms: "
+                             "give one of these.")
+        workers = [f"{address}:{_FIRST_PORT + rank}" for address in self.addresses
+                   for rank in range(ranks_per_host)]
+        config = json.dumps({"cluster": {"worker": workers},
+                             "task": {"type": "worker", "index": None}})
+        return [*start, "sh", "-c", _WORKER, "sh", config.removesuffix("null}}")]
 
     def _on_signal(self, number, _):
         """Ends the running job; it raises nothing, so that no clean-up is left half done."""
@@ -237,7 +332,7 @@ class EmulatedCluster:
 
     def _end_job(self, number):
         if self._job:
-            self._job.send_signal(number)  # to mpiexec, which tells the ranks
+            self._job.send_signal(number)  # to the launcher, which tells the ranks
 
     def _exit_if_signalled(self):
         if self._signal:
@@ -250,37 +345,40 @@ def main(arguments):
         raise SystemExit("No command was given, expected one after `--`, such as: "
                          f"{arguments[0]} --hosts 2 -- python -V")
     given = flags.FLAGS
+    launcher = {None: "mpiexec", "horovod": "horovodrun", "mwms": "mwms"}[given.peers]
     with EmulatedCluster(given.hosts, given.gbps, given.delay_us) as cluster:
         before = cluster.bytes()
         begin = time.monotonic()
-        status = cluster.run(command, given.ranks_per_host)
+        status = cluster.run(command, given.ranks_per_host, launcher)
         seconds = time.monotonic() - begin
         after = cluster.bytes()
-    hosts = [{"name": name, "address": address, "sent": new[0] - old[0],
+    hosts = [{"name": name, "address": address, "gbps": gbps, "sent": new[0] - old[0],
               "received": new[1] - old[1]}
-             for name, address, old, new in zip(cluster.names, cluster.addresses, before, after)]
-    table = rich.table.Table(title=f"{given.gbps:g} Gbit/s, {seconds:.1f} s, status {status}")
-    for column in ("host", "address", "sent MB", "received MB"):
+             for name, address, gbps, old, new in zip(cluster.names, cluster.addresses,
+                                                      cluster.gbps, before, after)]
+    table = rich.table.Table(title=f"{seconds:.1f} s, status {status}")
+    for column in ("host", "address", "Gbit/s", "sent MB", "received MB"):
         table.add_column(column, justify="right")
     for host in hosts:
-        table.add_row(host["name"], host["address"], f"{host['sent'] / 1e6:.3f}",
-                      f"{host['received'] / 1e6:.3f}")
+        table.add_row(host["name"], host["address"], f"{host['gbps']:g}",
+                      f"{host['sent'] / 1e6:.3f}", f"{host['received'] / 1e6:.3f}")
     rich.console.Console(width=100, stderr=True).print(table)
     if given.json:
         with open(given.json, "w") as file:
-            json.dump({"gbps": given.gbps, "delay_us": given.delay_us,
-                       "ranks_per_host": given.ranks_per_host, "seconds": seconds,
-                       "status": status, "hosts": hosts}, file, indent=1)
+            json.dump({"delay_us": given.delay_us, "launcher": launcher, "ranks_per_host": given.ranks_per_host,
+                       "seconds": seconds, "status": status, "hosts": hosts}, file, indent=1)
     sys.exit(status)
 
 
 if __name__ == "__main__":
     # Here, so that scripts that import this file can have flags of the same names.
     flags.DEFINE_integer("hosts", 4, "Number of hosts.", lower_bound=1, upper_bound=250)
-    flags.DEFINE_float("gbps", 1.0, "Rate of each host's link in each direction, Gbit/s.",
-                       lower_bound=0.01, upper_bound=100)
+    flags.DEFINE_list("gbps", "1", "Rate of the hosts' links in each direction, Gbit/s: one for "
+                      "all, or one for each host.")
     flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
                          "a message passes two links.", lower_bound=0)
     flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
+    flags.DEFINE_enum("peers", None, ["horovod", "mwms"], "The library of the command, if not "
+                      "MPI.")
     flags.DEFINE_string("json", None, "File for bytes per host, wall time and exit status.")
     app.run(main)
