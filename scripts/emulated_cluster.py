@@ -9,6 +9,9 @@ run at a time. The bytes that passed each host's eth0 and the wall time go to st
 share the machine's cores: the bytes are those of a real cluster, the times only where the links are
 what is waited for. Rates can differ, as in --gbps=1,1,0.1,1.
 
+Links can lose packets (--loss). These then have 1500 bytes at most, as those of a card, and not
+some 15 kB: 2 cores may not send them at 1 Gbit/s. So compare with --loss=1e-6, not with no loss.
+
 The command is started by a launcher, which also gives the exit status:
 
     --peers            the command is a program                  started by
@@ -156,13 +159,14 @@ class EmulatedCluster:
         namespaces: The names of their network namespaces.
     """
 
-    def __init__(self, hosts, gbps, delay_us=0):
+    def __init__(self, hosts, gbps, delay_us=0, loss_percent=0):
         """Makes nothing yet.
 
         Args:
             hosts: Number of hosts.
             gbps: The rate of the hosts' links in each direction, Gbit/s, or a list of one for each.
             delay_us: Extra delay of each link in each direction, µs.
+            loss_percent: How many of 100 packets each link loses, in each direction, at random.
 
         Raises:
             SystemExit: If these are no rates.
@@ -175,6 +179,7 @@ class EmulatedCluster:
         self._switch = self._prefix + "switch"
         self._launch = _NETNS / (self._prefix + "launch")
         self._delay_us = delay_us
+        self._loss_percent = loss_percent
         self._job = None
         self._signal = None
 
@@ -225,6 +230,8 @@ class EmulatedCluster:
             # host receives.
             for end in ((namespace, "eth0"), (self._switch, name)):
                 self._shape(*end, gbps * 1e9 / 8)
+                if self._loss_percent:
+                    self._lose(*end)
             self._write_hosts(namespace, address)
         # Not in /tmp, where files may not be executable.
         self._launch.mkdir()
@@ -245,6 +252,21 @@ class EmulatedCluster:
         if self._delay_us:
             _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
                   needs="netem, its module sch_netem, or leave out --delay_us")
+
+    def _lose(self, namespace, interface):
+        """Loses some of what arrives at an interface."""
+        # A program of the old BPF, which needs no compiler: a random number of 32 bits is loaded,
+        # and compared; smaller ones return 2, TC_ACT_SHOT, others 0, TC_ACT_OK. netem would do it
+        # too, but some kernels have none, and iptables does not see what passes a bridge.
+        smaller = int(self._loss_percent / 100 * 2**32)
+        program = f"4,32 0 0 4294963256,53 1 0 {smaller},6 0 0 2,6 0 0 0"
+        # TCP must not hand over packets larger than those of a card, which would be lost whole.
+        _ip(namespace, f"link set dev {interface} gso_max_segs 1")
+        for line in (f"qdisc add dev {interface} ingress",
+                     f"filter add dev {interface} ingress bpf direct-action bytecode"):
+            extra = [program] if line.endswith("bytecode") else []
+            _call("tc", "-n", namespace, *line.split(), *extra,
+                  needs="ingress and bpf, its modules sch_ingress and cls_bpf, or leave out --loss")
 
     def _write_hosts(self, namespace, own_address):
         lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
@@ -346,7 +368,7 @@ def main(arguments):
                          f"{arguments[0]} --hosts 2 -- python -V")
     given = flags.FLAGS
     launcher = {None: "mpiexec", "horovod": "horovodrun", "mwms": "mwms"}[given.peers]
-    with EmulatedCluster(given.hosts, given.gbps, given.delay_us) as cluster:
+    with EmulatedCluster(given.hosts, given.gbps, given.delay_us, given.loss) as cluster:
         before = cluster.bytes()
         begin = time.monotonic()
         status = cluster.run(command, given.ranks_per_host, launcher)
@@ -365,7 +387,8 @@ def main(arguments):
     rich.console.Console(width=100, stderr=True).print(table)
     if given.json:
         with open(given.json, "w") as file:
-            json.dump({"delay_us": given.delay_us, "launcher": launcher, "ranks_per_host": given.ranks_per_host,
+            json.dump({"delay_us": given.delay_us, "loss_percent": given.loss,
+                       "launcher": launcher, "ranks_per_host": given.ranks_per_host,
                        "seconds": seconds, "status": status, "hosts": hosts}, file, indent=1)
     sys.exit(status)
 
@@ -377,6 +400,8 @@ if __name__ == "__main__":
                       "all, or one for each host.")
     flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
                          "a message passes two links.", lower_bound=0)
+    flags.DEFINE_float("loss", 0.0, "Packets that each link loses in each direction, at random, "
+                       "%; a message passes two links.", lower_bound=0, upper_bound=10)
     flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
     flags.DEFINE_enum("peers", None, ["horovod", "mwms"], "The library of the command, if not "
                       "MPI.")
