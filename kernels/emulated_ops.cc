@@ -1,0 +1,197 @@
+// Ops that take as long as an accelerator would, and compute nothing: for benchmarks on emulated clusters.
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+using Clock = std::chrono::steady_clock;
+
+absl::Status KernelShapes(InferenceContext* c) {
+  std::vector<tensorflow::PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+    c->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProductShape(InferenceContext* c) {
+  ShapeHandle u, v;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &u));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &v));
+  DimensionHandle rows;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(u, 0), c->Dim(v, 0), &rows));
+  c->set_output(0, c->Matrix(c->Dim(u, 1), c->Dim(v, 1)));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("PoseidonEmulatedKernel")
+    .Input("after: after_types")
+    .Output("outputs: T")
+    .Attr("after_types: list(type) >= 0")
+    .Attr("T: list({float})")
+    .Attr("shapes: list(shape)")
+    .Attr("seconds: float")
+    .SetIsStateful()
+    .SetShapeFn(KernelShapes)
+    .Doc(R"doc(
+Stands for the work of an accelerator, which does one thing after the other and uses no processor.
+
+after: What the work needs.
+outputs: Tensors of the given shapes. Their values are 1, and all share one memory.
+seconds: How long it takes.
+)doc");
+
+REGISTER_OP("PoseidonEmulatedProduct")
+    .Input("u: float")
+    .Input("v: float")
+    .Output("product: float")
+    .Attr("operations_per_second: float")
+    .SetIsStateful()
+    .SetShapeFn(ProductShape)
+    .Doc(R"doc(
+Stands for the matrix product U^T V on an accelerator.
+
+u: [K, M].
+v: [K, N].
+product: [M, N], of values 1.
+operations_per_second: How fast it is; a product has 2 K M N.
+)doc");
+
+// The accelerator of this process: a queue of work, and the time at which it will be done with it.
+class Accelerator {
+ public:
+  static Accelerator& Instance() {
+    static auto* instance = new Accelerator;  // never destroyed: its thread waits until the process ends
+    return *instance;
+  }
+
+  // Calls `done` when work that takes as long, and all that came before it, would be over.
+  void Enqueue(double seconds, std::function<void()> done) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto duration = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    // Not from when the thread woke up: its being late would add up.
+    free_at_ = std::max(free_at_, Clock::now()) + duration;
+    queue_.emplace(free_at_, std::move(done));
+    has_work_.notify_one();
+  }
+
+ private:
+  Accelerator() { std::thread([this] { Work(); }).detach(); }
+
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      has_work_.wait(lock, [this] { return !queue_.empty(); });
+      auto [end, done] = std::move(queue_.front());
+      queue_.pop();
+      lock.unlock();
+      std::this_thread::sleep_until(end);
+      done();
+      done = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable has_work_;
+  std::queue<std::pair<Clock::time_point, std::function<void()>>> queue_;
+  Clock::time_point free_at_;
+};
+
+// Memory for all outputs: models are larger than the memory of the machine that emulates their cluster.
+class Ones {
+ public:
+  static Ones& Instance() {
+    static auto* instance = new Ones;
+    return *instance;
+  }
+
+  // Returns a tensor of ones that shares its memory with the others.
+  absl::Status Make(OpKernelContext* context, const TensorShape& shape, Tensor* tensor) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (shape.num_elements() > ones_.NumElements()) {
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, {shape.num_elements()}, &ones_));
+      ones_.flat<float>().setConstant(1);
+    }
+    if (!tensor->CopyFrom(ones_.Slice(0, shape.num_elements()), shape)) {
+      return absl::InternalError("A slice of the ones has another size than its shape.");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::mutex mutex_;
+  Tensor ones_{tensorflow::DT_FLOAT, TensorShape({0})};
+};
+
+class KernelKernel : public AsyncOpKernel {
+ public:
+  explicit KernelKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("seconds", &seconds_));
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      Tensor output;
+      OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, shapes_[i], &output), done);
+      context->set_output(i, output);
+    }
+    Accelerator::Instance().Enqueue(seconds_, std::move(done));
+  }
+
+ private:
+  float seconds_;
+  std::vector<TensorShape> shapes_;
+};
+
+class ProductKernel : public AsyncOpKernel {
+ public:
+  explicit ProductKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("operations_per_second", &operations_per_second_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const double k = context->input(0).dim_size(0);
+    const int64_t m = context->input(0).dim_size(1), n = context->input(1).dim_size(1);
+    Tensor output;
+    OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, TensorShape({m, n}), &output), done);
+    context->set_output(0, output);
+    Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_, std::move(done));
+  }
+
+ private:
+  float operations_per_second_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("PoseidonEmulatedKernel").Device(tensorflow::DEVICE_CPU), KernelKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonEmulatedProduct").Device(tensorflow::DEVICE_CPU), ProductKernel);
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,115 @@
+"""Measures tables of models, systems, rates and hosts on emulated clusters, with emulated accelerators.
+
+    sudo env "PATH=$PATH" python scripts/bench_emulated.py --json docs/results/emulated.json
+
+Part "table" compares with Horovod and MWMS on four hosts; part "points" is what scripts/simulate.py has to
+agree with, see tests/test_simulation.py. Every run is one of scripts/benchmark.py, which verifies before it
+times. Runs that the file has already are not made again, so that a part can be continued.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+
+from absl import app
+from absl import flags
+import emulated_cluster
+import rich.console
+import rich.progress
+
+_JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; it may have some.")
+_PARTS = flags.DEFINE_list("parts", ["table", "points"], "What to measure.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
+
+_BENCHMARK = pathlib.Path(__file__).with_name("benchmark.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One job on an emulated cluster.
+
+    Attributes:
+        model, systems, profile, batch_size: As of scripts/benchmark.py; without a profile it computes.
+        hosts: How many.
+        gbps: Rate of their links, as told.
+        dilation, shrink: How the cluster is made to fit; links really have gbps / (dilation * shrink).
+    """
+
+    model: str
+    hosts: int
+    gbps: float
+    systems: str
+    profile: str | None = "titan_x"
+    dilation: float = 1.0
+    shrink: float = 1.0
+    batch_size: int | None = None
+
+    @property
+    def link_gbps(self):
+        return self.gbps / (self.dilation * self.shrink)
+
+
+_ALL = "poseidon,poseidon-ps,horovod,mwms"
+_OURS = "poseidon,poseidon-ps"
+
+PARTS = {
+    # A quarter of the time and of the rate, and a sixteenth of the bytes: what two cores can move.
+    "table": [
+        Run("mlp", 4, 1, _ALL, profile=None),
+        Run("mlp", 4, 1, _ALL), Run("mlp", 4, 10, _ALL, dilation=10),
+        Run("vgg19", 4, 1, _ALL, dilation=0.25, shrink=16), Run("vgg19", 4, 10, _ALL, shrink=16),
+        Run("vgg19_22k", 4, 1, _ALL, dilation=0.25, shrink=16), Run("vgg19_22k", 4, 10, _ALL, shrink=16),
+        Run("resnet50", 4, 1, _ALL, profile="titan_x_tf", shrink=4),
+        Run("resnet50", 4, 10, _ALL, profile="titan_x_tf", dilation=4, shrink=4),
+    ],
+    "points": [
+        *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)
+          for model in ("vgg19", "vgg19_22k")
+          for gbps, dilation in ((2, 0.25), (10, 1), (40, 4))
+          for hosts in (2, 4, 8)),
+        *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=gbps / 2)
+          for gbps in (2, 10) for hosts in (2, 4, 8)),
+        Run("vgg19", 4, 10, "poseidon,poseidon-ps", dilation=4, shrink=4),  # is shrinking right?
+    ],
+}
+
+
+def main(_):
+    unknown = set(_PARTS.value) - set(PARTS)
+    if unknown:
+        raise app.UsageError(f"--parts has '{min(unknown)}', expected some of {', '.join(PARTS)}.")
+    path = pathlib.Path(_JSON.value)
+    results = json.loads(path.read_text()) if path.exists() else []
+    done = [entry["run"] for entry in results]
+    runs = [run for part in _PARTS.value for run in PARTS[part] if dataclasses.asdict(run) not in done]
+    console = rich.console.Console(stderr=True)
+    with rich.progress.Progress(console=console) as progress:
+        for run in progress.track(runs, description="runs"):
+            console.print(run)
+            results.append({"run": dataclasses.asdict(run), **measure(run)})
+            path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure(run):
+    """Returns what scripts/benchmark.py writes, for a run."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = pathlib.Path(directory) / "results.json"
+        command = [sys.executable, _BENCHMARK, f"--model={run.model}", f"--system={run.systems}",
+                   f"--rounds={_ROUNDS.value}", "--steps=1", "--warm_up=1", f"--json={out}",
+                   f"--bandwidth_gbps={run.link_gbps}"]
+        if run.profile:
+            command += [f"--compute=emulated:{run.profile}", f"--dilation={run.dilation}",
+                        f"--shrink={run.shrink}"]
+        if run.batch_size:
+            command.append(f"--batch_size={run.batch_size}")
+        with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:
+            status = cluster.run(list(map(str, command)))
+        if status:
+            raise SystemExit(f"{run} ended with status {status}, expected 0; what it printed says why.")
+        return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    app.run(main)

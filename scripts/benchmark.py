@@ -1,0 +1,258 @@
+"""Compares ways to train a model on several machines: this project by policy, Horovod, MWMS, one process.
+
+    mpiexec -n 4 -hosts a,b,c,d python scripts/benchmark.py --model vgg19 --system poseidon,horovod
+    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+        python scripts/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
+
+Every system (systems.py) trains a model of its own with random data, and they take turns. Before anything is
+timed, all make the same steps from the same weights and are compared: bit by bit between ranks, and between
+systems within rounding. Exposed is how much longer a step takes than that of one rank alone, which
+exchanges nothing. The bound is what a step cannot be faster than: the larger of that rank's step
+plus what it takes to make the products of all ranks' rows, and bytes over bandwidth.
+
+Where machines are too few or too slow, --compute=emulated:PROFILE lets an accelerator (profiles.py) be waited
+for in place of computing, --dilation=D lets it take D times as long, and --shrink=S divides all tensors' bytes
+by S (emulation.py); links then have to have a rate of 1/(D S). Times, bytes and rates are told as those
+of the cluster that is emulated.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import time
+
+from absl import app
+from absl import flags
+from absl import logging
+import emulation
+from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
+import models
+import numpy as np
+import peers
+import profiles
+import rich.console
+import rich.progress
+import rich.table
+import systems as systems_lib
+import tensorflow as tf
+import timing
+
+import tf_poseidon as poseidon
+from tf_poseidon import ops
+from tf_poseidon import runtime
+
+_MODEL = flags.DEFINE_enum("model", "mlp", list(models.MODELS), "What to train.")
+_SYSTEMS = flags.DEFINE_list("system", ["poseidon", "poseidon-ps"], "What to compare, separated by "
+                             f"commas: {', '.join(systems_lib.NAMES)}.")
+_BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each worker; the paper's by default.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each system.", lower_bound=2)
+_STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.", lower_bound=1)
+_WARM_UP = flags.DEFINE_integer("warm_up", 2, "Steps of each system before these.", lower_bound=0)
+_COMPUTE = flags.DEFINE_string("compute", "real", "real, or emulated:PROFILE with one of "
+                               f"{', '.join(profiles.PROFILES)}.")
+_DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything is emulated; below 1 faster.",
+                               lower_bound=0.01)
+_SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors are emulated.", lower_bound=1)
+_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link as it is, in each direction; that of "
+                                "scripts/emulated_cluster.py, or what is measured, by default.")
+_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "As of PoseidonStrategy, before shrinking.")
+_JSON = flags.DEFINE_string("json", None, "File for the results.")
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured of one system: seconds of its steps, and bytes of a rank in one of them."""
+
+    seconds: list = dataclasses.field(default_factory=list)
+    payload: list = dataclasses.field(default_factory=list)
+    on_links: list = dataclasses.field(default_factory=list)
+
+
+def check_flags(names):
+    """Refuses what cannot be measured."""
+    for name in names:
+        if name not in systems_lib.NAMES:
+            raise app.UsageError(f"--system has '{name}', expected some of {', '.join(systems_lib.NAMES)}.")
+    kind, _, profile = _COMPUTE.value.partition(":")
+    if kind not in ("real", "emulated") or (kind == "emulated") != (profile in profiles.PROFILES):
+        raise app.UsageError(f"--compute={_COMPUTE.value}, expected real or emulated:PROFILE with one of "
+                             f"{', '.join(profiles.PROFILES)}.")
+    if kind == "real" and (_DILATION.value, _SHRINK.value) != (1, 1):
+        raise app.UsageError("--dilation and --shrink change what is emulated, but --compute=real; use "
+                             "--compute=emulated:PROFILE.")
+    missing = [name for name in names if name.startswith("horovod") and "horovod" not in peers.names()]
+    if missing:
+        raise app.UsageError(f"--system has '{missing[0]}', but Horovod is not installed; run "
+                             "scripts/install_horovod.sh.")
+
+
+def main(_):
+    logging.set_verbosity(logging.WARNING)  # TensorFlow's strategies tell much of themselves
+    names = [systems_lib.SINGLE, *(n for n in dict.fromkeys(_SYSTEMS.value) if n != systems_lib.SINGLE)]
+    check_flags(names)
+    # More than there are cores: who waits for an accelerator keeps a thread.
+    tf.config.threading.set_inter_op_parallelism_threads(max(8, os.cpu_count()))
+    # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
+    start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
+    libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
+                 if any(name.partition("+")[0] == peer for name in names)}
+    kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
+    strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes)
+    communicator = runtime.communicator()
+    if communicator is None:
+        raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "
+                         "mpiexec -n 2 or more.")
+    cluster = _cluster()
+    rows = _BATCH.value or models.MODELS[_MODEL.value].batch_size
+    make_replica, emulated = _replicas(rows, strategy)
+    if emulated:
+        cluster = dataclasses.replace(cluster, gflops=emulated.operations_per_second / 1e9)
+    systems = systems_lib.make(names, make_replica, cluster, strategy, libraries)
+    verify(systems, communicator)
+    measured = measure(systems, communicator)
+    products = {name: tuple(factors_of(system.plan)) for name, system in systems.items() if system.plan}
+    seconds = {p: extra_rebuild(p, cluster, emulated, communicator) for p in dict.fromkeys(products.values())}
+    rebuild = {name: seconds[p] for name, p in products.items()}
+    if strategy.rank == 0:
+        report(systems, measured, rebuild, cluster, rows)
+
+
+def _cluster():
+    """Returns the `planning.Cluster` of this job."""
+    cluster = poseidon.calibrate()
+    gbps = _BANDWIDTH.value or float(os.environ.get("TF_POSEIDON_EMULATED_GBPS", 0))
+    return dataclasses.replace(cluster, bandwidth_gbps=gbps) if gbps else cluster
+
+
+def _replicas(rows, strategy):
+    """Returns what makes a replica of the model, and the emulated model if there is one."""
+    ranks = strategy.num_replicas_in_sync
+    _, _, profile = _COMPUTE.value.partition(":")
+    if not profile:
+        return lambda: systems_lib.RealReplica(_MODEL.value, rows, strategy.rank, ranks), None
+    model = emulation.EmulatedModel(_MODEL.value, rows, profiles.PROFILES[profile], _DILATION.value,
+                                    _SHRINK.value)
+    return lambda: systems_lib.EmulatedReplica(model, ranks), model
+
+
+def verify(systems, communicator):
+    """Lets all systems make one more step and compares them; they have made one already."""
+    trained = [system for system in systems.values() if system.name != systems_lib.SINGLE]
+    for system in trained:
+        system.replica.check(system.step(), system.plan, communicator, trained[0].replica)
+
+
+def measure(systems, communicator):
+    """Returns the `Measured` of each system, by name; they take turns."""
+    measured = {name: Measured() for name in systems}
+    progress = rich.progress.Progress(disable=communicator.rank != 0, transient=True,
+                                      console=rich.console.Console(stderr=True))
+    for system in systems.values():
+        for _ in range(_WARM_UP.value):
+            system.step()
+    with progress:
+        for _ in progress.track(range(_ROUNDS.value), description="rounds"):
+            for name, system in systems.items():
+                payload, on_links = _payload_bytes(communicator), _bytes_on_links()
+                communicator.sum("barrier", np.zeros(1, np.float32))
+                begin = time.perf_counter()
+                for _ in range(_STEPS.value):
+                    system.step()
+                communicator.sum("barrier", np.zeros(1, np.float32))
+                measured[name].seconds.append((time.perf_counter() - begin) / _STEPS.value)
+                measured[name].payload.append((_payload_bytes(communicator) - payload) / _STEPS.value)
+                measured[name].on_links.append((_bytes_on_links() - on_links) / _STEPS.value)
+    return measured
+
+
+def _payload_bytes(communicator):
+    """Returns the payload that this rank has sent and received by our runtime."""
+    return sum(counts["sent_bytes"] + counts["received_bytes"]
+               for site, counts in communicator.statistics()["sites"].items() if site != "barrier")
+
+
+def _bytes_on_links():
+    """Returns the bytes that have passed this host's network interfaces, but for its loopback."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
+    fields = [line.replace(":", " ").split() for line in lines]
+    return sum(int(f[1]) + int(f[9]) for f in fields if f[0] != "lo")
+
+
+def factors_of(plan):
+    """Returns the `planning.Factors` that are sent."""
+    return [site.factors for site, d in zip(plan.sites, plan.decisions)
+            if d.scheme == "sfb" and not d.rides_on]
+
+
+def extra_rebuild(factors, cluster, emulated, communicator):
+    """Returns the seconds by which products of all ranks' rows take longer than those of this rank's own."""
+    if emulated or not factors:
+        return sum(2 * f.k * f.m * f.n * (cluster.workers - 1) for f in factors) / (cluster.gflops * 1e9)
+
+    def products(ranks, multiply):
+        pairs = [(tf.ones((f.k * ranks, f.m)), tf.ones((f.k * ranks, f.n))) for f in factors]
+        return tf.function(lambda: [tf.reduce_max(multiply(u, v)[:1]) for u, v in pairs])
+
+    everyone = products(cluster.workers, ops.outer_product)
+    own = products(1, lambda u, v: tf.matmul(u, v, transpose_a=True))
+    times = []
+    for _ in range(_ROUNDS.value):  # on all ranks at the same time, as in a step
+        communicator.sum("barrier", np.zeros(1, np.float32))
+        begin = time.perf_counter()
+        everyone()
+        middle = time.perf_counter()
+        own()
+        times.append((middle - begin) - (time.perf_counter() - middle))
+    return max(0.0, statistics.median(times[1:]))
+
+
+def report(systems, measured, rebuild, cluster, rows):
+    """Prints the results as a table and writes them as JSON."""
+    dilation, shrink = _DILATION.value, _SHRINK.value
+    gbps = cluster.bandwidth_gbps * dilation * shrink
+    single = measured[systems_lib.SINGLE].seconds
+    compute = statistics.median(single) / dilation
+    table = rich.table.Table(
+        title=f"{_MODEL.value}, {rows} rows on each of {cluster.workers} ranks, {gbps:.3g} Gbit/s, compute "
+        f"{_COMPUTE.value}" + (f"; dilation {dilation:g}, shrink {shrink:g}" if dilation * shrink > 1 else ""))
+    first = next(name for name in systems if name != systems_lib.SINGLE)
+    for column in ("system", "rows/s", "step, ms (quartiles)", "exposed, ms", "MB of a rank", "MB on its link",
+                   "at least, ms", "step to that", f"step to {first}", "schemes"):
+        table.add_column(column, justify="right")
+    results = []
+    for name, system in systems.items():
+        times, of_first = measured[name].seconds, measured[first].seconds
+        summary = timing.summarize([t / dilation for t in times])
+        row = {"system": name, "step": summary, "rows_per_s": 1e3 * cluster.workers * rows / summary["median_ms"],
+               "exposed_ms": 1e3 * statistics.median(a - b for a, b in zip(times, single)) / dilation,
+               "payload_bytes": shrink * statistics.median(measured[name].payload),
+               "bytes_on_link": shrink * statistics.median(measured[name].on_links),
+               "to_first": statistics.median(a / b for a, b in zip(times, of_first))}
+        if name == systems_lib.SINGLE:
+            row["rows_per_s"] /= cluster.workers
+        if system.plan:
+            extra = rebuild[name] / dilation
+            wire = shrink * system.plan.total_bytes / 2 * 8 / (gbps * 1e9)
+            schemes = [d.scheme for d in system.plan.decisions if not d.rides_on]
+            bound = max(compute + extra, wire)
+            row |= {"planned_bytes": shrink * system.plan.total_bytes, "extra_rebuild_ms": 1e3 * extra,
+                    "bound_ms": 1e3 * bound, "to_bound": summary["median_ms"] / (1e3 * bound),
+                    "schemes": {scheme: schemes.count(scheme) for scheme in sorted(set(schemes))}}
+        results.append(row)
+        table.add_row(name, f"{row['rows_per_s']:,.1f}", timing.cell(summary), f"{row['exposed_ms']:.1f}",
+                      f"{row['payload_bytes'] / 1e6:.1f}", f"{row['bytes_on_link'] / 1e6:.1f}",
+                      *([f"{row['bound_ms']:.1f}", f"{row['to_bound']:.2f}"] if system.plan else [""] * 2),
+                      f"{row['to_first']:.2f}",
+                      ", ".join(f"{n} {s}" for s, n in row.get("schemes", {}).items()))
+    rich.console.Console(width=160).print(table)
+    if _JSON.value:
+        with open(_JSON.value, "w") as file:
+            json.dump({"model": _MODEL.value, "batch_size": rows, "compute": _COMPUTE.value,
+                       "dilation": dilation, "shrink": shrink, "bandwidth_gbps": gbps,
+                       "cluster": dataclasses.asdict(cluster), "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,133 @@
+"""Training steps whose computing is emulated: it takes its time and no processor, what is sent is real.
+
+Gradients and factors of the right sizes pass the ops, the runtime and the network of every system, when an
+accelerator would have made them. What an accelerator does with them afterwards takes its time as well.
+
+Two ways to fit a cluster into a smaller one. Dilation D lets everything take D times as long, so that links
+of 1/D of the rate do (D. Gupta et al., "To infinity and beyond: time-warped network emulation", NSDI 2006).
+Shrinking by S divides the bytes of all tensors, and the rates of links, by S: a product of K, M and N
+becomes one of K, M and N over the root of S, so that factors and gradient shrink alike.
+"""
+
+import dataclasses
+import math
+import types
+
+import models
+import tensorflow as tf
+
+from tf_poseidon import grappler
+from tf_poseidon.ops import library
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulatedLayer:
+    """A layer, as it is emulated.
+
+    Attributes:
+        names, shapes: Of its variables.
+        seconds: Of its forward pass. The errors of its inputs take as long, and so does its gradient.
+        rows: K, if its gradient is a product of factors; else None.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    seconds: float
+    rows: int | None
+
+
+class EmulatedModel:
+    """A model on an accelerator that there is only in thought.
+
+    Attributes:
+        operations_per_second: How fast it makes products of the (shrunk) factors.
+        compute_seconds: How long a step without other ranks takes, dilated.
+    """
+
+    def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0):
+        """Makes a model.
+
+        Args:
+            name: One of `models.MODELS`.
+            batch_size: Rows on each worker.
+            profile: A `profiles.Profile`.
+            dilation, shrink: See above.
+        """
+        self.name = name
+        per_operation = profile.operation_seconds(name) * dilation
+        side = math.sqrt(shrink)
+        self._layers = []
+        for layer in models.describe(name):
+            names = tuple(f"{layer.name}/{weight}" for weight, _ in layer.weights)
+            shapes, rows = [shape for _, shape in layer.weights], None
+            if layer.rows is not None:
+                rows = _part(layer.rows * batch_size, side)
+                shapes = [tuple(_part(size, side) for size in shape) for shape in shapes]
+            elif shrink != 1:
+                shapes = [(_part(math.prod(shape), shrink),) for shape in shapes]
+            self._layers.append(EmulatedLayer(names, tuple(shapes),
+                                              per_operation * batch_size * layer.operations, rows))
+        self.operations_per_second = 1 / (per_operation * side**3)
+        self.compute_seconds = (3 * sum(layer.seconds for layer in self._layers)
+                                - self._layers[0].seconds)
+
+    @property
+    def variables(self):
+        """What a strategy wants to know of the variables: there are none."""
+        return [types.SimpleNamespace(path=name, shape=tf.TensorShape(shape))
+                for layer in self._layers for name, shape in zip(layer.names, layer.shapes)]
+
+    def gradients(self, with_products=False):
+        """Returns a gradient for each of `variables`, as backpropagation makes them.
+
+        Args:
+            with_products: Whether those of factors are matrix products, for an `EmulatingPass` to find.
+        """
+        product = _matmul if with_products else self._product
+        # Nothing hangs together but by the token: what an accelerator does next.
+        token, = self._kernel([], sum(layer.seconds for layer in self._layers), [()])
+        pending = 0.0
+        results = []
+        for layer in reversed(self._layers):
+            if layer.rows is None:
+                token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes])
+            else:
+                (m, n), *others = layer.shapes
+                token, u, v = self._kernel([token], pending, [(), (layer.rows, m), (layer.rows, n)])
+                gradients = [product(u, v), *(tf.raw_ops.BiasAddGrad(out_backprop=v) for _ in others)]
+            pending = layer.seconds
+            results = gradients + results
+        return results
+
+    def _product(self, u, v):
+        return library.load()[0].poseidon_emulated_product(
+            u=u, v=v, operations_per_second=self.operations_per_second)
+
+    def _kernel(self, after, seconds, shapes):
+        return library.load()[0].poseidon_emulated_kernel(
+            after=after, T=[tf.float32] * len(shapes), shapes=shapes, seconds=seconds)
+
+
+class EmulatingPass(grappler.GraphPass):
+    """The passes, after which products take their time and nothing else."""
+
+    def __init__(self, planner, operations_per_second, **options):
+        super().__init__(planner, **options)
+        self._operations_per_second = operations_per_second
+
+    def rewrite(self, graph_def):
+        rewritten = super().rewrite(graph_def)
+        for node in rewritten.node if rewritten else ():
+            if node.op in ("MatMul", "SufficientFactorOuterProduct"):
+                node.op = "PoseidonEmulatedProduct"
+                node.attr.clear()
+                node.attr["operations_per_second"].f = self._operations_per_second
+        return rewritten
+
+
+def _matmul(u, v):
+    return tf.matmul(u, v, transpose_a=True)
+
+
+def _part(size, divisor):
+    return max(1, round(size / divisor))

@@ -1,0 +1,209 @@
+"""The systems of a benchmark: ways to train the same model on several ranks, each with a step of its own.
+
+poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over
+Gloo with one HorovodAllreduce for each gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for
+all, as MultiWorkerMirroredStrategy lays them end to end. With "+merge" ours let small messages wait for each other; with
+"+enable" the other two exchange factors as after poseidon.enable(). single exchanges nothing.
+"""
+
+import contextlib
+import dataclasses
+
+import emulation
+import keras
+import models
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon import agreement
+from tf_poseidon import grappler
+from tf_poseidon import planning
+from tf_poseidon import runtime
+from tf_poseidon.graph_passes import find_collectives
+
+POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
+PEERS = ("horovod", "mwms")
+SINGLE = "single"
+NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge")),
+         *(name + suffix for name in PEERS for suffix in ("", "+enable")))
+
+
+@dataclasses.dataclass
+class System:
+    """A way to train.
+
+    Attributes:
+        name: One of `NAMES`.
+        step: Makes a step; returns what `check` of its work takes.
+        replica: The model that it trains.
+        plan: The `planning.Plan` that it follows, None if it has none.
+    """
+
+    name: str
+    step: object
+    replica: object
+    plan: planning.Plan | None = None
+
+
+class RealReplica:
+    """A Keras model, and a batch of random rows."""
+
+    operations_per_second = None
+
+    def __init__(self, name, batch_size, rank, ranks):
+        keras.utils.set_random_seed(1)
+        described = models.MODELS[name]
+        self._model = described.build()
+        # Adam's steps would make one of what is nearly zero: what was added in another order.
+        self._optimizer = keras.optimizers.SGD(0.01)
+        self._optimizer.build(self._model.trainable_variables)
+        self._ranks = ranks
+        rng = np.random.default_rng(rank)
+        self._x = tf.constant(rng.normal(size=(batch_size, *described.inputs)), tf.float32)
+        positions = self._model.output_shape[1:-1]
+        self._y = tf.constant(rng.integers(described.classes, size=(batch_size, *positions)), tf.int32)
+
+    @property
+    def variables(self):
+        return self._model.trainable_variables
+
+    def gradients(self, with_products=True):
+        """Returns the gradients of this rank's part of the mean loss of all."""
+        del with_products  # they always are
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                self._y, self._model(self._x, training=True), from_logits=True)
+            loss = tf.reduce_mean(losses) / self._ranks
+        return tape.gradient(loss, self.variables)
+
+    def synchronize(self, gradients, strategy):
+        """Returns gradients as they are: in a strategy's step, the optimizer synchronises them."""
+        del strategy
+        return gradients
+
+    def apply(self, gradients):
+        """Trains by gradients that are synchronised; returns nothing that matters."""
+        self._optimizer.apply(gradients, self.variables)
+        return tf.constant(0)
+
+    def check(self, result, plan, communicator, reference):
+        """Raises AssertionError unless weights are those of all ranks and, but for rounding, the reference's."""
+        del result, plan
+        for variable, other in zip(self.variables, reference.variables, strict=True):
+            mine = variable.numpy()
+            np.testing.assert_array_equal(
+                mine, communicator.broadcast(f"verify/{variable.path}", mine),
+                f"{variable.path} differs between ranks")
+            np.testing.assert_allclose(mine, other.numpy(), rtol=1e-3, atol=1e-4,
+                                       err_msg=f"{variable.path} differs between systems")
+
+
+class EmulatedReplica:
+    """A model that is only emulated, see emulation.py."""
+
+    def __init__(self, model, ranks):
+        self._model = model
+        self._ranks = ranks
+        self.operations_per_second = model.operations_per_second
+        self.variables = model.variables
+        self.gradients = model.gradients
+
+    def synchronize(self, gradients, strategy):
+        """Returns the gradients summed over all ranks by a strategy."""
+        return strategy.synchronize(gradients, self.variables)
+
+    def apply(self, gradients):
+        """Waits for all gradients; returns an element of each."""
+        return tf.stack([tf.reshape(gradient, [-1])[0] for gradient in gradients])
+
+    def check(self, result, plan, communicator, reference):
+        """Raises AssertionError unless everything was summed: all ranks send ones, and products are ones."""
+        del communicator, reference
+        schemes = {d.site: d.scheme for d in plan.decisions} if plan else {}
+        for variable, value in zip(self.variables, result.numpy(), strict=True):
+            if schemes.get(variable.path) != "sfb" and not variable.path.endswith("bias"):
+                np.testing.assert_equal(value, self._ranks, f"{variable.path} is not the sum over all ranks")
+
+
+def make(names, make_replica, cluster, strategy, libraries):
+    """Returns the `System`s by name; each of them has made one step.
+
+    Args:
+        names: Some of `NAMES`.
+        make_replica: Makes a replica of the model.
+        cluster: The `planning.Cluster`.
+        strategy: The `PoseidonStrategy`.
+        libraries: Horovod and TensorFlow's strategy, by the names in `PEERS`.
+    """
+    # All models first: setting a seed lets TensorFlow optimize all functions anew.
+    replicas = {}
+    for name in names:
+        with strategy.scope() if name.partition("+")[0] in POLICIES else contextlib.nullcontext():
+            replicas[name] = make_replica()
+    return {name: _make(name, replica, cluster, strategy, libraries)
+            for name, replica in replicas.items()}
+
+
+def _make(name, replica, cluster, strategy, libraries):
+    kind, _, suffix = name.partition("+")
+    if kind == SINGLE:
+        return _started(System(name, tf.function(lambda: replica.apply(replica.gradients())), replica))
+    if kind in POLICIES:
+        planner = planning.Planner(cluster, POLICIES[kind], merge=suffix == "merge")
+        return _started(System(name, _poseidon_step(replica, strategy), replica),
+                        _passes(replica, planner))
+    library = libraries[kind]
+    reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
+    enable = suffix == "enable"
+
+    @tf.function
+    def step():
+        return replica.apply(reduce(replica.gradients(with_products=enable)))
+
+    if not enable:
+        return _started(System(name, step, replica))
+    over = (agreement.OverCommunicator(runtime.communicator()) if kind == "horovod" else
+            agreement.OverCoordinationService(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
+    passes = _passes(replica, planning.Planner(cluster, "auto"), agreed=agreement.Agreed(over),
+                     markers=find_collectives.MARKERS)
+    return _started(System(name, step, replica), passes)
+
+
+def _poseidon_step(replica, strategy):
+    def step():
+        return replica.apply(replica.synchronize(replica.gradients(with_products=True), strategy))
+    return tf.function(lambda: strategy.run(step))
+
+
+def _passes(replica, planner, **options):
+    if replica.operations_per_second is None:
+        return grappler.GraphPass(planner, **options)
+    return emulation.EmulatingPass(planner, replica.operations_per_second, **options)
+
+
+def _started(system, passes=None):
+    """Returns a system after its first step, in which `passes` rewrite it."""
+    if passes is None:
+        system.step()
+        return system
+    with passes.registered():
+        system.step()
+    if passes.plan is None or passes.plan.refusal:
+        raise RuntimeError(f"{system.name} was not rewritten: {passes.plan}")
+    system.plan = passes.plan
+    return system
+
+
+def _horovod_sum(hvd):
+    def reduce(gradients):
+        return [hvd.allreduce(g, op=hvd.Sum, name=f"gradient{i}") for i, g in enumerate(gradients)]
+    return reduce
+
+
+def _tensorflow_sum(mirrored):
+    def reduce(gradients):
+        def replica():  # which wants tensors that were made on its device
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", [tf.identity(g) for g in gradients])
+        return mirrored.run(replica)
+    return reduce
