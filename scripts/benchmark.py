@@ -28,7 +28,6 @@ from absl import flags
 from absl import logging
 import emulation
 from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
-import models
 import numpy as np
 import peers
 import profiles
@@ -38,12 +37,13 @@ import rich.table
 import systems as systems_lib
 import tensorflow as tf
 import timing
+import zoo
 
 import tf_poseidon as poseidon
 from tf_poseidon import ops
 from tf_poseidon import runtime
 
-_MODEL = flags.DEFINE_enum("model", "mlp", list(models.MODELS), "What to train.")
+_MODEL = flags.DEFINE_enum("model", "mlp", list(zoo.MODELS), "What to train.")
 _SYSTEMS = flags.DEFINE_list("system", ["poseidon", "poseidon-ps"], "What to compare, separated by "
                              f"commas: {', '.join(systems_lib.NAMES)}.")
 _BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each worker; the paper's by default.", lower_bound=1)
@@ -99,13 +99,13 @@ def main(_):
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if any(name.partition("+")[0] == peer for name in names)}
     kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
-    strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes)
+    strategy = poseidon.PoseidonStrategy("ps", timeout_s=30, kv_pair_bytes=kv_pair_bytes)
     communicator = runtime.communicator()
     if communicator is None:
         raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "
                          "mpiexec -n 2 or more.")
     cluster = _cluster()
-    rows = _BATCH.value or models.MODELS[_MODEL.value].batch_size
+    rows = _BATCH.value or zoo.MODELS[_MODEL.value].batch_size
     make_replica, emulated = _replicas(rows, strategy)
     if emulated:
         cluster = dataclasses.replace(cluster, gflops=emulated.operations_per_second / 1e9)

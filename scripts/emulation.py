@@ -13,8 +13,8 @@ import dataclasses
 import math
 import types
 
-import models
 import tensorflow as tf
+import zoo
 
 from tf_poseidon import grappler
 from tf_poseidon.ops import library
@@ -48,7 +48,7 @@ class EmulatedModel:
         """Makes a model.
 
         Args:
-            name: One of `models.MODELS`.
+            name: One of `zoo.MODELS`.
             batch_size: Rows on each worker.
             profile: A `profiles.Profile`.
             dilation, shrink: See above.
@@ -57,7 +57,7 @@ class EmulatedModel:
         per_operation = profile.operation_seconds(name) * dilation
         side = math.sqrt(shrink)
         self._layers = []
-        for layer in models.describe(name):
+        for layer in zoo.describe(name):
             names = tuple(f"{layer.name}/{weight}" for weight, _ in layer.weights)
             shapes, rows = [shape for _, shape in layer.weights], None
             if layer.rows is not None:

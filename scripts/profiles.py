@@ -6,7 +6,7 @@ known it decides how long a step takes; otherwise the rate of arithmetic that ot
 
 import dataclasses
 
-import models
+import zoo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Profile:
         """Returns how long a step takes without other ranks."""
         if model in self.images_per_s:
             return batch_size / self.images_per_s[model]
-        return batch_size * models.operations(model) / (self.gflops * 1e9)
+        return batch_size * zoo.operations(model) / (self.gflops * 1e9)
 
     def operation_seconds(self, model):
         """Returns how long one addition or multiplication of a model takes, on average."""
-        return self.step_seconds(model, 1) / models.operations(model)
+        return self.step_seconds(model, 1) / zoo.operations(model)
 
 
 PROFILES = {profile.name: profile for profile in (

@@ -25,7 +25,7 @@ import simulation
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
-_MODEL = flags.DEFINE_string("model", "vgg19", "One of models.MODELS.")
+_MODEL = flags.DEFINE_string("model", "vgg19", "One of zoo.MODELS.")
 _PLAN = flags.DEFINE_string("plan", None, "File of a plan: its gradients are simulated instead of a model's, "
                             "planned anew for each number of nodes.")
 _PROFILE = flags.DEFINE_string("profile", "titan_x", "The accelerator, one of profiles.PROFILES; not with "
@@ -89,14 +89,14 @@ def make_work():
         return _PLAN.value, simulation.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
             plan.cluster.compute_seconds(1)), _BATCH.value
-    import models  # late, since they import Keras, which takes some seconds
-    import profiles
-    model = one_of(_MODEL, _MODEL.value, models.MODELS)
+    import profiles  # late, since they import Keras, which takes some seconds
+    import zoo
+    model = one_of(_MODEL, _MODEL.value, zoo.MODELS)
     profile = one_of(_PROFILE, _PROFILE.value, profiles.PROFILES)
     batch_size = _BATCH.value or model.batch_size
     seconds = _COMPUTE.value / 1e3 if _COMPUTE.value else profile.step_seconds(_MODEL.value, batch_size)
-    work = simulation.Work(models.sites(_MODEL.value, batch_size),
-                           batch_size * models.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
+    work = simulation.Work(zoo.sites(_MODEL.value, batch_size),
+                           batch_size * zoo.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
     return f"{_MODEL.value}, {batch_size} rows on each {profile.name}", work, batch_size
 
 

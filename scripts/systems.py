@@ -11,9 +11,9 @@ import dataclasses
 
 import emulation
 import keras
-import models
 import numpy as np
 import tensorflow as tf
+import zoo
 
 from tf_poseidon import agreement
 from tf_poseidon import grappler
@@ -52,7 +52,7 @@ class RealReplica:
 
     def __init__(self, name, batch_size, rank, ranks):
         keras.utils.set_random_seed(1)
-        described = models.MODELS[name]
+        described = zoo.MODELS[name]
         self._model = described.build()
         # Adam's steps would make one of what is nearly zero: what was added in another order.
         self._optimizer = keras.optimizers.SGD(0.01)

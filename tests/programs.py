@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon import ops
+from tf_poseidon import runtime
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.ops import library
 
@@ -326,6 +327,14 @@ def calibrate():
     assert "seed" in strategy.stats()["sites"]
     assert not any("calibration" in site for site in strategy.stats()["sites"])
     print(f"{cluster!r} in {seconds:.3f} s", flush=True)
+
+
+def sum_many_pairs():
+    """Sums more KV pairs at once than MPI keeps messages that nobody has asked for."""
+    strategy = poseidon.PoseidonStrategy("ps", kv_pair_bytes=40_960, timeout_s=10)
+    wait = [runtime.communicator().submit(f"x{i}", np.full(500_000, i, np.float32)) for i in range(8)]
+    for i, result in enumerate(wait):
+        np.testing.assert_array_equal(result(), strategy.num_replicas_in_sync * i)
 
 
 def incomplete_group():

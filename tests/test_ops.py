@@ -162,3 +162,11 @@ def test_a_group_that_stays_incomplete_leaves_without_the_others():
     """Waiting for each other is for speed only: nothing depends on it."""
     outcome = launch.run_ok(["programs.py", "incomplete_group"], ranks=2, timeout_s=60)
     assert outcome.output.count("all right") == 2
+
+
+def test_many_pairs_over_tcp():
+    """MPI over TCP stops reading when it has too many messages that nobody asks for, even of headers."""
+    outcome = launch.run(["programs.py", "sum_many_pairs"], ranks=3, timeout_s=60, environment={
+        "MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": "lo", "FI_TCP_MAX_SAVED": "4"})
+    assert outcome.status == 0, outcome.output

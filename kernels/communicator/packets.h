@@ -20,7 +20,8 @@ class Packets {
   // is sent first.
   void Append(int peer, const FrameHeader& header, const void* payload);
 
-  // Sends all packets that hold anything.
+  // Sends the packet for one peer, or for all, if it holds anything.
+  void FlushOne(int peer);
   void Flush();
 
   // Drops what has not been sent.
@@ -33,8 +34,6 @@ class Packets {
                      const std::function<void(const FrameHeader&, const char*)>& on_frame);
 
  private:
-  void FlushOne(int peer);
-
   Transport* const transport_;
   std::vector<std::vector<char>> open_;  // by peer
 };

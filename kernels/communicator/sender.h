@@ -34,7 +34,6 @@ class Sender {
     header.is_bulk = header.length > kInlineBytes;
     if (header.is_bulk) {
       waiting_[peer].push_back({header, data, std::move(left)});
-      SendWaiting(peer);
     } else {
       Append(peer, header, data);
     }
@@ -52,7 +51,10 @@ class Sender {
   }
 
   // Frames that are ready together travel together: nothing leaves before Flush.
-  void Flush() { packets_.Flush(); }
+  void Flush() {
+    for (int peer = 0; peer < transport_->size(); ++peer) SendWaiting(peer);
+    packets_.Flush();
+  }
   void Clear() {
     packets_.Clear();
     for (std::deque<Bulk>& waiting : waiting_) waiting.clear();
@@ -64,8 +66,8 @@ class Sender {
   }
 
  private:
-  // Bulk transfers that are on their way to one peer at a time. MPI over TCP has been seen to stop
-  // for ever when hundreds of megabytes were handed to it at once.
+  // Bulk transfers that are on their way to one peer at a time: its memory has to hold them if it has
+  // not started the exchange yet.
   static constexpr size_t kCreditBytes = size_t{8} << 20;
 
   struct Bulk {
@@ -79,19 +81,24 @@ class Sender {
     statistics_->header_bytes += sizeof(header);
   }
 
-  // Starts what waits for `peer`, while it has credit.
+  // Starts what waits for `peer`, while it has credit. Headers leave first: over TCP, MPI keeps only some
+  // messages that nobody has asked for (libfabric's FI_TCP_MAX_SAVED, 64), and then reads no more of
+  // the connection, so what asks for them must not come after them.
   void SendWaiting(int peer) {
+    std::deque<Bulk> bulks;
     while (!waiting_[peer].empty() && in_flight_[peer] < kCreditBytes) {
-      Bulk bulk = std::move(waiting_[peer].front());
+      Bulk& bulk = bulks.emplace_back(std::move(waiting_[peer].front()));
       waiting_[peer].pop_front();
       bulk.header.tag = next_tag_[peer]++;
       Append(peer, bulk.header, bulk.data);
       in_flight_[peer] += bulk.header.length;
+    }
+    if (!bulks.empty()) packets_.FlushOne(peer);
+    for (Bulk& bulk : bulks) {
       transport_->SendBulk(peer, bulk.header.tag, bulk.data, bulk.header.length,
                            [this, peer, bytes = bulk.header.length, left = std::move(bulk.left)] {
                              in_flight_[peer] -= bytes;
                              left();
-                             SendWaiting(peer);
                            });
     }
   }
