@@ -8,10 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <queue>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "process_communicator.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -27,7 +29,6 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-using Clock = std::chrono::steady_clock;
 
 absl::Status KernelShapes(InferenceContext* c) {
   std::vector<tensorflow::PartialTensorShape> shapes;
@@ -91,14 +92,17 @@ class Accelerator {
     return *instance;
   }
 
-  // Calls `done` when work that takes as long, and all that came before it, would be over.
-  void Enqueue(double seconds, std::function<void()> done) {
+  // Calls `done` when work that takes as long, and all that came before it, would be over; returns when it
+  // begins and ends.
+  std::pair<Clock::time_point, Clock::time_point> Enqueue(double seconds, std::function<void()> done) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto duration = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     // Not from when the thread woke up: its being late would add up.
-    free_at_ = std::max(free_at_, Clock::now()) + duration;
+    const auto begin = std::max(free_at_, Clock::now());
+    free_at_ = begin + duration;
     queue_.emplace(free_at_, std::move(done));
     has_work_.notify_one();
+    return {begin, free_at_};
   }
 
  private:
@@ -175,6 +179,7 @@ class ProductKernel : public AsyncOpKernel {
  public:
   explicit ProductKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("operations_per_second", &operations_per_second_));
+    context->GetAttr("_poseidon_site", &site_).IgnoreError();  // only what is made of gathered factors has it
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -183,11 +188,15 @@ class ProductKernel : public AsyncOpKernel {
     Tensor output;
     OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, TensorShape({m, n}), &output), done);
     context->set_output(0, output);
-    Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_, std::move(done));
+    const auto [begin, end] =
+        Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_, std::move(done));
+    Communicator* communicator = ProcessCommunicator();
+    if (communicator && !site_.empty()) communicator->events().Add(site_, {"rebuild", begin, end, 0, false});
   }
 
  private:
   float operations_per_second_;
+  std::string site_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonEmulatedKernel").Device(tensorflow::DEVICE_CPU), KernelKernel);

@@ -58,6 +58,8 @@ _SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors ar
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link as it is, in each direction; that of "
                                 "scripts/emulated_cluster.py, or what is measured, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "As of PoseidonStrategy, before shrinking.")
+_TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
+                                "systems; a table says where they went.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 
 
@@ -99,7 +101,7 @@ def main(_):
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if any(name.partition("+")[0] == peer for name in names)}
     kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
-    strategy = poseidon.PoseidonStrategy("ps", timeout_s=30, kv_pair_bytes=kv_pair_bytes)
+    strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes)
     communicator = runtime.communicator()
     if communicator is None:
         raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "
@@ -115,8 +117,10 @@ def main(_):
     products = {name: tuple(factors_of(system.plan)) for name, system in systems.items() if system.plan}
     seconds = {p: extra_rebuild(p, cluster, emulated, communicator) for p in dict.fromkeys(products.values())}
     rebuild = {name: seconds[p] for name, p in products.items()}
+    recorded = timeline(systems, strategy) if _TIMELINE.value else ""
     if strategy.rank == 0:
         report(systems, measured, rebuild, cluster, rows)
+        print(recorded)
 
 
 def _cluster():
@@ -131,10 +135,10 @@ def _replicas(rows, strategy):
     ranks = strategy.num_replicas_in_sync
     _, _, profile = _COMPUTE.value.partition(":")
     if not profile:
-        return lambda: systems_lib.RealReplica(_MODEL.value, rows, strategy.rank, ranks), None
+        return lambda system: systems_lib.RealReplica(system, _MODEL.value, rows, strategy.rank, ranks), None
     model = emulation.EmulatedModel(_MODEL.value, rows, profiles.PROFILES[profile], _DILATION.value,
                                     _SHRINK.value)
-    return lambda: systems_lib.EmulatedReplica(model, ranks), model
+    return lambda system: systems_lib.EmulatedReplica(system, model, ranks), model
 
 
 def verify(systems, communicator):
@@ -178,6 +182,19 @@ def _bytes_on_links():
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
     fields = [line.replace(":", " ").split() for line in lines]
     return sum(int(f[1]) + int(f[9]) for f in fields if f[0] != "lo")
+
+
+def timeline(systems, strategy):
+    """Records steps of the first of our systems; returns where they went, as text."""
+    ours = next((system for system in systems.values()
+                 if system.name.partition("+")[0] in systems_lib.POLICIES), None)
+    if ours is None:
+        raise app.UsageError(f"--timeline={_TIMELINE.value} records steps of this project, but --system has none "
+                             "of its policies; add poseidon.")
+    with strategy.timeline(_TIMELINE.value) as recording:
+        for _ in range(_STEPS.value * 5):
+            ours.step()
+    return f"{ours.name}, as it is (not undilated):\n{recording.table(plan=ours.plan)}"
 
 
 def factors_of(plan):

@@ -17,6 +17,7 @@ import tensorflow as tf
 import zoo
 
 from tf_poseidon import grappler
+from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.ops import library
 
 
@@ -71,14 +72,13 @@ class EmulatedModel:
         self.compute_seconds = (3 * sum(layer.seconds for layer in self._layers)
                                 - self._layers[0].seconds)
 
-    @property
-    def variables(self):
-        """What a strategy wants to know of the variables: there are none."""
-        return [types.SimpleNamespace(path=name, shape=tf.TensorShape(shape))
+    def variables(self, prefix):
+        """Returns what a strategy wants to know of the variables, named within `prefix`: there are none."""
+        return [types.SimpleNamespace(path=f"{prefix}/{name}", shape=tf.TensorShape(shape))
                 for layer in self._layers for name, shape in zip(layer.names, layer.shapes)]
 
     def gradients(self, with_products=False):
-        """Returns a gradient for each of `variables`, as backpropagation makes them.
+        """Returns a gradient for each variable, as backpropagation makes them.
 
         Args:
             with_products: Whether those of factors are matrix products, for an `EmulatingPass` to find.
@@ -120,7 +120,8 @@ class EmulatingPass(grappler.GraphPass):
         for node in rewritten.node if rewritten else ():
             if node.op in ("MatMul", "SufficientFactorOuterProduct"):
                 node.op = "PoseidonEmulatedProduct"
-                node.attr.clear()
+                for name in set(node.attr) - {graph_lib.SITE}:
+                    del node.attr[name]
                 node.attr["operations_per_second"].f = self._operations_per_second
         return rewritten
 

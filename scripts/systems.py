@@ -8,6 +8,7 @@ all, as MultiWorkerMirroredStrategy lays them end to end. With "+merge" ours let
 
 import contextlib
 import dataclasses
+import re
 
 import emulation
 import keras
@@ -50,10 +51,11 @@ class RealReplica:
 
     operations_per_second = None
 
-    def __init__(self, name, batch_size, rank, ranks):
+    def __init__(self, system, name, batch_size, rank, ranks):
         keras.utils.set_random_seed(1)
         described = zoo.MODELS[name]
-        self._model = described.build()
+        with keras.name_scope(system):
+            self._model = described.build()
         # Adam's steps would make one of what is nearly zero: what was added in another order.
         self._optimizer = keras.optimizers.SGD(0.01)
         self._optimizer.build(self._model.trainable_variables)
@@ -101,11 +103,10 @@ class RealReplica:
 class EmulatedReplica:
     """A model that is only emulated, see emulation.py."""
 
-    def __init__(self, model, ranks):
-        self._model = model
+    def __init__(self, system, model, ranks):
         self._ranks = ranks
         self.operations_per_second = model.operations_per_second
-        self.variables = model.variables
+        self.variables = model.variables(system)
         self.gradients = model.gradients
 
     def synchronize(self, gradients, strategy):
@@ -130,7 +131,9 @@ def make(names, make_replica, cluster, strategy, libraries):
 
     Args:
         names: Some of `NAMES`.
-        make_replica: Makes a replica of the model.
+        make_replica: Makes a replica of the model for a system, given what the names of its variables
+            begin with. Sites have names of their own: one that other functions exchange otherwise, in
+            between, travels dense at first.
         cluster: The `planning.Cluster`.
         strategy: The `PoseidonStrategy`.
         libraries: Horovod and TensorFlow's strategy, by the names in `PEERS`.
@@ -139,7 +142,7 @@ def make(names, make_replica, cluster, strategy, libraries):
     replicas = {}
     for name in names:
         with strategy.scope() if name.partition("+")[0] in POLICIES else contextlib.nullcontext():
-            replicas[name] = make_replica()
+            replicas[name] = make_replica(re.sub(r"\W", "_", name))
     return {name: _make(name, replica, cluster, strategy, libraries)
             for name, replica in replicas.items()}
 

@@ -434,11 +434,16 @@ class Timeline:
         self.path, self.ranks = path, []
         self._rank, self._plan = rank, None
 
-    def table(self, rank=None):
-        """Returns the table of a rank, None for this one, as text."""
+    def table(self, rank=None, plan=None):
+        """Returns the table of a rank as text.
+
+        Args:
+            rank: Whose; None for this one.
+            plan: The `Plan` that its steps have followed; None for `strategy.plan`.
+        """
         if not self.ranks:
             return "The timeline is not there yet: leave strategy.timeline first."
-        return table(self.ranks, self._rank if rank is None else rank, self._plan)
+        return table(self.ranks, self._rank if rank is None else rank, plan or self._plan)
 
     def __str__(self):
         return self.table()
