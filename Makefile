@@ -46,18 +46,15 @@ bench: setup
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py --peers= \
-	  --json docs/results/bench_layers_loopback.json
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_layers.py \
-	  --json docs/results/bench_layers_peers_loopback.json
-	test $$(id -u) != 0 || \
-	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
-	    $(BIN)/python scripts/bench_layers.py --bandwidth_gbps 1 --policies ps,sfb,auto \
-	    --json docs/results/bench_layers_peers_1gbps.json
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py \
+	  --system poseidon,poseidon-ps,poseidon-sfb,poseidon-paper,horovod,horovod+enable,mwms,mwms+enable \
+	  --json docs/results/benchmark_loopback.json
 	test $$(id -u) != 0 || for gbps in 0.1 1 10; do \
 	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps $$gbps -- \
-	    $(BIN)/python scripts/bench_layers.py --peers= --bandwidth_gbps $$gbps \
-	    --json docs/results/bench_layers_$${gbps}gbps.json || exit 1; done
+	    $(BIN)/python scripts/benchmark.py \
+	    --system poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable \
+	    --json docs/results/benchmark_$${gbps}gbps.json || exit 1; done
+	test $$(id -u) != 0 || $(BIN)/python scripts/bench_emulated.py --json docs/results/emulated.json
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/bench_rewrite.py --json docs/results/bench_rewrite.json

@@ -244,7 +244,7 @@ class EmulatedCluster:
         # A burst passes at once, so a large one lets small messages pass for nothing; a small one
         # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
         # TCP is told to hand over smaller ones.
-        burst = max(8000, int(bytes_per_s * 250e-6))
+        burst = max(8000, int(bytes_per_s * 1e-3))
         _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
         add = f"tc -n {namespace} qdisc add dev {interface}"
         _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "

@@ -38,11 +38,10 @@ class EmulatedLayer:
 
 
 class EmulatedModel:
-    """A model on an accelerator that there is only in thought.
+    """A model on an accelerator that exists only in thought.
 
     Attributes:
         operations_per_second: How fast it makes products of the (shrunk) factors.
-        compute_seconds: How long a step without other ranks takes, dilated.
     """
 
     def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0):
@@ -68,9 +67,7 @@ class EmulatedModel:
                 shapes = [(_part(math.prod(shape), shrink),) for shape in shapes]
             self._layers.append(EmulatedLayer(names, tuple(shapes),
                                               per_operation * batch_size * layer.operations, rows))
-        self.operations_per_second = 1 / (per_operation * side**3)
-        self.compute_seconds = (3 * sum(layer.seconds for layer in self._layers)
-                                - self._layers[0].seconds)
+        self.operations_per_second = profile.gflops * 1e9 / (dilation * side**3)
 
     def variables(self, prefix):
         """Returns what a strategy wants to know of the variables, named within `prefix`: there are none."""

@@ -394,3 +394,27 @@ def test_command_simulates_a_model(arguments):
     done = simulate(*arguments)
     assert done.returncode == 0, done.stderr
     assert "35.5" in done.stdout and "vgg19, 32 rows on each titan_x" in done.stdout
+
+
+EMULATED = json.loads((SCRIPTS.parent / "docs/results/emulated.json").read_text())
+
+
+@pytest.mark.parametrize("entry", EMULATED, ids=lambda entry: "-".join(map(str, entry["run"].values())))
+def test_agrees_with_the_emulated_cluster(entry):
+    """Steps of our systems within a tenth; where computing is not emulated, two cores are what is waited for."""
+    import profiles  # late, since they import Keras
+    import zoo
+    run, cluster = entry["run"], entry["cluster"]
+    if run["profile"] is None:
+        assert entry["compute"] == "real"
+        return
+    profile, rows = profiles.PROFILES[run["profile"]], entry["batch_size"]
+    work = simulation.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
+                           profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
+    # Of Ethernet, TCP gets this share for its payload.
+    machines = simulation.Machines(run["hosts"], run["gbps"], cluster["latency_us"] / run["dilation"],
+                                   efficiency=0.94)
+    for result in entry["results"]:
+        if result["system"].startswith("poseidon"):
+            simulated = simulation.simulate(work, machines, simulation.SYSTEMS[result["system"]])
+            assert 1e3 * simulated.step_seconds == pytest.approx(result["step"]["median_ms"], rel=0.1)
