@@ -20,7 +20,7 @@ import rich.console
 import rich.progress
 
 _JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; it may have some.")
-_PARTS = flags.DEFINE_list("parts", ["table", "points"], "What to measure.")
+_PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
 
 _BENCHMARK = pathlib.Path(__file__).with_name("benchmark.py")
@@ -34,6 +34,7 @@ class Run:
         model, systems, profile, batch_size: As of scripts/benchmark.py; without a profile it computes.
         hosts: How many.
         gbps: Rate of their links, as told.
+        steps: How many follow each other in a measurement.
         dilation, shrink: How the cluster is made to fit; links really have gbps / (dilation * shrink).
     """
 
@@ -45,6 +46,7 @@ class Run:
     dilation: float = 1.0
     shrink: float = 1.0
     batch_size: int | None = None
+    steps: int = 1
 
     @property
     def link_gbps(self):
@@ -57,8 +59,8 @@ _OURS = "poseidon,poseidon-ps"
 PARTS = {
     # A quarter of the time and of the rate, and a sixteenth of the bytes: what two cores can move.
     "table": [
-        Run("mlp", 4, 1, _ALL, profile=None),
-        Run("mlp", 4, 1, _ALL), Run("mlp", 4, 10, _ALL, dilation=10),
+        Run("mlp", 4, 1, _ALL, profile=None, steps=3),
+        Run("mlp", 4, 1, _ALL, steps=3), Run("mlp", 4, 10, _ALL, dilation=10, steps=3),
         Run("vgg19", 4, 1, _ALL, dilation=0.25, shrink=16), Run("vgg19", 4, 10, _ALL, shrink=16),
         Run("vgg19_22k", 4, 1, _ALL, dilation=0.25, shrink=16), Run("vgg19_22k", 4, 10, _ALL, shrink=16),
         Run("resnet50", 4, 1, _ALL, profile="titan_x_tf", shrink=4),
@@ -97,7 +99,7 @@ def measure(run):
     with tempfile.TemporaryDirectory() as directory:
         out = pathlib.Path(directory) / "results.json"
         command = [sys.executable, _BENCHMARK, f"--model={run.model}", f"--system={run.systems}",
-                   f"--rounds={_ROUNDS.value}", "--steps=1", "--warm_up=1", f"--json={out}",
+                   f"--rounds={_ROUNDS.value}", f"--steps={run.steps}", f"--json={out}",
                    f"--bandwidth_gbps={run.link_gbps}"]
         if run.profile:
             command += [f"--compute=emulated:{run.profile}", f"--dilation={run.dilation}",

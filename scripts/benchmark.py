@@ -49,7 +49,8 @@ _SYSTEMS = flags.DEFINE_list("system", ["poseidon", "poseidon-ps"], "What to com
 _BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each worker; the paper's by default.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each system.", lower_bound=2)
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.", lower_bound=1)
-_WARM_UP = flags.DEFINE_integer("warm_up", 2, "Steps of each system before these.", lower_bound=0)
+_WARM_UP = flags.DEFINE_integer("warm_up", 1, "Steps before each measurement: TCP, for one, begins slowly after "
+                                "a pause.", lower_bound=0)
 _COMPUTE = flags.DEFINE_string("compute", "real", "real, or emulated:PROFILE with one of "
                                f"{', '.join(profiles.PROFILES)}.")
 _DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything is emulated; below 1 faster.",
@@ -153,12 +154,11 @@ def measure(systems, communicator):
     measured = {name: Measured() for name in systems}
     progress = rich.progress.Progress(disable=communicator.rank != 0, transient=True,
                                       console=rich.console.Console(stderr=True))
-    for system in systems.values():
-        for _ in range(_WARM_UP.value):
-            system.step()
     with progress:
         for _ in progress.track(range(_ROUNDS.value), description="rounds"):
             for name, system in systems.items():
+                for _ in range(_WARM_UP.value):
+                    system.step()
                 payload, on_links = _payload_bytes(communicator), _bytes_on_links()
                 communicator.sum("barrier", np.zeros(1, np.float32))
                 begin = time.perf_counter()
