@@ -18,6 +18,7 @@ from tf_poseidon.planning import cost
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
 sys.path.append(str(SCRIPTS))
+import links  # noqa: E402
 import simulation  # noqa: E402
 
 GBPS = 8.0  # 10^9 bytes per second
@@ -234,13 +235,13 @@ def test_a_slow_link_is_that_of_its_node():
     ([(0, 0), (0, 1), (1, 0)], [3, 1], [100, 30], {(0, 0): 45, (0, 1): 10, (1, 0): 10}),
 ])
 def test_connections_share_links_evenly(bundles, sizes, rates, expected):
-    assert simulation.fair_rates(bundles, sizes, rates) == pytest.approx(expected)
+    assert links.fair_rates(bundles, sizes, rates) == pytest.approx(expected)
 
 
 def test_a_link_carries_no_more_than_it_can():
     sizes, rates = [3, 1, 4], [90.0, 10.0, 50.0]
     bundles = [(a, b) for a in range(3) for b in range(3) if sizes[b] - (a == b)]
-    found = simulation.fair_rates(bundles, sizes, rates)
+    found = links.fair_rates(bundles, sizes, rates)
     for kind in range(3):
         out = sum(found[a, b] * (sizes[b] - (a == b)) for a, b in bundles if a == kind)
         into = sum(found[a, b] * (sizes[a] - (a == b)) for a, b in bundles if b == kind)
@@ -394,27 +395,3 @@ def test_command_simulates_a_model(arguments):
     done = simulate(*arguments)
     assert done.returncode == 0, done.stderr
     assert "35.5" in done.stdout and "vgg19, 32 rows on each titan_x" in done.stdout
-
-
-EMULATED = json.loads((SCRIPTS.parent / "docs/results/emulated.json").read_text())
-
-
-@pytest.mark.parametrize("entry", EMULATED, ids=lambda entry: "-".join(map(str, entry["run"].values())))
-def test_agrees_with_the_emulated_cluster(entry):
-    """Steps of our systems within a tenth; where computing is not emulated, two cores are what is waited for."""
-    import profiles  # late, since they import Keras
-    import zoo
-    run, cluster = entry["run"], entry["cluster"]
-    if run["profile"] is None:
-        assert entry["compute"] == "real"
-        return
-    profile, rows = profiles.PROFILES[run["profile"]], entry["batch_size"]
-    work = simulation.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
-                           profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
-    # Of Ethernet, TCP gets this share for its payload.
-    machines = simulation.Machines(run["hosts"], run["gbps"], cluster["latency_us"] / run["dilation"],
-                                   efficiency=0.94)
-    for result in entry["results"]:
-        if result["system"].startswith("poseidon"):
-            simulated = simulation.simulate(work, machines, simulation.SYSTEMS[result["system"]])
-            assert 1e3 * simulated.step_seconds == pytest.approx(result["step"]["median_ms"], rel=0.1)

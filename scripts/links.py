@@ -1,0 +1,139 @@
+"""Links that connections share, and what else takes time in a simulation: the clock, and lines of work.
+
+Connections that are busy at the same time share the links of their two nodes max-min fairly, without packets,
+as TCP's flows do in the long run. simulation.py says what stands for what.
+"""
+
+import collections
+import functools
+import heapq
+import itertools
+import math
+
+_AT_ONCE = 1e-9  # seconds between messages' ends that are taken to be the same
+
+
+def fair_rates(bundles, sizes, rates):
+    """Returns the bytes per second of one connection of each bundle, max-min fair.
+
+    Args:
+        bundles: (source, target) kinds; each stands for a connection from every node of the one kind to every
+            other node of the other.
+        sizes: How many nodes are of each kind.
+        rates: Bytes per second of a node's link in each direction, by kind.
+    """
+    links = collections.defaultdict(list)  # (kind, direction) -> [(bundle, connections on one node's link)]
+    for bundle in bundles:
+        source, target = bundle
+        links[source, 0].append((bundle, sizes[target] - (source == target)))
+        links[target, 1].append((bundle, sizes[source] - (source == target)))
+    room = {link: rates[link[0]] for link in links}
+    busy = {link: sum(count for _, count in users) for link, users in links.items()}
+    found = {}
+    while len(found) < len(bundles):
+        level = min(room[link] / busy[link] for link in links if busy[link])
+        full = [link for link in links if busy[link] and room[link] <= level * busy[link] * (1 + 1e-9)]
+        for bundle in dict.fromkeys(bundle for link in full for bundle, _ in links[link]):
+            if bundle in found:
+                continue
+            found[bundle] = level
+            source, target = bundle
+            for link, count in (((source, 0), sizes[target] - (source == target)),
+                                ((target, 1), sizes[source] - (source == target))):
+                room[link] -= level * count
+                busy[link] -= count
+    return found
+
+
+class Clock:
+    """What happens later, in the order of time; of the same time, in the order in which it was asked for."""
+
+    def __init__(self):
+        self.now = 0.0
+        self._waiting, self._count = [], itertools.count()
+
+    def at(self, time, call):
+        heapq.heappush(self._waiting, (time, next(self._count), call))
+
+    def run(self, network):
+        while True:
+            self.now = min(self._waiting[0][0] if self._waiting else math.inf, network.next_end(self.now))
+            if self.now == math.inf:
+                return
+            network.advance(self.now)
+            while self._waiting and self._waiting[0][0] <= self.now:
+                heapq.heappop(self._waiting)[2]()
+
+
+class Line:
+    """Does one thing after the other: a device, a copy engine."""
+
+    def __init__(self, clock):
+        self._clock, self._free = clock, 0.0
+
+    def do(self, seconds, then):
+        """Calls `then` with begin and end when what takes `seconds` is done."""
+        begin = max(self._clock.now, self._free)
+        self._free = end = begin + seconds
+        self._clock.at(end, lambda: then(begin, end))
+
+
+class _Bundle:
+    """The connections from all nodes of one kind to all of another, which are in the same state."""
+
+    def __init__(self):
+        self.waiting, self.active = [], []  # heaps: by order, by end
+        self.width = 0.0  # share of the connections that is busy
+        self.served = 0.0  # bytes that a busy connection has carried
+        self.rate = 0.0
+
+
+class Network:
+    """The links of all nodes, and the connections that share them."""
+
+    def __init__(self, clock, sizes, rates, latency):
+        self._clock, self._sizes, self._rates, self._latency = clock, sizes, rates, latency
+        self._bundles = collections.defaultdict(_Bundle)
+        self._changed, self._busy, self._then, self._count = set(), {}, 0.0, itertools.count()
+
+    def send(self, source, target, num_bytes, width, order, done):
+        """Sends a message over each of a share `width` of the connections from one kind to another.
+
+        Calls `done` with its begin and end, when it is there.
+        """
+        heapq.heappush(self._bundles[source, target].waiting,
+                       (order, next(self._count), num_bytes, width, done))
+        self._changed.add((source, target))
+
+    def next_end(self, now):
+        """Returns when the next message ends."""
+        is_shared_anew = False
+        for pair in sorted(self._changed):
+            bundle = self._bundles[pair]
+            while bundle.waiting and (not bundle.active or bundle.width + bundle.waiting[0][3] <= 1 + 1e-9):
+                _, number, num_bytes, width, done = heapq.heappop(bundle.waiting)
+                heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
+                bundle.width += width
+            if bool(bundle.active) != (pair in self._busy):
+                is_shared_anew = True
+                if bundle.active:
+                    self._busy[pair] = bundle
+                else:
+                    del self._busy[pair]
+        self._changed.clear()
+        if is_shared_anew:
+            for pair, rate in fair_rates(sorted(self._busy), self._sizes, self._rates).items():
+                self._busy[pair].rate = rate
+        return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()),
+                   default=math.inf)
+
+    def advance(self, now):
+        """Carries bytes until now, and ends the messages that are done."""
+        seconds, self._then = now - self._then, now
+        for pair, bundle in self._busy.items():
+            bundle.served += bundle.rate * seconds
+            while bundle.active and bundle.active[0][0] <= bundle.served + bundle.rate * _AT_ONCE:
+                _, _, width, begin, done = heapq.heappop(bundle.active)
+                bundle.width = bundle.width - width if bundle.active else 0.0
+                self._clock.at(now + self._latency, functools.partial(done, begin, now))
+                self._changed.add(pair)
