@@ -14,14 +14,17 @@ import pytest
 from tf_poseidon import engines
 from tf_poseidon import planning
 from tf_poseidon import runtime
-from tf_poseidon import timeline
 from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.strategy import PoseidonStrategy
-from tf_poseidon.timeline import Event
-from tf_poseidon.timeline import Rank
+from tf_poseidon.timelines import clocks
+from tf_poseidon.timelines import recording
+from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import trace as trace_lib
+from tf_poseidon.timelines.steps import Event
+from tf_poseidon.timelines.steps import Rank
 
 RANKS, STEPS = 3, 6
 SLOW_S, LATE_S = 0.05, 0.1  # of timelines.py
@@ -77,7 +80,7 @@ def test_clock_offset_is_that_of_the_shortest_round_trip():
     """This rank's clock is 100 ahead; the second try takes 3 + 2, the others longer."""
     of_rank_0 = [(0, 50), (60, 63), (70, 90)]
     own = [(130, 180), (161, 163), (175, 190)]
-    time, offset, error = timeline.clock_offset(own, of_rank_0)
+    time, offset, error = clocks.clock_offset(own, of_rank_0)
     assert (time, offset, error) == (162, (98 + 103) / 2, 2.5)
 
 
@@ -89,7 +92,7 @@ def test_drift_of_clocks_is_taken_out():
         middle = 1e9 * (50 + 1.5 * ahead)
         return dict(tries, host="h", begin=middle, dropped=0,
                     events=[["ps", "a", middle, middle + 11e8, 4, False]])
-    first, second = timeline.aligned([recorded(0), recorded(10)])
+    first, second = clocks.aligned([recorded(0), recorded(10)])
     assert first.events == (Event("ps", "a", 50, 51.1, 4, False),)
     assert second.begin == pytest.approx(50)
     assert second.events[0].end == pytest.approx(51)  # 1.1 s of a clock that is fast by a tenth
@@ -110,7 +113,7 @@ def plan():
 
 def test_table():
     """Of both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and there at 11."""
-    lines = [line.split() for line in timeline.table(two_ranks(), 0, plan()).splitlines()]
+    lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
     assert " ".join(lines[0]) == "rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms"
     assert lines[2:] == [
         ["forward", "3,000"],
@@ -124,13 +127,13 @@ def test_table():
         "a step of 12,000 ms: 7,000 ms compute; then 2,500 ms waiting for exchanges, and 2,500 ms "
         "rebuilding gradients".split()]
     assert ["a", "ps", "6,000", "0", "500", "1", "2,000", "1,000", "2,000"] in [
-        line.split() for line in timeline.table(two_ranks(), 1, plan()).splitlines()]
+        line.split() for line in table_lib.table(two_ranks(), 1, plan()).splitlines()]
 
 
 def test_steps_that_last_longest_and_shortest_do_not_count():
     """As long as there are four; of the others means, so that nothing that comes and goes is lost."""
     events = [Event("ps", "a", begin, end) for begin, end in ((4, 5), (6, 7), (10, 12), (112, 113))]
-    lines = timeline.table([Rank("host", 0.0, tuple(events))], 0).splitlines()
+    lines = table_lib.table([Rank("host", 0.0, tuple(events))], 0).splitlines()
     assert lines[0].startswith("rank 0 on host, 4 steps")
     # Those of 5 and 5 s, of which 4 and 3 come before the gradient.
     assert lines[-1] == ("a step of 5,000 ms: 3,500 ms compute; then 1,500 ms waiting for exchanges, and "
@@ -139,19 +142,19 @@ def test_steps_that_last_longest_and_shortest_do_not_count():
 
 def test_prediction_for_another_scheme_is_left_away():
     ranks = [Rank("host", 0.0, (Event("ps", "b", 1, 4),))]
-    line = timeline.table(ranks, 0, plan()).splitlines()[3]
+    line = table_lib.table(ranks, 0, plan()).splitlines()[3]
     assert line.split() == ["b", "ps", "0", "0", "3,000", "3,000"]
 
 
 def test_table_without_steps_or_with_too_many():
-    assert timeline.table([Rank("host", 0.0, ())], 0) == (
+    assert table_lib.table([Rank("host", 0.0, ())], 0) == (
         "No step was recorded: train inside of strategy.timeline.")
     full = Rank("host", 0.0, (*two_layers(0), *two_layers(12)), dropped=1234)
-    assert "full, and 1,234 later events are missing" in timeline.table([full], 0)
+    assert "full, and 1,234 later events are missing" in table_lib.table([full], 0)
 
 
 def test_trace():
-    trace = timeline.trace(two_ranks())
+    trace = trace_lib.trace(two_ranks())
     named = {(e["pid"], e.get("tid")): e["args"]["name"] for e in trace["traceEvents"]
              if e["name"].endswith("_name")}
     assert [named[0, tid] for tid in (None, 0, 1, 2, 3, 4)] == [
@@ -165,7 +168,7 @@ def test_trace():
 
 
 def test_exchanges_at_the_same_time_have_rows_of_their_own():
-    trace = timeline.trace([Rank("host", 0.0, (Event("ps", "a", 1, 4), Event("ps", "b", 2, 3),
+    trace = trace_lib.trace([Rank("host", 0.0, (Event("ps", "a", 1, 4), Event("ps", "b", 2, 3),
                                                 Event("ps", "c", 3, 5)))])
     lanes = {e["name"]: e["tid"] for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "ps"}
     assert lanes == {"a": 1, "b": 2, "c": 2}
@@ -207,7 +210,7 @@ def test_all_ranks_get_the_recordings_of_all(tmp_path):
     ranks, timelines = join_loopback(3), {}
 
     def train(rank):
-        with timeline.record(rank, tmp_path / "new" / "trace.json.gz", lambda: None) as mine:
+        with recording.record(rank, tmp_path / "new" / "trace.json.gz", lambda: None) as mine:
             assert str(mine) == "The timeline is not there yet: leave strategy.timeline first."
             for site in "aba":
                 rank.submit(site, np.ones(3, np.float32), is_gradient=True)()
@@ -226,13 +229,13 @@ def test_all_ranks_get_the_recordings_of_all(tmp_path):
         assert [[e.site for e in step.gradients] for step in mine.ranks[number].steps] == [["a", "b"], ["a"]]
         assert str(mine) == timelines[0].table(number) != timelines[0].table((number + 1) % 3)
     with gzip.open(tmp_path / "new" / "trace.json.gz") as file:
-        assert json.load(file) == timeline.trace(timelines[0].ranks)
+        assert json.load(file) == trace_lib.trace(timelines[0].ranks)
 
 
 def test_file_that_cannot_be_written_is_refused_at_once(alone, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(PoseidonError, match="cannot write the trace .*; give it the path of a file"):
-        with timeline.record(alone, tmp_path / "file" / "trace.json", lambda: None):
+        with recording.record(alone, tmp_path / "file" / "trace.json", lambda: None):
             raise AssertionError("recorded")
 
 
@@ -250,7 +253,7 @@ def test_where_there_is_nothing_to_see_it_is_refused(communicator, message, monk
 def test_recording_ends_with_an_exception(alone, tmp_path):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            with timeline.record(alone, tmp_path / "trace.json", lambda: None):
+            with recording.record(alone, tmp_path / "trace.json", lambda: None):
                 1 / 0  # pylint: disable=pointless-statement
     alone.sum("x", np.ones(2))
     assert alone.events()["events"] == []

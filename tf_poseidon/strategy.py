@@ -18,9 +18,9 @@ from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
-from tf_poseidon import timeline as timeline_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.timelines import recording
 
 
 class PoseidonStrategy(tf.distribute.Strategy):
@@ -185,7 +185,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
-                               if site not in calibration.SITES | timeline_lib.SITES}
+                               if site not in calibration.SITES | recording.SITES}
         return statistics
 
     def timeline(self, path):
@@ -207,7 +207,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             path: File of the trace, on rank 0's host; compressed if it ends in ".gz".
 
         Returns:
-            A context manager of a `timeline.Timeline`.
+            A context manager of a `timelines.recording.Timeline`.
 
         Raises:
             PoseidonError: If this process runs alone, gradients travel by Horovod, the file cannot be
@@ -220,7 +220,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if runtime.engine().collective_ops is not None:
             raise PoseidonError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
                                 "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
-        return timeline_lib.record(communicator, path, lambda: self.plan)
+        return recording.record(communicator, path, lambda: self.plan)
 
 
 class _ReplicaContext(distribute_lib.ReplicaContext):

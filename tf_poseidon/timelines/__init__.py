@@ -1,0 +1,1 @@
+"""The timeline of steps: what every rank did when, as a trace to look at and a table to read."""

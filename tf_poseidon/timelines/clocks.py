@@ -1,0 +1,45 @@
+"""Puts what ranks have recorded on one clock, that of rank 0."""
+
+from tf_poseidon.timelines.steps import Event
+from tf_poseidon.timelines.steps import Rank
+
+
+def clock_offset(own, of_rank_0):
+    """Returns (time, offset, error): by how much this rank's clock was ahead of rank 0's, and when.
+
+    In an exchange of all with all, nobody is done before everybody has begun. So the offset is at least this
+    rank's beginning minus rank 0's end, and at most this rank's end minus rank 0's beginning: of some tries
+    the one with the shortest round trip counts (F. Cristian, "Probabilistic clock synchronization", 1989).
+
+    Args:
+        own: (begin, end) of some exchanges, in seconds of this rank's clock.
+        of_rank_0: The same of rank 0.
+    """
+    bounds = [(begin - end_0, end - begin_0, (begin + end) / 2)
+              for (begin, end), (begin_0, end_0) in zip(own, of_rank_0, strict=True)]
+    low, high, time = min(bounds, key=lambda bound: bound[1] - bound[0])
+    return time, (low + high) / 2, (high - low) / 2
+
+
+def aligned(recorded):
+    """Returns the `Rank`s with all times on rank 0's clock.
+
+    Args:
+        recorded: For each rank what it has sent, see `_record`.
+    """
+    ranks = []
+    for rank, mine in enumerate(recorded):
+        (first, offset, error), (last, last_offset, last_error) = (
+            clock_offset(mine[key], recorded[0][key]) if rank else (0.0, 0.0, 0.0)
+            for key in ("before", "after"))
+        drift = (last_offset - offset) / (last - first) if rank else 0.0
+
+        def to_rank_0(time):
+            return time - offset - drift * (time - first)
+
+        events = [Event(row, site, to_rank_0(1e-9 * begin), to_rank_0(1e-9 * end), *rest)
+                  for row, site, begin, end, *rest in mine["events"]]
+        events.sort(key=lambda e: e.begin)
+        ranks.append(Rank(mine["host"], to_rank_0(1e-9 * mine["begin"]), tuple(events),
+                          max(error, last_error), mine["dropped"]))
+    return ranks

@@ -1,0 +1,115 @@
+"""Recording the timeline of a job: what `strategy.timeline` does."""
+
+import contextlib
+import gzip
+import json
+import pathlib
+import socket
+import zlib
+
+import numpy as np
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.timelines import clocks
+from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import trace
+
+# What it exchanges itself: no part of training.
+_CLOCKS, _LENGTHS, _EVENTS = (f"strategy.timeline/{what}" for what in ("clocks", "lengths", "events"))
+SITES = frozenset({_CLOCKS, _LENGTHS, _EVENTS})
+
+_CAPACITY = 1 << 18  # events that a rank keeps, of 56 bytes
+_TRIES = 30
+
+
+class Timeline:
+    """What `strategy.timeline` gives: the recorded steps, once it was left.
+
+    `print(timeline)` shows where this rank's steps went.
+
+    Attributes:
+        path: The file of the trace, which rank 0 writes.
+        ranks: The recorded `Rank`s; empty before the end.
+    """
+
+    def __init__(self, path, rank):
+        self.path, self.ranks = path, []
+        self._rank, self._plan = rank, None
+
+    def table(self, rank=None, plan=None):
+        """Returns the table of a rank as text.
+
+        Args:
+            rank: Whose; None for this one.
+            plan: The `Plan` that its steps have followed; None for `strategy.plan`.
+        """
+        if not self.ranks:
+            return "The timeline is not there yet: leave strategy.timeline first."
+        return table_lib.table(self.ranks, self._rank if rank is None else rank, plan or self._plan)
+
+    def __str__(self):
+        return self.table()
+
+    def finish(self, ranks, plan):
+        """Takes what was recorded, and writes the trace on rank 0."""
+        self.ranks, self._plan = ranks, plan
+        if self._rank == 0:
+            with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "wt") as file:
+                json.dump(trace.trace(ranks), file)
+
+
+_recording = set()  # communicators that record
+
+
+@contextlib.contextmanager
+def record(communicator, path, plan):
+    """Records what all ranks do inside; see `PoseidonStrategy.timeline`.
+
+    Args:
+        communicator: This process's `Communicator`.
+        path: Where rank 0 writes the trace.
+        plan: A function that returns the `Plan` at the end.
+    """
+    if communicator in _recording:
+        raise PoseidonError(f"strategy.timeline('{path}') was entered inside of another one; leave that one "
+                            "first.")
+    path = pathlib.Path(path)
+    if communicator.rank == 0:  # now, not after hours of training
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            raise PoseidonError(f"strategy.timeline cannot write the trace '{path}' ({error.strerror}); give "
+                                "it the path of a file that rank 0 may write.") from error
+    timeline = Timeline(path, communicator.rank)
+    _recording.add(communicator)
+    try:
+        before = _try_clocks(communicator)
+        communicator.record_events(_CAPACITY)
+        yield timeline
+        communicator.record_events(0)
+        mine = communicator.events()
+        mine.update(host=socket.gethostname(), before=before, after=_try_clocks(communicator))
+        timeline.finish(clocks.aligned(_gather(communicator, mine)), plan())
+    finally:
+        communicator.record_events(0)
+        _recording.discard(communicator)
+
+
+def _try_clocks(communicator):
+    """Returns (begin, end) of some exchanges of all with all, in seconds of this rank's clock."""
+    communicator.record_events(_TRIES)
+    for _ in range(_TRIES):
+        communicator.submit_factors(_CLOCKS, [np.zeros((1, 1), np.uint8)])()
+    communicator.record_events(0)
+    return [(1e-9 * begin, 1e-9 * end) for _, _, begin, end, *_ in communicator.events()["events"]]
+
+
+def _gather(communicator, value):
+    """Returns the values of all ranks, which JSON can express, in rank order."""
+    data = zlib.compress(json.dumps(value).encode())
+    lengths, = communicator.submit_factors(_LENGTHS, [np.array([[len(data)]])])()
+    everything, = communicator.submit_factors(_EVENTS, [np.frombuffer(data, np.uint8).reshape(-1, 1)])()
+    ends = np.cumsum(lengths)
+    return [json.loads(zlib.decompress(everything[end - length:end].tobytes()))
+            for end, length in zip(ends, lengths[:, 0])]

@@ -1,0 +1,164 @@
+"""What a rank has recorded, cut into steps: values that the trace and the table are made of.
+
+The communicator notes events while somebody records. A rank's step is cut into segments that follow each
+other without a gap:
+
+    forward    from the end of the step before to its first gradient
+    backward   from one gradient to the next
+    wait       after the last gradient, until what is under way is there
+    rebuild    the same, but meanwhile a gradient was made of factors
+
+Backpropagation has no other marks than the gradients that leave it.
+"""
+
+import bisect
+import dataclasses
+import functools
+import typing
+
+SCHEMES = ("ps", "sfb", "sparse")
+ROWS = (*SCHEMES, "calls", "rebuild")
+KINDS = ("forward", "backward", "wait", "rebuild")
+
+
+class Event(typing.NamedTuple):
+    """Something of one site on one rank, in seconds of rank 0's clock.
+
+    Attributes:
+        row: "ps", "sfb" or "sparse" when a gradient was exchanged so, from when it was ready; "calls" for
+            other exchanges; "rebuild" when a gradient was made of what others have sent.
+        site: Name of the site.
+        begin: When it began.
+        end: When it was done.
+        num_bytes: Of an exchange, this rank's tensor or factors.
+        is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly.
+    """
+
+    row: str
+    site: str
+    begin: float
+    end: float
+    num_bytes: int = 0
+    is_blocking: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """What one rank has recorded.
+
+    Attributes:
+        host: Name of its host.
+        begin: When it began to record, in seconds of rank 0's clock.
+        events: Its `Event`s, in the order in which they began.
+        clock_error: By how many seconds its times may be off those of rank 0.
+        dropped: Events that came when there was no room left.
+    """
+
+    host: str
+    begin: float
+    events: tuple[Event, ...]
+    clock_error: float = 0.0
+    dropped: int = 0
+
+    @functools.cached_property
+    def steps(self):
+        """The `Step`s. A site that is exchanged again begins the next one."""
+        gradients, seen = [], set()
+        for event in self.events:
+            if event.row in SCHEMES:
+                if event.site in seen or not gradients:
+                    gradients.append([])
+                    seen.clear()
+                seen.add(event.site)
+                gradients[-1].append(event)
+        begins = [events[0].begin for events in gradients]
+        rebuilds = [[] for _ in gradients]
+        for event in self.events:
+            if event.row == "rebuild" and begins and event.begin >= begins[0]:
+                rebuilds[bisect.bisect(begins, event.begin) - 1].append(event)
+        steps, now = [], self.begin
+        for parts in zip(gradients, rebuilds):
+            steps.append(Step(*parts, _segments(now, *parts)))
+            now = steps[-1].end
+        # What came when there was no room left is missing in the last one.
+        return steps[:-1] if self.dropped else steps
+
+
+class Segment(typing.NamedTuple):
+    """A part of a step: "forward", "backward", "wait" or "rebuild", as above, and for which site."""
+
+    kind: str
+    site: str
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of one rank.
+
+    Attributes:
+        gradients: The `Event`s of exchanging gradients, in the order in which these were ready.
+        rebuilds: Those of rebuilding gradients.
+        segments: `Segment`s that follow each other, from its beginning to its end.
+    """
+
+    gradients: list[Event]
+    rebuilds: list[Event]
+    segments: list[Segment]
+
+    @property
+    def begin(self):
+        return self.segments[0].begin
+
+    @property
+    def end(self):
+        return self.segments[-1].end
+
+    @property
+    def last_gradient(self):
+        """When backpropagation ended."""
+        return self.gradients[-1].begin
+
+    def seconds(self, *kinds):
+        """Returns how long all segments of some kinds are."""
+        return sum(s.end - s.begin for s in self.segments if s.kind in kinds)
+
+    def hidden(self, event):
+        """Returns (begin, end) of an exchange's time while backpropagation went on."""
+        return event.begin, event.begin if event.is_blocking else min(event.end, self.last_gradient)
+
+
+def _segments(now, gradients, rebuilds):
+    """Returns the segments of a step that begins `now`."""
+    segments = []
+
+    def until(end, kind, site):
+        nonlocal now
+        if segments and segments[-1][:2] == (kind, site):
+            segments[-1] = segments[-1]._replace(end=end)
+        elif end > now:
+            segments.append(Segment(kind, site, now, end))
+        now = max(now, end)
+
+    for i, event in enumerate(gradients):
+        until(event.begin, "backward" if i else "forward", event.site if i else "")
+        if event.is_blocking:
+            until(event.end, "wait", event.site)
+    waits = sorted((e for e in gradients if e.end > now), key=lambda e: e.end)
+    cuts = sorted({e.end for e in waits} | {t for e in rebuilds for t in e[2:4] if t > now})
+    num_begun, running = 0, None
+    for cut in cuts:  # nothing begins or ends between two of them
+        while num_begun < len(rebuilds) and rebuilds[num_begun].begin <= now:
+            if running is None or rebuilds[num_begun].end > running.end:
+                running = rebuilds[num_begun]
+            num_begun += 1
+        while waits and waits[0].end <= now:
+            waits.pop(0)
+        if running is not None and running.end > now:
+            until(cut, "rebuild", running.site)
+        elif waits:
+            until(cut, "wait", waits[0].site)
+        else:  # all is there, and rows are copied for what is rebuilt next
+            until(cut, "rebuild", rebuilds[num_begun].site)
+    return segments

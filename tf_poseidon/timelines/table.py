@@ -1,0 +1,140 @@
+"""Where the steps of a rank went, as a table."""
+
+import collections
+import statistics
+
+from tf_poseidon.timelines import steps as steps_lib
+
+
+def table(ranks, rank, plan=None):
+    """Returns where the steps of one rank went, as text.
+
+    Times are means, in milliseconds, over the half of the steps whose duration is in the middle: medians of
+    parts would not add up, and lose what is sometimes here and sometimes there.
+
+    Args:
+        ranks: The `Rank`s.
+        rank: Whose steps.
+        plan: The `Plan` that they followed, or None.
+    """
+    steps = sorted(ranks[rank].steps, key=lambda step: step.end - step.begin)
+    if not steps:
+        return "No step was recorded: train inside of strategy.timeline."
+    num_steps, quarter = len(steps), len(steps) // 4
+    steps = steps[quarter:num_steps - quarter]
+    error = 2 * max(other.clock_error for other in ranks)
+    values, exchanges = _by_site(steps), _exchanges(ranks)
+    # The plan may be that of another function.
+    decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
+                 if decision.site in values and decision.scheme == values[decision.site]["scheme"]}
+
+    def place(site):  # in the order of backpropagation, with what is made of a gradient's factors after it
+        leader = decisions[site].rides_on if site in decisions else None
+        return values[leader if leader in values else site]["ready"], bool(leader), site
+
+    def mean(value):
+        return _ms(statistics.fmean(map(value, steps)))
+
+    rows = [("variable", "scheme", "compute", "hidden", "exposed", "rebuild", "slowest rank", "later by",
+             "predicted", "measured"),
+            ("forward", "", mean(lambda step: step.seconds("forward")), *[""] * 7)]
+    for site in sorted(values, key=place):
+        columns, decision = values[site], decisions.get(site)
+        slowest, measured = ["", ""], columns.get("rebuild", 0.0)
+        if site in exchanges:
+            number, seconds = _slowest(exchanges[site])
+            slowest = [str(number), _ms(seconds)] if seconds > error else slowest
+            measured += statistics.median(_arrivals(exchanges[site], rank))
+        rows.append((site, columns["scheme"],
+                     *(_ms(columns.get(key)) for key in ("compute", "hidden", "exposed", "rebuild")),
+                     *slowest, _ms(decision and decision.seconds), _ms(measured)))
+    calls = [e for e in ranks[rank].events if e.row == "calls"]
+    if calls:
+        rows.append(("other exchanges", "calls", *[""] * 7, mean(
+            lambda step: sum(e.end - e.begin for e in calls if step.begin <= e.begin < step.end))))
+    compute, exposed, rebuild, total = (
+        mean(lambda step, kinds=kinds: step.seconds(*kinds))
+        for kinds in (("forward", "backward"), ("wait",), ("rebuild",), steps_lib.KINDS))
+    predicted = plan.step_seconds if decisions and len(decisions) == len(values) else None
+    rows.append(("total", "", compute, mean(_covered), exposed,
+                 mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)), "", "", _ms(predicted),
+                 total))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(f"{text:{'<' if i < 2 else '>'}{widths[i]}}" for i, text in enumerate(row)).rstrip()
+             for row in rows]
+    lines.append(f"a step of {total} ms: {compute} ms compute; then {exposed} ms waiting for exchanges, and "
+                 f"{rebuild} ms rebuilding gradients")
+    if ranks[rank].dropped:
+        lines.append(f"The recording was full, and {ranks[rank].dropped:,} later events are missing: record "
+                     "fewer steps.")
+    title = (f"rank {rank} on {ranks[rank].host}, {num_steps} steps, times in ms; clocks of ranks agree "
+             f"within {1e3 * error:.2g} ms")
+    return "\n".join([title, *lines])
+
+
+def _by_site(steps):
+    """Returns {site: {column: mean over the steps, in seconds; of "scheme" the last one}}."""
+    values = collections.defaultdict(dict)
+
+    def add(site, column, seconds):
+        values[site][column] = values[site].get(column, 0.0) + seconds / len(steps)
+
+    for step in steps:
+        exchanged = {event.site for event in step.gradients}
+        for event in step.gradients:
+            begin, end = step.hidden(event)
+            values[event.site]["scheme"] = event.row
+            add(event.site, "ready", event.begin - step.begin)
+            add(event.site, "hidden", end - begin)
+            for column in ("compute", "exposed"):
+                add(event.site, column, 0.0)
+        for event in step.rebuilds:
+            add(event.site, "rebuild", event.end - event.begin)
+            if event.site not in exchanged:
+                values[event.site]["scheme"] = "sfb"
+                add(event.site, "ready", event.begin - step.begin)
+        for segment in step.segments:
+            column = {"backward": "compute", "wait": "exposed"}.get(segment.kind)
+            if column:
+                add(segment.site, column, segment.end - segment.begin)
+    return values
+
+
+def _exchanges(ranks):
+    """Returns {site: for each time that it was exchanged, the `Event`s of all ranks}."""
+    of_ranks = [collections.defaultdict(list) for _ in ranks]
+    for rank, of_rank in zip(ranks, of_ranks):
+        for step in rank.steps:
+            for event in step.gradients:
+                of_rank[event.site].append(event)
+    result = {site: list(zip(*(of_rank[site] for of_rank in of_ranks))) for site in list(of_ranks[0])}
+    return {site: exchanges for site, exchanges in result.items() if exchanges}
+
+
+def _slowest(exchanges):
+    """Returns (the rank whose gradient is the last, by how many seconds after that of the median rank).
+
+    Of an even number of ranks, the median is the earlier of the two in the middle.
+    """
+    later = [statistics.median(events[rank].begin - statistics.median_low(e.begin for e in events)
+                               for events in exchanges) for rank in range(len(exchanges[0]))]
+    return max(enumerate(later), key=lambda pair: pair[1])
+
+
+def _arrivals(exchanges, rank):
+    """Returns the seconds from when all ranks' gradients were ready to when a rank had the sum."""
+    return [max(0.0, events[rank].end - max(e.begin for e in events)) for events in exchanges]
+
+
+def _covered(step):
+    """Returns how long something was under way while backpropagation went on."""
+    total = reached = 0.0
+    for begin, end in sorted(map(step.hidden, step.gradients)):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _ms(seconds):
+    """Returns seconds as milliseconds, and nothing of None."""
+    return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
