@@ -243,12 +243,13 @@ class EmulatedCluster:
         """Limits what an interface sends."""
         # A burst passes at once, so a large one lets small messages pass for nothing; a small one
         # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
-        # TCP is told to hand over smaller ones.
+        # TCP is told to hand over smaller ones. Of what waits, 5 ms are kept and the rest is lost, as in
+        # a switch: more would let small messages wait behind large ones.
         burst = max(8000, int(bytes_per_s * 1e-3))
         _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
         add = f"tc -n {namespace} qdisc add dev {interface}"
         _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
-              f"burst {burst} latency 20ms".split())
+              f"burst {burst} latency 5ms".split())
         if self._delay_us:
             _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
                   needs="netem, its module sch_netem, or leave out --delay_us")
