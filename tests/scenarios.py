@@ -109,7 +109,8 @@ def full():
 def others(full):
     """Returns (scenario, ranks) of those that are in no table."""
     return [(name, ranks) for name in (*WAYS, *BITS, *HALVES)
-            for ranks in ((2,) if name in RECIPES else (2, 3) if full else (3,))]
+            for ranks in ((2,) if name in RECIPES or name in WAYS and not full else
+                          (2, 3) if full else (3,))]
 
 
 SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES}
