@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
 KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
 
-.PHONY: setup horovod demo test test-full bench clean
+.PHONY: setup horovod demo test test-full bench paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -58,6 +58,9 @@ bench: setup
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/bench_rewrite.py --json docs/results/bench_rewrite.json
+
+paper: setup
+	$(BIN)/python scripts/paper_tables.py
 
 clean:
 	rm -rf build dist *.egg-info $(VENV)
