@@ -268,7 +268,9 @@ def report(systems, measured, rebuild, cluster, rows):
         with open(_JSON.value, "w") as file:
             json.dump({"model": _MODEL.value, "batch_size": rows, "compute": _COMPUTE.value,
                        "dilation": dilation, "shrink": shrink, "bandwidth_gbps": gbps,
-                       "cluster": dataclasses.asdict(cluster), "results": results}, file, indent=1)
+                       "cluster": dataclasses.asdict(cluster),
+                       "calibrated": dataclasses.asdict(poseidon.calibrate()), "results": results},
+                      file, indent=1)
 
 
 if __name__ == "__main__":
