@@ -111,7 +111,7 @@ def main(_):
     rows = _BATCH.value or zoo.MODELS[_MODEL.value].batch_size
     make_replica, emulated = _replicas(rows, strategy)
     if emulated:
-        cluster = dataclasses.replace(cluster, gflops=emulated.operations_per_second / 1e9)
+        cluster = dataclasses.replace(cluster, gflops=emulated.operations_per_second / 1e9, accelerators=True)
     systems = systems_lib.make(names, make_replica, cluster, strategy, libraries)
     verify(systems, communicator)
     measured = measure(systems, communicator)

@@ -17,6 +17,7 @@ import tensorflow as tf
 import zoo
 
 from tf_poseidon import grappler
+from tf_poseidon import planning
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.ops import library
 
@@ -42,6 +43,7 @@ class EmulatedModel:
 
     Attributes:
         operations_per_second: How fast it makes products of the (shrunk) factors.
+        step_seconds: How long a step takes without other ranks, dilated.
     """
 
     def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0):
@@ -56,6 +58,9 @@ class EmulatedModel:
         self.name = name
         per_operation = profile.operation_seconds(name) * dilation
         side = math.sqrt(shrink)
+        self.step_seconds = dilation * profile.step_seconds(name, batch_size)
+        self._ready_seconds = {site.name: per_operation * site.operations
+                               for site in zoo.sites(name, batch_size)}
         self._layers = []
         for layer in zoo.describe(name):
             names = tuple(f"{layer.name}/{weight}" for weight, _ in layer.weights)
@@ -73,6 +78,14 @@ class EmulatedModel:
         """Returns what a strategy wants to know of the variables, named within `prefix`: there are none."""
         return [types.SimpleNamespace(path=f"{prefix}/{name}", shape=tf.TensorShape(shape))
                 for layer in self._layers for name, shape in zip(layer.names, layer.shapes)]
+
+    def has(self, site):
+        """Returns whether a `planning.Site` is a gradient of one of `variables`."""
+        return _within(site) in self._ready_seconds
+
+    def ready_seconds(self, site):
+        """Returns when the gradient of a `planning.Site` is there, after the step's beginning, dilated."""
+        return self._ready_seconds[_within(site)]
 
     def gradients(self, with_products=False):
         """Returns a gradient for each variable, as backpropagation makes them.
@@ -105,12 +118,27 @@ class EmulatedModel:
             after=after, T=[tf.float32] * len(shapes), shapes=shapes, seconds=seconds)
 
 
+@dataclasses.dataclass(frozen=True)
+class EmulatedPlanner(planning.Planner):
+    """Plans with the times of a model: its graph has no arithmetic to count.
+
+    Attributes:
+        model: The `EmulatedModel`.
+    """
+
+    model: EmulatedModel | None = None
+
+    def plan(self, sites, operations=None):
+        if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's have names of their own
+            return super().plan(sites)
+        per_second = self.cluster.gflops * 1e9
+        timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site))
+                 for site in sites]
+        return super().plan(timed, per_second * self.model.step_seconds)
+
+
 class EmulatingPass(grappler.GraphPass):
     """The passes, after which products take their time and nothing else."""
-
-    def __init__(self, planner, operations_per_second, **options):
-        super().__init__(planner, **options)
-        self._operations_per_second = operations_per_second
 
     def rewrite(self, graph_def):
         rewritten = super().rewrite(graph_def)
@@ -119,12 +147,17 @@ class EmulatingPass(grappler.GraphPass):
                 node.op = "PoseidonEmulatedProduct"
                 for name in set(node.attr) - {graph_lib.SITE}:
                     del node.attr[name]
-                node.attr["operations_per_second"].f = self._operations_per_second
+                node.attr["operations_per_second"].f = self.planner.model.operations_per_second
         return rewritten
 
 
 def _matmul(u, v):
     return tf.matmul(u, v, transpose_a=True)
+
+
+def _within(site):
+    """Returns the name of a site without the prefix of `variables`."""
+    return site.name.partition("/")[2]
 
 
 def _part(size, divisor):

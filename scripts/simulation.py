@@ -42,7 +42,6 @@ import links
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.planning import merging
 
 _MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
 _STEPS = 6  # without a barrier, until one is like the one before
@@ -141,7 +140,8 @@ class Machines:
     def cluster(self, gflops):
         """Returns the nodes as planning knows them, at the rate of the slowest link."""
         slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
-        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops)
+        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops,
+                                accelerators=True)
 
 
 def _check_at_least_0(name, value, is_more=False):
@@ -306,12 +306,12 @@ def make_plan(work, machines, system):
     cluster = machines.cluster(1e-9 / work.rebuild_seconds_per_operation)
     sites = [dataclasses.replace(s, factors=s.factors and _of_all(s.factors, machines),
                                  slices=s.slices and _of_all(s.slices, machines)) for s in work.sites]
-    plan = planning.make_plan(sites, system.policy, cluster, operations=work.operations)
-    if system.merge:  # by the times of computing, which may be at another rate than rebuilding
-        computing = machines.cluster(1e-9 * work.operations / work.seconds)
-        plan = dataclasses.replace(
-            plan, decisions=merging.with_groups(plan.decisions, plan.sites, computing))
-    return plan
+    # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
+    scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
+    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in sites]
+    plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
+                              merge=system.merge)
+    return dataclasses.replace(plan, sites=tuple(sites), operations=work.operations)
 
 
 def _of_all(parts, machines):

@@ -49,8 +49,6 @@ class System:
 class RealReplica:
     """A Keras model, and a batch of random rows."""
 
-    operations_per_second = None
-
     def __init__(self, system, name, batch_size, rank, ranks):
         keras.utils.set_random_seed(1)
         described = zoo.MODELS[name]
@@ -78,6 +76,10 @@ class RealReplica:
             loss = tf.reduce_mean(losses) / self._ranks
         return tape.gradient(loss, self.variables)
 
+    def graph_pass(self, *planned, **options):
+        """Returns the passes for its step, planning with what `planning.Planner` takes."""
+        return grappler.GraphPass(planning.Planner(*planned), **options)
+
     def synchronize(self, gradients, strategy):
         """Returns gradients as they are: in a strategy's step, the optimizer synchronises them."""
         del strategy
@@ -104,10 +106,15 @@ class EmulatedReplica:
     """A model that is only emulated, see emulation.py."""
 
     def __init__(self, system, model, ranks):
+        self._model = model
         self._ranks = ranks
-        self.operations_per_second = model.operations_per_second
         self.variables = model.variables(system)
         self.gradients = model.gradients
+
+    def graph_pass(self, *planned, **options):
+        """Returns the passes for its step, planning with what `planning.Planner` takes."""
+        planner = emulation.EmulatedPlanner(*planned, model=self._model)
+        return emulation.EmulatingPass(planner, **options)
 
     def synchronize(self, gradients, strategy):
         """Returns the gradients summed over all ranks by a strategy."""
@@ -152,9 +159,8 @@ def _make(name, replica, cluster, strategy, libraries):
     if kind == SINGLE:
         return _started(System(name, tf.function(lambda: replica.apply(replica.gradients())), replica))
     if kind in POLICIES:
-        planner = planning.Planner(cluster, POLICIES[kind], merge=suffix == "merge")
         return _started(System(name, _poseidon_step(replica, strategy), replica),
-                        _passes(replica, planner))
+                        replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge"))
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
     enable = suffix == "enable"
@@ -167,8 +173,8 @@ def _make(name, replica, cluster, strategy, libraries):
         return _started(System(name, step, replica))
     over = (agreement.OverCommunicator(runtime.communicator()) if kind == "horovod" else
             agreement.OverCoordinationService(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
-    passes = _passes(replica, planning.Planner(cluster, "auto"), agreed=agreement.Agreed(over),
-                     markers=find_collectives.MARKERS)
+    passes = replica.graph_pass(cluster, "auto", agreed=agreement.Agreed(over),
+                                markers=find_collectives.MARKERS)
     return _started(System(name, step, replica), passes)
 
 
@@ -176,12 +182,6 @@ def _poseidon_step(replica, strategy):
     def step():
         return replica.apply(replica.synchronize(replica.gradients(with_products=True), strategy))
     return tf.function(lambda: strategy.run(step))
-
-
-def _passes(replica, planner, **options):
-    if replica.operations_per_second is None:
-        return grappler.GraphPass(planner, **options)
-    return emulation.EmulatingPass(planner, replica.operations_per_second, **options)
 
 
 def _started(system, passes=None):

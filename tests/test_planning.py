@@ -209,6 +209,39 @@ def test_auto_is_never_slower_than_another_policy():
             assert seconds["auto"] == min(seconds.values())
 
 
+@pytest.mark.parametrize("gbps, expected", [
+    (1, "sfb"),     # bytes are what the step waits for
+    (40, "ps"),     # backpropagation hides them, and rebuilding would come on top
+    (0.001, "sfb"),
+])
+def test_auto_on_accelerators_counts_what_is_hidden(gbps, expected):
+    """Of a gradient that takes less time as factors when it is looked at by itself."""
+    sites = [dense_site(4096, 4096, 32, "top"), dense_site(256, 256, 32, "bottom")]
+    sites = [dataclasses.replace(site, operations=operations)
+             for site, operations in zip(sites, (3e11, 9e11))]
+    plans = {accelerators: planning.make_plan(
+        sites, "auto", planning.Cluster(32, 32, gbps, 0, 4500, accelerators), operations=1e12)
+        for accelerators in (False, True)}
+    assert plans[False].decisions[0].scheme == "sfb"
+    top = plans[True].decisions[0]
+    assert top.scheme == expected
+    assert ("; by 'ps' the whole step is shorter" in top.reason) == (expected == "ps")
+    assert top.runner_up == {"ps": "sfb", "sfb": "ps"}[expected]
+    for policy in ("ps", "sfb"):
+        other = planning.make_plan(sites, policy, plans[True].cluster, operations=1e12)
+        assert plans[True].step_seconds <= other.step_seconds / 0.99
+
+
+def test_auto_on_accelerators_follows_pins_and_keeps_biases_with_their_layer():
+    sites = [dataclasses.replace(dense_site(4096, 4096, 32, "top"), operations=3e11),
+             planning.Site("bias", "float32", 4, (4096,), bias_of="top", operations=3e11)]
+    cluster = planning.Cluster(32, 32, 40, 0, 4500, True)
+    free, pinned = (planning.make_plan(sites, "auto", cluster, pins, 1e12)
+                    for pins in ((), (("top", "sfb"),)))
+    assert [d.scheme for d in free.decisions] == ["ps", "ps"] and not free.decisions[1].rides_on
+    assert [d.scheme for d in pinned.decisions] == ["sfb", "sfb"]
+
+
 # Numbers of the table "per-node traffic" that follow from table 1 of the paper: VGG19 at K = 32, Gbit
 # sent plus received by a node. Convolutions have 20,024,384 numbers.
 VGG19 = [planning.Site("convolutions", "float32", 4, (20_024_384,), refusal="not a product"),
@@ -342,6 +375,7 @@ def test_a_bias_can_be_pinned_by_itself():
     (lambda: planning.Plan.load(5), "The plan '5' cannot be read"),
     (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),
     (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
+    (lambda: planning.Cluster(4, accelerators=1), "accelerators=1, expected True or False"),
     (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),
     (lambda: plan_for([], "best", 4), "policy='best', expected one of auto, ps, sfb, paper"),
     (lambda: plan_for([], "auto", 4, pins=(("*", "fast"),)), "The pin of '.*' is 'fast', expected"),

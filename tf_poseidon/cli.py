@@ -25,6 +25,8 @@ _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", 10.0,
                                 "What a rank sends, and receives at the same time, in Gbit/s.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Latency of a message in microseconds.")
 _GFLOPS = flags.DEFINE_float("gflops", 1000.0, "How fast a rank computes, in 10^9 operations/s.")
+_ACCELERATORS = flags.DEFINE_bool("accelerators", False, "Whether ranks compute on accelerators, which "
+                                   "exchanging takes no time from.")
 _POLICY = flags.DEFINE_enum("policy", "auto", ["auto", "paper", "ps", "sfb"],
                             "What chooses how each gradient travels.")
 _PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variables whose paths fit "
@@ -54,7 +56,8 @@ def explain(path):
             raise PoseidonError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
                                 "worker) and a number of --workers.")
     pins = _pins()
-    planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value)
+    planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value,
+                     _ACCELERATORS.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
             raise PoseidonError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
@@ -66,8 +69,8 @@ def explain(path):
     from tf_poseidon.keras_hook import explaining
     plan = explaining.explain(
         explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
-        servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value, pins=pins,
-        wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
+        servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value,
+        accelerators=_ACCELERATORS.value, pins=pins, wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
     print(plan)
     _save_predictions(plan)
     if _PLAN.value:
@@ -88,9 +91,9 @@ def rewrite(source, target):
         report = rewriting.rewrite(
             source, target, _SIGNATURE.value, _TRAIN_OP.value, workers=_WORKERS.value,
             batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
-            gflops=_GFLOPS.value, servers=_SERVERS.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
-            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value,
-            engine=_ENGINE.value or engines.DEFAULT, progress=show)
+            gflops=_GFLOPS.value, accelerators=_ACCELERATORS.value, servers=_SERVERS.value,
+            policy=_POLICY.value, pins=pins, merge=_MERGE.value, plan=_PLAN.value, rule=_RULE.value,
+            gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value, engine=_ENGINE.value or engines.DEFAULT, progress=show)
     print(report)
     _save_predictions(report.plan)
 

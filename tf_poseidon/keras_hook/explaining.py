@@ -27,7 +27,7 @@ from tf_poseidon.keras_hook import trainer
 
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
-            latency_us=50.0, gflops=1000.0, pins=None, wire_dtype=None, merge=False):
+            latency_us=50.0, gflops=1000.0, accelerators=False, pins=None, wire_dtype=None, merge=False):
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -50,6 +50,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             sparse losses; subclassed models have no such inputs before they are built.
         servers: Number of ranks that are servers, P2; 0 for all.
         latency_us: Latency of a message in microseconds.
+        accelerators: Whether ranks compute on accelerators, as of `Cluster`.
         gflops: How fast a rank computes, in 10^9 operations per second: some 1,000 on a server's
             processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
 
@@ -69,7 +70,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
-    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops)
+    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators)
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # One worker alone would synchronise nothing: its step is traced as that of one of two.

@@ -20,6 +20,8 @@ class Cluster:
         bandwidth_gbps: What a rank can send, and receive at the same time, in 10^9 bits per second.
         latency_us: From one rank's sending a small message to another's having it, in microseconds.
         gflops: How fast a rank multiplies matrices, in 10^9 additions and multiplications per second.
+        accelerators: Whether ranks compute on accelerators, which go on undisturbed while processors
+            exchange; then what backpropagation hides of an exchange costs nothing.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -30,6 +32,7 @@ class Cluster:
     bandwidth_gbps: float = 10.0
     latency_us: float = 50.0
     gflops: float = 1000.0
+    accelerators: bool = False
 
     def __post_init__(self):
         for name, least in (("workers", 1), ("servers", 0)):
@@ -46,6 +49,8 @@ class Cluster:
         for name in ("bandwidth_gbps", "gflops"):
             if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
                 raise PoseidonError(f"{name}={getattr(self, name)!r}, expected a positive number.")
+        if not isinstance(self.accelerators, bool):
+            raise PoseidonError(f"accelerators={self.accelerators!r}, expected True or False.")
         if not (_is_number(self.latency_us) and self.latency_us >= 0):
             raise PoseidonError(f"latency_us={self.latency_us!r}, expected 0 or more.")
 
@@ -63,7 +68,8 @@ class Cluster:
 
     def __str__(self):
         return (f"{self.workers} workers, {self.servers} servers, {self.bandwidth_gbps:g} Gbit/s, "
-                f"{self.latency_us:g} µs, {self.gflops:g} GFLOP/s")
+                f"{self.latency_us:g} µs, {self.gflops:g} GFLOP/s"
+                + (" on accelerators" if self.accelerators else ""))
 
 
 def _is_number(value):

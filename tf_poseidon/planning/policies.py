@@ -5,6 +5,7 @@ import fnmatch
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import merging
+from tf_poseidon.planning import timeline
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 
@@ -93,7 +94,17 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
         if scheme not in SCHEMES:
             raise PoseidonError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
                                 f"{', '.join(SCHEMES)}.")
-    by_name = {site.name: _decide(site, policy, cluster, pins) for site in sites
+    decisions = _decisions(sites, policy, cluster, pins)
+    if policy == "auto" and cluster.accelerators and operations:
+        decisions = _with_overlap(decisions, sites, cluster, pins, operations)
+    if merge:
+        decisions = merging.with_groups(decisions, sites, cluster)
+    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
+
+
+def _decisions(sites, policy, cluster, pins, changed=frozenset()):
+    """Returns the `Decision`s for some sites; those in `changed` travel otherwise than the policy says."""
+    by_name = {site.name: _decide(site, policy, cluster, pins, site.name in changed) for site in sites
                if site.bias_of is None}
     decisions = []
     for site in sites:
@@ -104,9 +115,30 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
                                 f"the sum of the rows of a factor of '{site.bias_of}'",
                                 rides_on=site.bias_of)
         decisions.append(decision or _decide(site, policy, cluster, pins))
-    if merge:
-        decisions = merging.with_groups(decisions, sites, cluster)
-    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
+    return decisions
+
+
+def _with_overlap(decisions, sites, cluster, pins, operations):
+    """Returns the decisions, changed one by one while that makes the step shorter; as they are if not by 1 %.
+
+    By itself a gradient may take less time as factors. But its bytes are hidden by backpropagation where
+    links are fast, and the arithmetic of rebuilding it never is; or a link that is busy anyway makes bytes
+    dearer than they are alone.
+    """
+    def seconds(decisions):
+        return timeline.step_seconds(decisions, sites, cluster, operations)[0]
+
+    by_themselves, changed = decisions, set()
+    best = at_first = seconds(decisions)
+    dearest_first = sorted((d for d, site in zip(decisions, sites, strict=True)
+                            if d.runner_up and not d.rides_on and _pin(site, pins) is None),
+                           key=lambda d: -max(d.cost.rebuild, d.runner_up_cost.rebuild))
+    for decision in dearest_first:
+        tried = _decisions(sites, "auto", cluster, pins, {*changed, decision.site})
+        if (shorter := seconds(tried)) < best:
+            best, decisions = shorter, tried
+            changed.add(decision.site)
+    return decisions if best < 0.99 * at_first else by_themselves
 
 
 def _pin(site, pins):
@@ -116,7 +148,7 @@ def _pin(site, pins):
                  if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)
 
 
-def _decide(site, policy, cluster, pins):
+def _decide(site, policy, cluster, pins, is_changed=False):
     costs = {"ps": cost_lib.dense(site, cluster)}
     parts, why_dense = site.factors or site.slices, site.refusal
     if parts is not None and parts.k is None:
@@ -135,6 +167,9 @@ def _decide(site, policy, cluster, pins):
         scheme, reason = "ps", why_dense
     else:
         scheme, reason = POLICIES[policy](site, costs, cluster)
+        if is_changed:
+            scheme, = set(costs) - {scheme}
+            reason += f"; by '{scheme}' the whole step is shorter"
     others = [(name, cost) for name, cost in costs.items() if name != scheme]
     runner_up, runner_up_cost = others[0] if others else (None, None)
     return Decision(site.name, scheme, costs[scheme], reason, runner_up=runner_up,
