@@ -54,7 +54,7 @@ class Run:
 
 
 _ALL = "poseidon,poseidon-ps,horovod,mwms"
-_OURS = "poseidon,poseidon-ps"
+_OURS = "poseidon,poseidon-paper,poseidon-ps"
 
 PARTS = {
     # At most 1 Gbit/s on real links, and a step of some tenths of a second: what two cores can do.
@@ -73,7 +73,7 @@ PARTS = {
           for hosts in (2, 4, 8)),
         *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=gbps / 2)
           for gbps in (2, 10) for hosts in (2, 4, 8)),
-        Run("vgg19", 4, 10, "poseidon,poseidon-ps", dilation=4, shrink=4),  # is shrinking right?
+        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # is shrinking right?
     ],
 }
 

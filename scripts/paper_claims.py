@@ -65,7 +65,7 @@ class Claim:
 
 def _timings():
     """VGG19-22K with Caffe over 40 GbE: an author's figure has seconds of 20 steps."""
-    for system, reason, times in (("poseidon", "", ((1, 0.935), (2, 0.945), (8, 0.970))),
+    for system, reason, times in (("poseidon-paper", "", ((1, 0.935), (2, 0.945), (8, 0.970))),
                                   ("wfbp", "wfbp", ((1, 0.970), (2, 1.040), (8, 1.210))),
                                   ("ps", "copies", ((1, 1.725), (2, 1.840), (8, 3.425)))):
         for nodes, seconds in times:
@@ -80,7 +80,7 @@ def _predicted():
             ("vgg19_22k", 8, 25.7, 3.15, 23.2), ("vgg19_22k", 16, 27.5, 4.35, 49.8),
             ("vgg19_22k", 32, 28.4, 6.50, 102.9)):
         yield Claim("traffic", model, "wfbp", nodes, 40, dense, "D", TABLE_1, "Gb", profile="titan_x")
-        yield Claim("traffic", model, "poseidon", nodes, 40, hybrid, "D", TABLE_1, "Gb",
+        yield Claim("traffic", model, "poseidon-paper", nodes, 40, hybrid, "D", TABLE_1, "Gb",
                     profile="titan_x")
         yield Claim("traffic", model, "adam", nodes, 40, adam, "D", TABLE_1, "Gb, worst", reason="adam_bytes",
                     said="of fc6 alone")
@@ -91,54 +91,54 @@ CLAIMS = (
     Claim("scaling_caffe", "vgg19_22k", "wfbp", 16, 40, 8, "A", SUMMARY, said="system not named",
           reason="unnamed"),
     Claim("scaling_caffe", "vgg19_22k", "ps", 32, 40, None, "M", said="missing"),
-    Claim("scaling_caffe", "vgg19", "poseidon", 32, 40, None, "R?", said="near-linear"),
+    Claim("scaling_caffe", "vgg19", "poseidon-paper", 32, 40, None, "R?", said="near-linear"),
     Claim("scaling_caffe", "vgg19", "wfbp", 32, 40, 22, "R?", reason="wfbp_vgg19"),
     Claim("scaling_caffe", "vgg19", "ps", 32, 40, None, "R?", said="below WFBP"),
-    Claim("scaling_caffe", "googlenet", "poseidon", 32, 40, None, "R", said="near-linear"),
+    Claim("scaling_caffe", "googlenet", "poseidon-paper", 32, 40, None, "R", said="near-linear"),
     Claim("scaling_caffe", "googlenet", "wfbp", 32, 40, None, "R", said="near-linear"),
     Claim("scaling_caffe", "googlenet", "ps", 32, 40, None, "R", said="clearly lower"),
 
-    Claim("scaling_tensorflow", "inception_v3", "poseidon", 32, 40, 31.5, "A", ABSTRACT),
+    Claim("scaling_tensorflow", "inception_v3", "poseidon-paper", 32, 40, 31.5, "A", ABSTRACT),
     Claim("scaling_tensorflow", "inception_v3", "wfbp", 32, 40, None, "M", said="missing"),
     Claim("scaling_tensorflow", "inception_v3", "tensorflow", 32, 40, 20, "A", ABSTRACT, reason="stock"),
     Claim("scaling_tensorflow", "inception_v3", "tensorflow", 32, 40, 10, "R?", reason="stock"),
-    Claim("scaling_tensorflow", "vgg19", "poseidon", 32, 40, 30, "R"),
+    Claim("scaling_tensorflow", "vgg19", "poseidon-paper", 32, 40, 30, "R"),
     Claim("scaling_tensorflow", "vgg19", "wfbp", 32, 40, 22, "R", reason="wfbp_tf"),
     Claim("scaling_tensorflow", "vgg19", "tensorflow", 32, 40, None, "R", said="does not scale"),
-    Claim("scaling_tensorflow", "vgg19_22k", "poseidon", 32, 40, 30, "A", RELEASE),
+    Claim("scaling_tensorflow", "vgg19_22k", "poseidon-paper", 32, 40, 30, "A", RELEASE),
     Claim("scaling_tensorflow", "vgg19_22k", "wfbp", 32, 40, 22, "R?", reason="wfbp_tf"),
     Claim("scaling_tensorflow", "vgg19_22k", "tensorflow", 32, 40, 1, "A", RELEASE, is_at_most=True,
           said="less than one node", reason="stock"),
-    Claim("scaling_tensorflow", "resnet152", "poseidon", 32, 40, 31, "R"),
+    Claim("scaling_tensorflow", "resnet152", "poseidon-paper", 32, 40, 31, "R"),
     *(Claim("scaling_tensorflow", "resnet152", system, 32, 40, None, "M", said="missing")
       for system in ("wfbp", "tensorflow")),
 
-    Claim("bandwidth", "vgg19_22k", "poseidon", 16, 10, 15.5, "A", ABSTRACT, said="with Caffe"),
-    Claim("bandwidth", "vgg19_22k", "poseidon", 16, 10, 15.5, "A", ABSTRACT, said="with TensorFlow",
+    Claim("bandwidth", "vgg19_22k", "poseidon-paper", 16, 10, 15.5, "A", ABSTRACT, said="with Caffe"),
+    Claim("bandwidth", "vgg19_22k", "poseidon-paper", 16, 10, 15.5, "A", ABSTRACT, said="with TensorFlow",
           profile="titan_x_tf"),
-    Claim("bandwidth", "vgg19", "poseidon", 16, 10, None, "R", said="near-linear"),
+    Claim("bandwidth", "vgg19", "poseidon-paper", 16, 10, None, "R", said="near-linear"),
     Claim("bandwidth", "vgg19", "wfbp", 16, 10, 8, "R", reason="vgg19_10gbe"),
     Claim("bandwidth", "vgg19", "wfbp", 16, 30, None, "R", said="near-linear from 30 GbE"),
     Claim("bandwidth", "vgg19_22k", "wfbp", 16, 30, None, "R", said="near-linear from 30 GbE"),
-    Claim("bandwidth", "googlenet", "poseidon", 16, 2, None, "R+", unit="schemes", said="PS"),
+    Claim("bandwidth", "googlenet", "poseidon-paper", 16, 2, None, "R+", unit="schemes", said="PS"),
     Claim("bandwidth", "googlenet", "wfbp", 16, 2, None, "M", said="missing"),
 
     *(Claim("stalls", model, system, 8, 40, None, "M", said="missing", unit="% waiting")
-      for model in ("inception_v3", "vgg19", "vgg19_22k") for system in ("tensorflow", "wfbp", "poseidon")),
+      for model in ("inception_v3", "vgg19", "vgg19_22k") for system in ("tensorflow", "wfbp", "poseidon-paper")),
 
     *_predicted(),
     Claim("traffic", "vgg19", "wfbp", 8, 40, None, "M", said="missing"),
     Claim("traffic", "vgg19", "adam", 8, 40, 5, "R", reason="adam"),
-    Claim("traffic", "vgg19", "poseidon", 8, 40, 8, "R", said="near"),
+    Claim("traffic", "vgg19", "poseidon-paper", 8, 40, 8, "R", said="near"),
 
-    *(Claim("gpus", model, "poseidon", 1, 40, 4, "R", gpus=4, said="linear")
+    *(Claim("gpus", model, "poseidon-paper", 1, 40, 4, "R", gpus=4, said="linear")
       for model in ("googlenet", "vgg19", "vgg19_22k")),
     Claim("gpus", "googlenet", "ps", 1, 40, 3, "R", gpus=4, said="stock Caffe", reason="bus"),
     Claim("gpus", "vgg19", "ps", 1, 40, 2, "R", gpus=4, said="stock Caffe", reason="bus"),
-    Claim("gpus", "googlenet", "poseidon", 4, 10, 32, "R", gpus=8, profile="k80"),
-    Claim("gpus", "vgg19", "poseidon", 4, 10, 28, "R", gpus=8, profile="k80", reason="k80"),
+    Claim("gpus", "googlenet", "poseidon-paper", 4, 10, 32, "R", gpus=8, profile="k80"),
+    Claim("gpus", "vgg19", "poseidon-paper", 4, 10, 28, "R", gpus=8, profile="k80", reason="k80"),
 
-    *(Claim("beyond", layer, "poseidon", rows, 0, nodes, "D", "derived", "nodes")
+    *(Claim("beyond", layer, "poseidon-paper", rows, 0, nodes, "D", "derived", "nodes")
       for layer, of_32, of_128 in (
           ("VGG19 fc6", 220, 55), ("VGG19 fc7", 128, 32), ("VGG19 fc8", 50, 12), ("VGG19-22K fc8", 215, 53),
           ("GoogLeNet", 31, 7), ("ResNet", 41, 10)) for rows, nodes in ((32, of_32), (128, of_128))),
@@ -216,14 +216,14 @@ be checked, {agree} agree within 5 %**; so do {agree_d} of {checked_d} that foll
   {wfbp_gbps:.1f} Gbit/s ({wfbp_share:.2f} of 40), which Poseidon, with its few bytes, would not notice.
   Caffe+PS is slow on one node already, and both claims on stock TensorFlow fit links of {stock_gbps:.1f}
   Gbit/s.
-* **Over links of 40 Gbit/s that are used well, hybrid communication gains nothing** with these models on
-  this accelerator: with VGG19-22K on 32 nodes it is {poseidon_32:.2f}x against WFBP's {wfbp_32:.2f}x, since
-  gradients are rebuilt on the accelerator. It gains where links are slower or accelerators faster: over 10
-  GbE, and in the last section. Our policy `auto` counts bytes and rebuilding of a gradient by itself, and
-  does not know here that the bytes would be hidden.
+* **Over links of 40 Gbit/s that are used well, Algorithm 1 gains nothing** with these models on this
+  accelerator: with VGG19-22K on 32 nodes Poseidon is {poseidon-paper_32:.2f}x against WFBP's {wfbp_32:.2f}x,
+  since it rebuilds gradients on the accelerator whose bytes would be hidden. Our policy `auto` sees that, and
+  has {poseidon_32:.2f}x. Factors gain where links are slower or accelerators faster: over 10 GbE, and in the last
+  section.
 
-"Poseidon" is our policy `auto`; Algorithm 1 of the paper makes another plan at {differ} of the points
-below."""
+"Poseidon" is Algorithm 1 of the paper, "ours" the policy `auto`, which makes another plan at {differ} of the
+points below."""
 
 RATES = """\
 Each time of WFBP by itself needs the rate in the last column but one. The one rate is that of the best

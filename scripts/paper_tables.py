@@ -33,9 +33,9 @@ LATENCY_US = 50.0
 _LITTLE = 0.15  # of the bytes: factors that save less are not worth their name
 BUS_GBYTES_PER_S = 10.0  # PCI Express 3 with 16 lanes, as it is reached
 # What bench_emulated.py calls the systems of simulation.SYSTEMS.
-EMULATED_AS = {"poseidon": "poseidon", "wfbp": "poseidon-ps", "horovod": "horovod", "mwms": "mwms"}
+EMULATED_AS = {"poseidon": "poseidon", "poseidon-paper": "poseidon-paper", "wfbp": "poseidon-ps", "horovod": "horovod", "mwms": "mwms"}
 ENGINES = {"titan_x": "Caffe", "titan_x_tf": "TensorFlow"}  # as which' rates a profile has
-LABELS = {"poseidon": "Poseidon", "wfbp": "WFBP", "ps": "PS, no overlap", "tensorflow": "stock TF",
+LABELS = {"poseidon": "ours", "poseidon-paper": "Poseidon", "wfbp": "WFBP", "ps": "PS, no overlap", "tensorflow": "stock TF",
           "adam": "Adam", "horovod": "Horovod", "mwms": "MWMS", "googlenet": "GoogLeNet", "vgg19": "VGG19",
           "vgg19_22k": "VGG19-22K", "inception_v3": "Inception-V3", "resnet152": "ResNet-152",
           "resnet50": "ResNet-50", "bert_base_head": "BERT-base head"}
@@ -102,13 +102,12 @@ def measure(point, emulated=()):
 
 
 def _schemes(point):
-    """Returns how the gradients of dense layers travel, by our policy and by the paper's Algorithm 1."""
-    if point.system != "poseidon" or point.nodes * point.gpus == 1:
+    """Returns how the gradients of dense layers travel, None where that is not planned."""
+    if not point.system.startswith("poseidon") or point.nodes * point.gpus == 1:
         return None
     machines = simulation.Machines(point.nodes, EFFICIENCY * point.gbps, LATENCY_US, gpus_per_node=point.gpus)
-    plans = [simulation.make_plan(_work(point.model, point.profile), machines, simulation.SYSTEMS[s])
-             for s in ("poseidon", "poseidon-paper")]
-    return [", ".join(d.scheme.upper() for s, d in zip(p.sites, p.decisions) if s.factors) for p in plans]
+    plan = simulation.make_plan(_work(point.model, point.profile), machines, simulation.SYSTEMS[point.system])
+    return ", ".join(d.scheme.upper() for s, d in zip(plan.sites, plan.decisions) if s.factors)
 
 
 def _emulated(point, runs):
@@ -180,7 +179,7 @@ def _facts_caffe():
     explained = []
     for claim in CLAIMS:
         if (claim.part in ("scaling_caffe", "scaling_tensorflow", "bandwidth") and claim.nodes > 1
-                and claim.system in ("wfbp", "poseidon") and claim.number is not None):
+                and claim.system in ("wfbp", "poseidon-paper") and claim.number is not None):
             point = point_of(claim)
             explained.append({
                 "claim": CLAIMS.index(claim), "paper": _alone(point) / _seconds(claim),
@@ -230,7 +229,7 @@ def _facts_gpus():
         claim, work = _claim("gpus", model, "ps", 1, gpus=4), _work(model, "titan_x")
         num_bytes = 2 * (claim.gpus - 1) * sum(s.num_bytes for s in work.sites)
         facts[f"bus_{model}"] = 1e-9 * num_bytes / (_seconds(claim) - work.seconds)
-    claim = _claim("gpus", "vgg19", "poseidon", 4, gpus=8)
+    claim = _claim("gpus", "vgg19", "poseidon-paper", 4, gpus=8)
     result = simulate(point_of(claim))
     return facts | {"k80_exposed_ms": 1e3 * result.exposed_seconds, "k80_step_ms": 1e3 * result.step_seconds,
                     "k80_rebuild_ms": 1e3 * result.rebuild_seconds,
@@ -286,19 +285,19 @@ PARTS = {
         "Scaling with Caffe, 40 GbE",
         "One Titan X on each node. The paper's points of VGG19-22K are timings of an author; those of the "
         "other models are missing.", "titan_x",
-        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "wfbp", "ps"), _NODES),
+        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), _NODES),
         _facts_caffe),
     "scaling_tensorflow": Part(
         "Scaling with TensorFlow, 40 GbE",
         "As above, at the rates of one node with TensorFlow. Stock TensorFlow keeps each variable whole on "
         "one server.", "titan_x_tf",
         grid(("inception_v3", "vgg19", "vgg19_22k", "resnet152"), "titan_x_tf",
-             ("poseidon", "wfbp", "tensorflow"), _NODES), _facts_tensorflow),
+             ("poseidon", "poseidon-paper", "wfbp", "tensorflow"), _NODES), _facts_tensorflow),
     "bandwidth": Part(
         "Less bandwidth, Caffe", "The paper's curves are missing; what is left are these statements.",
         "titan_x",
-        grid(("googlenet",), "titan_x", ("poseidon", "wfbp"), _NODES[1:5], (2, 5, 10))
-        + grid(("vgg19", "vgg19_22k"), "titan_x", ("poseidon", "wfbp"), _NODES[1:5], (10, 20, 30)),
+        grid(("googlenet",), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5], (2, 5, 10))
+        + grid(("vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5], (10, 20, 30)),
         _facts_bandwidth),
     "stalls": Part(
         "How long accelerators wait, 8 nodes with TensorFlow, 40 GbE",
@@ -306,7 +305,7 @@ PARTS = {
         "Poseidon accelerators are busy most of the time, and with stock TensorFlow wait most of it (R). "
         "With the latter ours wait less, as it scales further in a section above, for the same reason.",
         "titan_x_tf",
-        grid(("inception_v3", "vgg19", "vgg19_22k"), "titan_x_tf", ("tensorflow", "wfbp", "poseidon"), (8,)),
+        grid(("inception_v3", "vgg19", "vgg19_22k"), "titan_x_tf", ("tensorflow", "wfbp", "poseidon-paper", "poseidon"), (8,)),
         cell=lambda row: f"{row['waiting']:.0%}, {row['rebuild_s'] / row['step_s']:.0%}",
         legend="Share of a step in which an accelerator waits, and in which it rebuilds gradients."),
     "traffic": Part(
@@ -314,7 +313,7 @@ PARTS = {
         "The heights of the paper's bars are missing (M). In their place stand those that its table 1 gives, "
         "for 32 rows on each node. Bytes do not depend on the accelerator; the first table's are of the "
         "Titan X with Caffe, of which there are emulated ones.", "titan_x_tf",
-        grid(("vgg19", "vgg19_22k"), "titan_x_tf", ("wfbp", "adam", "poseidon"), (8, 16, 32)), _facts_traffic,
+        grid(("vgg19", "vgg19_22k"), "titan_x_tf", ("wfbp", "adam", "poseidon-paper", "poseidon"), (8, 16, 32)), _facts_traffic,
         lambda row: f"{row['gb_mean']:.2f} / {row['gb_worst']:.2f}",
         "Gb (10^9 bits) that a node sends plus receives in a step, mean / worst node: what is simulated is "
         "counted, not estimated."),
@@ -323,14 +322,14 @@ PARTS = {
         "Four Titan X in one node, and four nodes with 8 K80-class accelerators each. No profile is of a "
         "K80; the one named k80 is a Titan X at half of its rate, by what both can compute at most (a "
         "guess), and its nodes have 10 GbE, as such nodes of clouds had (a guess).", "titan_x",
-        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "wfbp", "ps"), (1,), gpus=(1, 2, 4))
-        + grid(("googlenet", "vgg19"), "k80", ("poseidon", "wfbp", "ps"), (4,), (10,), (8,)), _facts_gpus),
+        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), (1,), gpus=(1, 2, 4))
+        + grid(("googlenet", "vgg19"), "k80", ("poseidon", "poseidon-paper", "wfbp", "ps"), (4,), (10,), (8,)), _facts_gpus),
     "beyond": Part(
         "Beyond the paper: A100, up to 1024 nodes",
         "Nothing here is measured. Horovod and MWMS are rings as the simulator knows them: fused buffers of "
         "128 MiB, and one buffer of all gradients after backpropagation. BERT-base's head is trained alone, "
         "so hardly anything is computed in a step, and the network is all.", "a100",
-        grid(("vgg19", "resnet50", "bert_base_head"), "a100", ("poseidon", "wfbp", "horovod", "mwms"),
+        grid(("vgg19", "resnet50", "bert_base_head"), "a100", ("poseidon", "poseidon-paper", "wfbp", "horovod", "mwms"),
              (2, 8, 32, 128, 1024), (10, 25, 100)), _facts_beyond,
         lambda row: f"{1e3 * row['step_s']:,.0f}", "Milliseconds of a step, simulated."),
 }
@@ -372,7 +371,7 @@ def ours(claim, data):
         return None, data["facts"]["largest"][f"{claim.model} {claim.nodes}"]
     row = data["rows"][point_of(claim).key]
     if claim.unit == "schemes":
-        return None, row["schemes"][0]
+        return None, row["schemes"]
     field = {"x": "speed_up", "s": "step_s", "Gb": "gb_mean", "Gb, worst": "gb_worst",
              "% waiting": "waiting"}[claim.unit]
     times = 100 if claim.unit == "% waiting" else 1
@@ -467,7 +466,7 @@ def curves_table(name, data):
             data["rows"][point.key])
     systems, tables, saved = list(dict.fromkeys(p.system for p in part.points)), {}, {}
     for (gbps, model, nodes, gpus), found in groups.items():
-        dense, hybrid = (found[s]["gb_mean"] for s in ("wfbp", "poseidon"))
+        dense, hybrid = (found[s]["gb_mean"] for s in ("wfbp", "poseidon-paper"))
         share = 1 - hybrid / dense if nodes > 1 else 0.0  # within a node there is no network
         if nodes > 1:
             saved[model] = max(share, saved.get(model, 0.0))
@@ -480,7 +479,7 @@ def curves_table(name, data):
     none = [f"{LABELS[model]} ({share:.0%})" for model, share in saved.items() if share < _LITTLE]
     lines = [
         f"{part.legend} *Saved*: bytes that factors save against WFBP. *Gain*: the best other system's step, "
-        "divided by Poseidon's." + (f" No gain is expected of {', '.join(none)}: so little of the bytes do "
+        "divided by ours." + (f" No gain is expected of {', '.join(none)}: so little of the bytes do "
                                     "factors save at most." if none else ""), ""
     ]
     for gbps, rows in sorted(tables.items()):
@@ -520,12 +519,12 @@ def summary(parts):
     caffe, tensorflow = parts["scaling_caffe"], parts["scaling_tensorflow"]
     at = {f"{system}_{nodes}": part["rows"][Point("vgg19_22k", profile, system, nodes, 40).key]["speed_up"]
           for part, profile, nodes in ((caffe, "titan_x", 8), (tensorflow, "titan_x_tf", 32))
-          for system in ("poseidon", "wfbp")}
-    exceptions = [f"{_name(row[0])}, {_where(row[0])} Gbit/s" for row in off if row[0].system == "poseidon"]
+          for system in ("poseidon", "poseidon-paper", "wfbp")}
+    exceptions = [f"{_name(row[0])}, {_where(row[0])} Gbit/s" for row in off if row[0].system == "poseidon-paper"]
     text = paper_claims.SUMMARY.format(
         **caffe | at | counts | caffe["facts"] | tensorflow["facts"], emulation=emulation,
         exceptions="; ".join(exceptions) or "nowhere",
-        differ=sum(bool(row["schemes"]) and row["schemes"][0] != row["schemes"][1] for row in rows))
+        differ=_num_different_plans(rows))
     kinds = {}
     for row in compared:
         kind = LABELS[row[0].system] + {"Gb": ", bytes", "Gb, worst": ", bytes",
@@ -539,6 +538,16 @@ def summary(parts):
              _show(simulated if emulated is None else emulated, c.unit), f"{difference:+.0%}",
              PARTS[c.part].title.partition(",")[0]]
             for c, emulated, simulated, difference, _ in off])]
+
+
+def _num_different_plans(rows):
+    """Returns at how many points our policy and the paper's Algorithm 1 make different plans."""
+    plans = {}
+    for row in rows:
+        if row["schemes"]:
+            where = tuple(row[key] for key in ("model", "profile", "nodes", "gbps", "gpus"))
+            plans.setdefault(where, set()).add(row["schemes"])
+    return sum(len(schemes) > 1 for schemes in plans.values())
 
 
 def report(parts):
@@ -632,17 +641,24 @@ def _bars(ax, name, model, rows):
     elif name == "traffic":
         for i, row in enumerate(rows):
             heights = row.get("gb_of_nodes") or [row["gb_mean"]] * 8
-            ax.bar([node + 0.28 * (i - 1) for node in range(8)], heights, 0.28, label=LABELS[row["system"]])
+            ax.bar([node + _offset(i, rows) for node in range(8)], heights, 0.84 / len(rows),
+                   label=LABELS[row["system"]])
         ax.set(xlabel="node", ylabel="Gb sent + received in a step")
     else:
         places = list(dict.fromkeys(f"{r['nodes']} x {r['gpus']}" for r in rows))
         for i, system in enumerate(systems):
             of = [r for r in rows if r["system"] == system]
-            ax.bar([places.index(f"{r['nodes']} x {r['gpus']}") + 0.28 * (i - 1) for r in of],
-                   [r["speed_up"] / (r["nodes"] * r["gpus"]) for r in of], 0.28, label=LABELS[system])
+            ax.bar([places.index(f"{r['nodes']} x {r['gpus']}") + _offset(i, systems) for r in of],
+                   [r["speed_up"] / (r["nodes"] * r["gpus"]) for r in of], 0.84 / len(systems),
+                   label=LABELS[system])
         ax.set_xticks(range(len(places)), places)
         ax.set(xlabel="nodes x accelerators", ylabel="speed-up / accelerators")
     ax.legend(fontsize=6, loc="lower center", bbox_to_anchor=(0.5, 1.1), ncols=3)
+
+
+def _offset(i, bars):
+    """Returns where the i-th of some bars is beside the middle of all."""
+    return 0.84 / len(bars) * (i - (len(bars) - 1) / 2)
 
 
 def _break_even(ax):

@@ -216,7 +216,7 @@ def test_auto_is_never_slower_than_another_policy():
 ])
 def test_auto_on_accelerators_counts_what_is_hidden(gbps, expected):
     """Of a gradient that takes less time as factors when it is looked at by itself."""
-    sites = [dense_site(4096, 4096, 32, "top"), dense_site(256, 256, 32, "bottom")]
+    sites = [dense_site(8192, 8192, 32, "top"), dense_site(256, 256, 32, "bottom")]
     sites = [dataclasses.replace(site, operations=operations)
              for site, operations in zip(sites, (3e11, 9e11))]
     plans = {accelerators: planning.make_plan(
@@ -229,12 +229,12 @@ def test_auto_on_accelerators_counts_what_is_hidden(gbps, expected):
     assert top.runner_up == {"ps": "sfb", "sfb": "ps"}[expected]
     for policy in ("ps", "sfb"):
         other = planning.make_plan(sites, policy, plans[True].cluster, operations=1e12)
-        assert plans[True].step_seconds <= other.step_seconds / 0.99
+        assert plans[True].step_seconds <= other.step_seconds / 0.95
 
 
 def test_auto_on_accelerators_follows_pins_and_keeps_biases_with_their_layer():
-    sites = [dataclasses.replace(dense_site(4096, 4096, 32, "top"), operations=3e11),
-             planning.Site("bias", "float32", 4, (4096,), bias_of="top", operations=3e11)]
+    sites = [dataclasses.replace(dense_site(8192, 8192, 32, "top"), operations=3e11),
+             planning.Site("bias", "float32", 4, (8192,), bias_of="top", operations=3e11)]
     cluster = planning.Cluster(32, 32, 40, 0, 4500, True)
     free, pinned = (planning.make_plan(sites, "auto", cluster, pins, 1e12)
                     for pins in ((), (("top", "sfb"),)))
