@@ -233,6 +233,11 @@ class EmulatedCluster:
                 if self._loss_percent:
                     self._lose(*end)
             self._write_hosts(namespace, address)
+            # TCP's control as nearly every cluster has it. BBR, the default of some kernels, is made for the
+            # Internet: it rests for 200 ms now and then, to see how long a packet takes. By the route, since
+            # a namespace's default may not be one that its machine does not use.
+            _ip(namespace, f"route change 10.0.0.0/24 dev eth0 proto kernel scope link src {address} "
+                "congctl cubic")
         # Not in /tmp, where files may not be executable.
         self._launch.mkdir()
         ssh = self._launch / "ssh"
@@ -243,13 +248,14 @@ class EmulatedCluster:
         """Limits what an interface sends."""
         # A burst passes at once, so a large one lets small messages pass for nothing; a small one
         # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
-        # TCP is told to hand over smaller ones. Of what waits, 5 ms are kept and the rest is lost, as in
-        # a switch: more would let small messages wait behind large ones.
+        # TCP is told to hand over smaller ones. Of what waits, 10 ms are kept and the rest is lost, as in
+        # a switch: more would let small messages wait behind large ones, with less the last packets of many
+        # hosts are lost, which TCP sees after 200 ms.
         burst = max(8000, int(bytes_per_s * 1e-3))
         _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
         add = f"tc -n {namespace} qdisc add dev {interface}"
         _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
-              f"burst {burst} latency 5ms".split())
+              f"burst {burst} latency 10ms".split())
         if self._delay_us:
             _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
                   needs="netem, its module sch_netem, or leave out --delay_us")
