@@ -1,6 +1,8 @@
 # make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
 # make test    sets everything up and runs the tests (some 17 minutes on 2 cores)
+# make bench   measures all that docs/results/ has (some hours; parts of it as root alone)
+# make paper   sets the paper's results beside what was measured and simulated: docs/results/paper.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -36,7 +38,7 @@ test: setup
 test-full: setup
 	$(BIN)/python -m pytest --quiet --full
 
-bench: setup
+bench: horovod
 	mkdir -p docs/results
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py --peers= \
@@ -54,7 +56,7 @@ bench: setup
 	    $(BIN)/python scripts/benchmark.py \
 	    --system poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable \
 	    --json docs/results/benchmark_$${gbps}gbps.json || exit 1; done
-	test $$(id -u) != 0 || $(BIN)/python scripts/bench_emulated.py --json docs/results/emulated.json
+	test $$(id -u) != 0 || $(BIN)/python scripts/bench_emulated.py --again
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/bench_rewrite.py --json docs/results/bench_rewrite.json

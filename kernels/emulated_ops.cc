@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "process_communicator.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -78,8 +79,8 @@ REGISTER_OP("PoseidonEmulatedProduct")
     .Doc(R"doc(
 Stands for the matrix product U^T V on an accelerator.
 
-u: [K, M].
-v: [K, N].
+u: [K, M], of values 1; of each row the first one is looked at.
+v: [K, N], likewise.
 product: [M, N], of values 1.
 operations_per_second: How fast it is; a product has 2 K M N.
 )doc");
@@ -92,17 +93,22 @@ class Accelerator {
     return *instance;
   }
 
-  // Calls `done` when work that takes as long, and all that came before it, would be over; returns when it
-  // begins and ends.
-  std::pair<Clock::time_point, Clock::time_point> Enqueue(double seconds, std::function<void()> done) {
+  // When work begins and ends.
+  struct Span {
+    Clock::time_point begin, end;
+  };
+  using Done = std::function<void(const Span&)>;
+
+  // Calls `done` when work that takes as long, and all that came before it, would be over.
+  void Enqueue(double seconds, Done done) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto duration = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    // Not from when the thread woke up: its being late would add up.
+    // What waits in the queue follows on at once, however late the thread wakes up. What needs the result
+    // of what came before is enqueued as late as that, as a real accelerator's host would be.
     const auto begin = std::max(free_at_, Clock::now());
     free_at_ = begin + duration;
-    queue_.emplace(free_at_, std::move(done));
+    queue_.emplace(Span{begin, free_at_}, std::move(done));
     has_work_.notify_one();
-    return {begin, free_at_};
   }
 
  private:
@@ -112,11 +118,11 @@ class Accelerator {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       has_work_.wait(lock, [this] { return !queue_.empty(); });
-      auto [end, done] = std::move(queue_.front());
+      auto [span, done] = std::move(queue_.front());
       queue_.pop();
       lock.unlock();
-      std::this_thread::sleep_until(end);
-      done();
+      std::this_thread::sleep_until(span.end);
+      done(span);
       done = nullptr;
       lock.lock();
     }
@@ -124,7 +130,7 @@ class Accelerator {
 
   std::mutex mutex_;
   std::condition_variable has_work_;
-  std::queue<std::pair<Clock::time_point, std::function<void()>>> queue_;
+  std::queue<std::pair<Span, Done>> queue_;
   Clock::time_point free_at_;
 };
 
@@ -167,7 +173,7 @@ class KernelKernel : public AsyncOpKernel {
       OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, shapes_[i], &output), done);
       context->set_output(i, output);
     }
-    Accelerator::Instance().Enqueue(seconds_, std::move(done));
+    Accelerator::Instance().Enqueue(seconds_, [done = std::move(done)](const auto&) { done(); });
   }
 
  private:
@@ -185,16 +191,34 @@ class ProductKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const double k = context->input(0).dim_size(0);
     const int64_t m = context->input(0).dim_size(1), n = context->input(1).dim_size(1);
+    for (int i : {0, 1}) OP_REQUIRES_OK_ASYNC(context, CheckRows(context->input(i).matrix<float>()), done);
     Tensor output;
     OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, TensorShape({m, n}), &output), done);
     context->set_output(0, output);
-    const auto [begin, end] =
-        Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_, std::move(done));
-    Communicator* communicator = ProcessCommunicator();
-    if (communicator && !site_.empty()) communicator->events().Add(site_, {"rebuild", begin, end, 0, false});
+    // The event first: after `done` this kernel, or the recording, may be gone.
+    Accelerator::Instance().Enqueue(
+        2 * k * m * n / operations_per_second_, [this, done = std::move(done)](const auto& span) {
+          Communicator* communicator = ProcessCommunicator();
+          if (communicator && !site_.empty()) {
+            communicator->events().Add(site_, {"rebuild", span.begin, span.end, 0, false});
+          }
+          done();
+        });
   }
 
  private:
+  // Factors that were lost on their way show here, where their product would have been wrong.
+  static absl::Status CheckRows(tensorflow::TTypes<float>::ConstMatrix factor) {
+    for (int64_t row = 0; factor.size() > 0 && row < factor.dimension(0); ++row) {
+      if (factor(row, 0) != 1) {
+        return absl::InternalError(
+            absl::StrCat("An emulated factor begins its row ", row, " with ", factor(row, 0),
+                         ", expected 1: another rank's row has not come here as it was sent."));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   float operations_per_second_;
   std::string site_;
 };

@@ -21,6 +21,7 @@ import rich.progress
 
 _JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; it may have some.")
 _PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")
+_AGAIN = flags.DEFINE_bool("again", False, "Begin with an empty file.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
 
 _BENCHMARK = pathlib.Path(__file__).with_name("benchmark.py")
@@ -67,13 +68,15 @@ PARTS = {
         Run("resnet50", 4, 10, _ALL, profile="titan_x_tf", dilation=4, shrink=4),
     ],
     "points": [
+        *(Run("mlp", 4, 1, _OURS, shrink=shrink, steps=3) for shrink in (1, 16)),  # is shrinking right?
         *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)
           for model in ("vgg19", "vgg19_22k")
           for gbps, dilation in ((2, 1), (10, 1), (40, 4))
           for hosts in (2, 4, 8)),
-        *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=gbps / 2)
+        # So many small tensors on 8 hosts that two cores are the limit, unless there is more time.
+        *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=gbps / 2 * (4 if hosts == 8 else 1))
           for gbps in (2, 10) for hosts in (2, 4, 8)),
-        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # is shrinking right?
+        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # as above, of a model that is too large for 1
     ],
 }
 
@@ -83,7 +86,7 @@ def main(_):
     if unknown:
         raise app.UsageError(f"--parts has '{min(unknown)}', expected some of {', '.join(PARTS)}.")
     path = pathlib.Path(_JSON.value)
-    results = json.loads(path.read_text()) if path.exists() else []
+    results = json.loads(path.read_text()) if path.exists() and not _AGAIN.value else []
     done = [entry["run"] for entry in results]
     runs = [run for part in _PARTS.value for run in PARTS[part] if dataclasses.asdict(run) not in done]
     console = rich.console.Console(stderr=True)
@@ -92,6 +95,26 @@ def main(_):
             console.print(run)
             results.append({"run": dataclasses.asdict(run), **measure(run)})
             path.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+def table(results):
+    """Returns a table in Markdown: a line for each run, a column for each system."""
+    systems = list(dict.fromkeys(row["system"] for entry in results for row in entry["results"]))
+    lines = [["model", "hosts", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
+    lines.append(["---"] * len(lines[0]))
+    for entry in results:
+        run, rows = entry["run"], {row["system"]: row for row in entry["results"]}
+        model = run["model"] + ("" if run["profile"] else ", computed")
+        ours = rows["poseidon"]["step"]["median_ms"]
+        cells = []
+        for system in systems:
+            milliseconds = rows[system]["step"]["median_ms"] if system in rows else None
+            cells.append("" if milliseconds is None else f"{milliseconds:,.0f}" if system in ("single", "poseidon")
+                         else f"{milliseconds:,.0f} ({milliseconds / ours:.2f})")
+        lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "gbps", "dilation", "shrink")), *cells,
+                      f"{rows['poseidon']['to_bound']:.2f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def measure(run):

@@ -1,14 +1,22 @@
 """Compares ways to train a model on several machines: this project by policy, Horovod, MWMS, one process.
 
     mpiexec -n 4 -hosts a,b,c,d python scripts/benchmark.py --model vgg19 --system poseidon,horovod
+    horovodrun --gloo -np 4 -H a:1,b:1,c:1,d:1 python scripts/benchmark.py --system poseidon,horovod
     sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
         python scripts/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
 
-Every system (systems.py) trains a model of its own with random data, and they take turns. Before anything is
-timed, all make the same steps from the same weights and are compared: bit by bit between ranks, and between
-systems within rounding. Exposed is how much longer a step takes than that of one rank alone, which
-exchanges nothing. The bound is what a step cannot be faster than: the larger of that rank's step
-plus what it takes to make the products of all ranks' rows, and bytes over bandwidth.
+Every system (systems.py) trains a model of its own with random data, and they take turns, each round in another
+order. Before anything is timed, all make the same steps from the same weights and are compared: bit by bit
+between ranks, and between systems by how far each variable has moved, within 1 %. Exposed is how much longer a
+step takes than that of one rank alone, which exchanges nothing: waiting, and rebuilding gradients of all ranks'
+rows. "At least" is what a step is expected to take if communication is hidden as well as can be: the larger of
+that rank's step plus rebuilding, and bytes over the bandwidth of the links.
+
+Under horovodrun gradients of ours travel by Horovod's own ops, which do not count bytes; and there is no mwms.
+
+What runs beside others has a price for them: Horovod's threads wake up every millisecond, and TensorFlow's server
+makes each call of a function some tenths of a millisecond slower. With steps of milliseconds, compare with
+runs of one system each.
 
 Where machines are too few or too slow, --compute=emulated:PROFILE lets an accelerator (profiles.py) be waited
 for in place of computing, --dilation=D lets it take D times as long, and --shrink=S divides all tensors' bytes
@@ -17,6 +25,7 @@ of the cluster that is emulated.
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -40,6 +49,7 @@ import timing
 import zoo
 
 import tf_poseidon as poseidon
+from tf_poseidon import engines
 from tf_poseidon import ops
 from tf_poseidon import runtime
 
@@ -89,6 +99,44 @@ def check_flags(names):
     if missing:
         raise app.UsageError(f"--system has '{missing[0]}', but Horovod is not installed; run "
                              "scripts/install_horovod.sh.")
+    for what, is_given in (("--system has mwms", any(name.startswith("mwms") for name in names)),
+                           (f"--timeline={_TIMELINE.value}", _TIMELINE.value)):
+        if is_given and not _is_mpi():
+            raise app.UsageError(f"{what}, but Horovod's launcher has started this; launch with mpiexec.")
+    if _TIMELINE.value and not any(map(_is_ours, names)):
+        raise app.UsageError(f"--timeline={_TIMELINE.value} records steps of this project, but --system has none "
+                             "of its policies; add poseidon.")
+    # Files are rank 0's. Horovod's processes are no job of MPI.
+    is_first = MPI.COMM_WORLD.rank == 0 and os.environ.get("HOROVOD_RANK", "0") == "0"
+    refusal = MPI.COMM_WORLD.bcast(_unwritable() if is_first else "")
+    if refusal:
+        raise app.UsageError(refusal)
+
+
+def _unwritable():
+    """Returns why a file of the flags cannot be written, now and not after everything was measured."""
+    for flag in (_JSON, _TIMELINE):
+        try:
+            if flag.value:
+                open(flag.value, "ab").close()
+        except OSError as error:
+            return (f"--{flag.name}={flag.value} cannot be written ({error.strerror}), expected a file in a "
+                    "directory that is there; choose another.")
+    return ""
+
+
+def _is_mpi():
+    """Returns whether this is a job of MPI, and not of Horovod's launcher."""
+    return engines.launch().engine == engines.DEFAULT
+
+
+def _is_ours(name):
+    return name.partition("+")[0] in systems_lib.POLICIES
+
+
+def _counts(name):
+    """Returns whether our runtime counts the bytes of a system: those that travel by it."""
+    return _is_ours(name) and runtime.engine().collective_ops is None
 
 
 def main(_):
@@ -100,13 +148,15 @@ def main(_):
     # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
     start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
-                 if any(name.partition("+")[0] == peer for name in names)}
+                 if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
     kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes)
     communicator = runtime.communicator()
     if communicator is None:
         raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "
                          "mpiexec -n 2 or more.")
+    if not _is_mpi():
+        libraries["horovod"] = importlib.import_module("horovod.tensorflow")  # which the strategy has started
     cluster = _cluster()
     rows = _BATCH.value or zoo.MODELS[_MODEL.value].batch_size
     make_replica, emulated = _replicas(rows, strategy)
@@ -118,9 +168,10 @@ def main(_):
     products = {name: tuple(factors_of(system.plan)) for name, system in systems.items() if system.plan}
     seconds = {p: extra_rebuild(p, cluster, emulated, communicator) for p in dict.fromkeys(products.values())}
     rebuild = {name: seconds[p] for name, p in products.items()}
-    recorded = timeline(systems, strategy) if _TIMELINE.value else ""
     if strategy.rank == 0:
         report(systems, measured, rebuild, cluster, rows)
+    recorded = timeline(systems, strategy) if _TIMELINE.value else ""
+    if strategy.rank == 0:
         print(recorded)
 
 
@@ -136,7 +187,9 @@ def _replicas(rows, strategy):
     ranks = strategy.num_replicas_in_sync
     _, _, profile = _COMPUTE.value.partition(":")
     if not profile:
-        return lambda system: systems_lib.RealReplica(system, _MODEL.value, rows, strategy.rank, ranks), None
+        initial = []
+        return lambda system: systems_lib.RealReplica(system, _MODEL.value, rows, strategy.rank, ranks,
+                                                      initial), None
     model = emulation.EmulatedModel(_MODEL.value, rows, profiles.PROFILES[profile], _DILATION.value,
                                     _SHRINK.value)
     return lambda system: systems_lib.EmulatedReplica(system, model, ranks), model
@@ -150,25 +203,56 @@ def verify(systems, communicator):
 
 
 def measure(systems, communicator):
-    """Returns the `Measured` of each system, by name; they take turns."""
-    measured = {name: Measured() for name in systems}
-    progress = rich.progress.Progress(disable=communicator.rank != 0, transient=True,
-                                      console=rich.console.Console(stderr=True))
-    with progress:
-        for _ in progress.track(range(_ROUNDS.value), description="rounds"):
-            for name, system in systems.items():
-                for _ in range(_WARM_UP.value):
-                    system.step()
-                payload, on_links = _payload_bytes(communicator), _bytes_on_links()
-                communicator.sum("barrier", np.zeros(1, np.float32))
-                begin = time.perf_counter()
-                for _ in range(_STEPS.value):
-                    system.step()
-                communicator.sum("barrier", np.zeros(1, np.float32))
-                measured[name].seconds.append((time.perf_counter() - begin) / _STEPS.value)
-                measured[name].payload.append((_payload_bytes(communicator) - payload) / _STEPS.value)
-                measured[name].on_links.append((_bytes_on_links() - on_links) / _STEPS.value)
+    """Returns the `Measured` of each system, by name; they take turns, each round in another order."""
+    measured, names = {name: Measured() for name in systems}, list(systems)
+    for turn in _told(range(_ROUNDS.value), communicator.rank == 0):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            system = systems[name]
+            for _ in range(_WARM_UP.value):
+                system.step()
+            payload, on_links = _payload_bytes(communicator), _bytes_on_links()
+            seconds = _seconds(communicator, system.step)
+            measured[name].seconds.append(seconds / _STEPS.value)
+            measured[name].payload.append((_payload_bytes(communicator) - payload) / _STEPS.value)
+            measured[name].on_links.append((_bytes_on_links() - on_links) / _STEPS.value)
     return measured
+
+
+def _told(rounds, tells):
+    """Yields the rounds; says how far they are, as a bar or, where mpiexec passes output on, in lines."""
+    console = rich.console.Console(stderr=True, quiet=not tells)
+    if console.is_terminal:
+        yield from rich.progress.track(rounds, "rounds", console=console, transient=True)
+        return
+    begin = time.monotonic()
+    for turn in rounds:
+        yield turn
+        left = (time.monotonic() - begin) / (turn + 1) * (len(rounds) - turn - 1)
+        console.print(f"round {turn + 1} of {len(rounds)}, {left:.0f} s left")
+
+
+def _seconds(communicator, step):
+    """Returns how long it takes until all ranks have made the steps of a measurement."""
+    _wait_for_all(communicator)
+    begin = time.perf_counter()
+    for _ in range(_STEPS.value):
+        step()
+    _wait_for_all(communicator)
+    return time.perf_counter() - begin
+
+
+def _wait_for_all(communicator):
+    """Returns when this rank's GPUs have nothing more to do, and all ranks are here."""
+    _wait_for_gpus()
+    communicator.sum("barrier", np.zeros(1, np.float32))
+
+
+def _wait_for_gpus():
+    # Not tf.test.experimental.sync_devices, which wants to reach those of other hosts beside mwms, too.
+    for i in range(len(tf.config.list_physical_devices("GPU"))):
+        with tf.device(f"GPU:{i}"):
+            tf.raw_ops.SyncDevice()
 
 
 def _payload_bytes(communicator):
@@ -186,11 +270,7 @@ def _bytes_on_links():
 
 def timeline(systems, strategy):
     """Records steps of the first of our systems; returns where they went, as text."""
-    ours = next((system for system in systems.values()
-                 if system.name.partition("+")[0] in systems_lib.POLICIES), None)
-    if ours is None:
-        raise app.UsageError(f"--timeline={_TIMELINE.value} records steps of this project, but --system has none "
-                             "of its policies; add poseidon.")
+    ours = next(system for system in systems.values() if _is_ours(system.name))
     with strategy.timeline(_TIMELINE.value) as recording:
         for _ in range(_STEPS.value * 5):
             ours.step()
@@ -216,11 +296,13 @@ def extra_rebuild(factors, cluster, emulated, communicator):
     own = products(1, lambda u, v: tf.matmul(u, v, transpose_a=True))
     times = []
     for _ in range(_ROUNDS.value):  # on all ranks at the same time, as in a step
-        communicator.sum("barrier", np.zeros(1, np.float32))
+        _wait_for_all(communicator)
         begin = time.perf_counter()
         everyone()
+        _wait_for_gpus()
         middle = time.perf_counter()
         own()
+        _wait_for_gpus()
         times.append((middle - begin) - (time.perf_counter() - middle))
     return max(0.0, statistics.median(times[1:]))
 
@@ -231,10 +313,12 @@ def report(systems, measured, rebuild, cluster, rows):
     gbps = cluster.bandwidth_gbps * dilation * shrink
     single = measured[systems_lib.SINGLE].seconds
     compute = statistics.median(single) / dilation
-    table = rich.table.Table(
-        title=f"{_MODEL.value}, {rows} rows on each of {cluster.workers} ranks, {gbps:.3g} Gbit/s, compute "
-        f"{_COMPUTE.value}" + (f"; dilation {dilation:g}, shrink {shrink:g}" if dilation * shrink > 1 else ""))
-    first = next(name for name in systems if name != systems_lib.SINGLE)
+    title = (f"{_MODEL.value}, {rows} rows on each of {cluster.workers} ranks, {gbps:.3g} Gbit/s, compute "
+             f"{_COMPUTE.value}")
+    if (dilation, shrink) != (1, 1):
+        title += f"; dilation {dilation:g}, shrink {shrink:g}"
+    table = rich.table.Table(title=title)
+    first = next((name for name in systems if name != systems_lib.SINGLE), systems_lib.SINGLE)
     for column in ("system", "rows/s", "step, ms (quartiles)", "exposed, ms", "MB of a rank", "MB on its link",
                    "at least, ms", "step to that", f"step to {first}", "schemes"):
         table.add_column(column, justify="right")
@@ -244,7 +328,7 @@ def report(systems, measured, rebuild, cluster, rows):
         summary = timing.summarize([t / dilation for t in times])
         row = {"system": name, "step": summary, "rows_per_s": 1e3 * cluster.workers * rows / summary["median_ms"],
                "exposed_ms": 1e3 * statistics.median(a - b for a, b in zip(times, single)) / dilation,
-               "payload_bytes": shrink * statistics.median(measured[name].payload),
+               "payload_bytes": shrink * statistics.median(measured[name].payload) if _counts(name) else None,
                "bytes_on_link": shrink * statistics.median(measured[name].on_links),
                "to_first": statistics.median(a / b for a, b in zip(times, of_first))}
         if name == systems_lib.SINGLE:
@@ -259,7 +343,8 @@ def report(systems, measured, rebuild, cluster, rows):
                     "schemes": {scheme: schemes.count(scheme) for scheme in sorted(set(schemes))}}
         results.append(row)
         table.add_row(name, f"{row['rows_per_s']:,.1f}", timing.cell(summary), f"{row['exposed_ms']:.1f}",
-                      f"{row['payload_bytes'] / 1e6:.1f}", f"{row['bytes_on_link'] / 1e6:.1f}",
+                      f"{row['payload_bytes'] / 1e6:.1f}" if _counts(name) else "",
+                      f"{row['bytes_on_link'] / 1e6:.1f}",
                       *([f"{row['bound_ms']:.1f}", f"{row['to_bound']:.2f}"] if system.plan else [""] * 2),
                       f"{row['to_first']:.2f}",
                       ", ".join(f"{n} {s}" for s, n in row.get("schemes", {}).items()))

@@ -79,6 +79,12 @@ class EmulatedModel:
         return [types.SimpleNamespace(path=f"{prefix}/{name}", shape=tf.TensorShape(shape))
                 for layer in self._layers for name, shape in zip(layer.names, layer.shapes)]
 
+    @property
+    def values(self):
+        """What the gradient of each of `variables` holds: ones, and in the biases of products sums of them."""
+        return [layer.rows if layer.rows and len(shape) == 1 else 1
+                for layer in self._layers for shape in layer.shapes]
+
     def has(self, site):
         """Returns whether a `planning.Site` is a gradient of one of `variables`."""
         return _within(site) in self._ready_seconds

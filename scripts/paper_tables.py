@@ -33,10 +33,12 @@ LATENCY_US = 50.0
 _LITTLE = 0.15  # of the bytes: factors that save less are not worth their name
 BUS_GBYTES_PER_S = 10.0  # PCI Express 3 with 16 lanes, as it is reached
 # What bench_emulated.py calls the systems of simulation.SYSTEMS.
-EMULATED_AS = {"poseidon": "poseidon", "poseidon-paper": "poseidon-paper", "wfbp": "poseidon-ps", "horovod": "horovod", "mwms": "mwms"}
+EMULATED_AS = {"poseidon": "poseidon", "poseidon-paper": "poseidon-paper", "wfbp": "poseidon-ps",
+               "horovod": "horovod", "mwms": "mwms"}
 ENGINES = {"titan_x": "Caffe", "titan_x_tf": "TensorFlow"}  # as which' rates a profile has
-LABELS = {"poseidon": "ours", "poseidon-paper": "Poseidon", "wfbp": "WFBP", "ps": "PS, no overlap", "tensorflow": "stock TF",
-          "adam": "Adam", "horovod": "Horovod", "mwms": "MWMS", "googlenet": "GoogLeNet", "vgg19": "VGG19",
+LABELS = {"poseidon": "ours", "poseidon-paper": "Poseidon", "wfbp": "WFBP", "ps": "PS, no overlap",
+          "tensorflow": "stock TF", "adam": "Adam", "horovod": "Horovod", "mwms": "MWMS",
+          "googlenet": "GoogLeNet", "vgg19": "VGG19",
           "vgg19_22k": "VGG19-22K", "inception_v3": "Inception-V3", "resnet152": "ResNet-152",
           "resnet50": "ResNet-50", "bert_base_head": "BERT-base head"}
 LAYERS = {"VGG19 fc6": (25088, 4096), "VGG19 fc7": (4096, 4096), "VGG19 fc8": (4096, 1000),
@@ -78,9 +80,9 @@ def _work(model, profile):
                            profile.step_seconds(model, rows), 1e-9 / profile.gflops)
 
 
-def simulate(point, gbps=None, bus=BUS_GBYTES_PER_S, copy=math.inf):
+def simulate(point, gbps=None, bus=BUS_GBYTES_PER_S, copy=math.inf, message_us=0.0):
     """Returns the `simulation.Result` of a point, at the rate `gbps` of payload if it is given."""
-    machines = simulation.Machines(point.nodes, gbps or EFFICIENCY * point.gbps, LATENCY_US,
+    machines = simulation.Machines(point.nodes, gbps or EFFICIENCY * point.gbps, LATENCY_US, message_us=message_us,
                                    gpus_per_node=point.gpus, local_gbytes_per_s=bus, copy_gbytes_per_s=copy)
     return simulation.simulate(_work(point.model, point.profile), machines, simulation.SYSTEMS[point.system])
 
@@ -119,9 +121,9 @@ def _emulated(point, runs):
     if not fitting:
         return None
     rows = {row["system"]: row for row in min(fitting, key=lambda run: run["run"]["shrink"])["results"]}
-    step = rows[name]["step"]["median_ms"] / 1e3
+    step, payload = rows[name]["step"]["median_ms"] / 1e3, rows[name]["payload_bytes"]
     return {"step_s": step, "speed_up": point.nodes * rows["single"]["step"]["median_ms"] / 1e3 / step,
-            "gb_mean": 8e-9 * rows[name]["payload_bytes"]}
+            "gb_mean": payload and 8e-9 * payload}
 
 
 def rate_for(point, seconds, share=0.01, **options):
@@ -237,8 +239,10 @@ def _facts_gpus():
 
 
 def _facts_beyond():
-    return {"largest": {f"{layer} {k}": largest_nodes(*shape, k) for layer, shape in LAYERS.items()
-                        for k in (8, 32, 128)}}
+    slow = {system: 1e3 * simulate(Point("vgg19", "a100", system, 1024, 100), message_us=10).step_seconds
+            for system in ("poseidon", "horovod", "mwms")}
+    largest = {f"{layer} {k}": largest_nodes(*shape, k) for layer, shape in LAYERS.items() for k in (8, 32, 128)}
+    return {"with_messages": slow, "largest": largest}
 
 
 def largest_nodes(m, n, k):
@@ -285,8 +289,8 @@ PARTS = {
         "Scaling with Caffe, 40 GbE",
         "One Titan X on each node. The paper's points of VGG19-22K are timings of an author; those of the "
         "other models are missing.", "titan_x",
-        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), _NODES),
-        _facts_caffe),
+        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x",
+             ("poseidon", "poseidon-paper", "wfbp", "ps"), _NODES), _facts_caffe),
     "scaling_tensorflow": Part(
         "Scaling with TensorFlow, 40 GbE",
         "As above, at the rates of one node with TensorFlow. Stock TensorFlow keeps each variable whole on "
@@ -297,7 +301,8 @@ PARTS = {
         "Less bandwidth, Caffe", "The paper's curves are missing; what is left are these statements.",
         "titan_x",
         grid(("googlenet",), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5], (2, 5, 10))
-        + grid(("vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5], (10, 20, 30)),
+        + grid(("vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5],
+               (10, 20, 30)),
         _facts_bandwidth),
     "stalls": Part(
         "How long accelerators wait, 8 nodes with TensorFlow, 40 GbE",
@@ -305,7 +310,8 @@ PARTS = {
         "Poseidon accelerators are busy most of the time, and with stock TensorFlow wait most of it (R). "
         "With the latter ours wait less, as it scales further in a section above, for the same reason.",
         "titan_x_tf",
-        grid(("inception_v3", "vgg19", "vgg19_22k"), "titan_x_tf", ("tensorflow", "wfbp", "poseidon-paper", "poseidon"), (8,)),
+        grid(("inception_v3", "vgg19", "vgg19_22k"), "titan_x_tf",
+             ("tensorflow", "wfbp", "poseidon-paper", "poseidon"), (8,)),
         cell=lambda row: f"{row['waiting']:.0%}, {row['rebuild_s'] / row['step_s']:.0%}",
         legend="Share of a step in which an accelerator waits, and in which it rebuilds gradients."),
     "traffic": Part(
@@ -313,7 +319,8 @@ PARTS = {
         "The heights of the paper's bars are missing (M). In their place stand those that its table 1 gives, "
         "for 32 rows on each node. Bytes do not depend on the accelerator; the first table's are of the "
         "Titan X with Caffe, of which there are emulated ones.", "titan_x_tf",
-        grid(("vgg19", "vgg19_22k"), "titan_x_tf", ("wfbp", "adam", "poseidon-paper", "poseidon"), (8, 16, 32)), _facts_traffic,
+        grid(("vgg19", "vgg19_22k", "inception_v3"), "titan_x_tf",
+             ("wfbp", "adam", "poseidon-paper", "poseidon"), (8, 16, 32)), _facts_traffic,
         lambda row: f"{row['gb_mean']:.2f} / {row['gb_worst']:.2f}",
         "Gb (10^9 bits) that a node sends plus receives in a step, mean / worst node: what is simulated is "
         "counted, not estimated."),
@@ -322,15 +329,21 @@ PARTS = {
         "Four Titan X in one node, and four nodes with 8 K80-class accelerators each. No profile is of a "
         "K80; the one named k80 is a Titan X at half of its rate, by what both can compute at most (a "
         "guess), and its nodes have 10 GbE, as such nodes of clouds had (a guess).", "titan_x",
-        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), (1,), gpus=(1, 2, 4))
-        + grid(("googlenet", "vgg19"), "k80", ("poseidon", "poseidon-paper", "wfbp", "ps"), (4,), (10,), (8,)), _facts_gpus),
+        grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), (1,),
+             gpus=(1, 2, 4))
+        + grid(("googlenet", "vgg19"), "k80", ("poseidon", "poseidon-paper", "wfbp", "ps"), (4,), (10,), (8,)),
+        _facts_gpus),
     "beyond": Part(
         "Beyond the paper: A100, up to 1024 nodes",
         "Nothing here is measured. Horovod and MWMS are rings as the simulator knows them: fused buffers of "
-        "128 MiB, and one buffer of all gradients after backpropagation. BERT-base's head is trained alone, "
-        "so hardly anything is computed in a step, and the network is all.", "a100",
-        grid(("vgg19", "resnet50", "bert_base_head"), "a100", ("poseidon", "poseidon-paper", "wfbp", "horovod", "mwms"),
-             (2, 8, 32, 128, 1024), (10, 25, 100)), _facts_beyond,
+        "128 MiB, and one buffer of all gradients after backpropagation; libraries of GPUs also have trees, "
+        "which many nodes need. BERT-base's head is trained alone, so hardly anything is computed in a step, and "
+        "the network is all. A message takes its bytes and the latency, and nothing else: with 10 us of a link "
+        "for each, VGG19 over 100 Gbit/s takes {with_messages[poseidon]:.0f} ms with ours on 1024 nodes, "
+        "{with_messages[horovod]:.0f} with Horovod and {with_messages[mwms]:.0f} with MWMS.", "a100",
+        grid(("vgg19", "resnet50", "bert_base_head"), "a100",
+             ("poseidon", "poseidon-paper", "wfbp", "horovod", "mwms"), (2, 8, 32, 128, 1024), (10, 25, 100)),
+        _facts_beyond,
         lambda row: f"{1e3 * row['step_s']:,.0f}", "Milliseconds of a step, simulated."),
 }
 
@@ -470,7 +483,7 @@ def curves_table(name, data):
         share = 1 - hybrid / dense if nodes > 1 else 0.0  # within a node there is no network
         if nodes > 1:
             saved[model] = max(share, saved.get(model, 0.0))
-        others = min(row["step_s"] for system, row in found.items() if system != "poseidon")
+        others = _best_other(found)
         tables.setdefault(gbps, []).append([
             LABELS[model], f"{nodes}" + (f" x {gpus}" if gpus > 1 else ""),
             *(part.cell(found[s]) for s in systems), f"{share:.0%}",
@@ -478,14 +491,31 @@ def curves_table(name, data):
         ])
     none = [f"{LABELS[model]} ({share:.0%})" for model, share in saved.items() if share < _LITTLE]
     lines = [
-        f"{part.legend} *Saved*: bytes that factors save against WFBP. *Gain*: the best other system's step, "
-        "divided by ours." + (f" No gain is expected of {', '.join(none)}: so little of the bytes do "
-                                    "factors save at most." if none else ""), ""
+        f"{part.legend} *Saved*: bytes that factors save against WFBP. *Gain*: the shortest step of all systems "
+        "but this project's, divided by ours." + (f" No gain is expected of {', '.join(none)}: so little of the "
+                                                  "bytes do factors save at most." if none else ""), ""
     ]
     for gbps, rows in sorted(tables.items()):
         lines += [f"Links of {gbps:g} Gbit/s:", ""] if len(tables) > 1 else []
         lines += _lines(["model", "nodes", *(LABELS[s] for s in systems), "saved", "gain"], rows)
     return lines
+
+
+def _best_other(found):
+    """Returns the shortest step of the rows, by system, that are not of this project."""
+    return min(row["step_s"] for system, row in found.items() if not system.startswith("poseidon"))
+
+
+def _worst_gain(parts):
+    """Returns (step divided by that of the best other system, row) where ours gains least."""
+    groups = {}
+    for part in parts.values():
+        for row in part["rows"].values():
+            where = tuple(row[key] for key in ("model", "profile", "nodes", "gbps", "gpus"))
+            groups.setdefault(where, {})[row["system"]] = row
+    compared = [(found["poseidon"]["step_s"] / _best_other(found), found["poseidon"])
+                for found in groups.values() if "poseidon" in found]
+    return max(compared, key=lambda pair: pair[0])
 
 
 def rates_table(facts):
@@ -521,8 +551,10 @@ def summary(parts):
           for part, profile, nodes in ((caffe, "titan_x", 8), (tensorflow, "titan_x_tf", 32))
           for system in ("poseidon", "poseidon-paper", "wfbp")}
     exceptions = [f"{_name(row[0])}, {_where(row[0])} Gbit/s" for row in off if row[0].system == "poseidon-paper"]
+    slower, row = _worst_gain(parts)
     text = paper_claims.SUMMARY.format(
-        **caffe | at | counts | caffe["facts"] | tensorflow["facts"], emulation=emulation,
+        **caffe | at | counts | caffe["facts"] | tensorflow["facts"], emulation=emulation, slower=slower - 1,
+        where=f"{LABELS[row['model']]} on {row['nodes']} {_profile_label(row)} over {row['gbps']:g} Gbit/s",
         exceptions="; ".join(exceptions) or "nowhere",
         differ=_num_different_plans(rows))
     kinds = {}
@@ -538,6 +570,10 @@ def summary(parts):
              _show(simulated if emulated is None else emulated, c.unit), f"{difference:+.0%}",
              PARTS[c.part].title.partition(",")[0]]
             for c, emulated, simulated, difference, _ in off])]
+
+
+def _profile_label(row):
+    return {"titan_x": "Titan X", "titan_x_tf": "Titan X", "a100": "A100"}.get(row["profile"], row["profile"])
 
 
 def _num_different_plans(rows):
@@ -557,7 +593,7 @@ def report(parts):
              *_lines(["grade", "meaning"], [list(item) for item in paper_claims.GRADES.items()])]
     for name, part in PARTS.items():
         data = parts[name]
-        lines += [f"## {part.title}", "", part.about, ""]
+        lines += [f"## {part.title}", "", part.about.format(**data["facts"]), ""]
         lines += claims_table(name, data) + curves_table(name, data)
         if name == "scaling_caffe":
             lines += rates_table(data["facts"])

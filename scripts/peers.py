@@ -21,7 +21,7 @@ def start_tensorflow(comm):
     """Returns a MultiWorkerMirroredStrategy over the processes of an mpi4py communicator."""
     with socket.create_server(("", 0)) as probe:  # a port that nobody listens at
         port = probe.getsockname()[1]
-    workers = comm.allgather(f"{_address()}:{port}")
+    workers = comm.allgather(f"{_address(comm)}:{port}")
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers},
                                           "task": {"type": "worker", "index": comm.rank}})
     options = tf.distribute.experimental.CommunicationOptions(
@@ -40,7 +40,7 @@ def start_horovod(comm):
     from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
 
-    everyone = comm.allgather(_address())
+    everyone = comm.allgather(_address(comm))
     slots = hosts.get_host_assignments(hosts.parse_hosts(",".join(
         f"{address}:{everyone.count(address)}" for address in dict.fromkeys(everyone))), comm.size)
     server, port = None, None
@@ -59,12 +59,21 @@ def start_horovod(comm):
     return hvd  # which can be shut down, and started again
 
 
-def _address():
-    """Returns this host's address, as it resolves its own name; of the loopback where it cannot."""
+def _address(comm):
+    """Returns the address at which the other processes' hosts reach this one."""
+    own_name = socket.gethostname()
+    names = comm.allgather(own_name)
     try:
-        return socket.gethostbyname(socket.gethostname())
+        address = socket.gethostbyname(own_name)
     except OSError:
-        return "127.0.0.1"
+        address = "127.0.0.1"
+    others = set(names) - {own_name}
+    if not address.startswith("127.") or not others:
+        return address
+    # Many hosts' own names mean their loopback to themselves: then, what another one would hear from.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((min(others), 9))  # sends nothing
+        return probe.getsockname()[0]
 
 
 @contextlib.contextmanager

@@ -39,7 +39,8 @@ class Profile:
 
 PROFILES = {profile.name: profile for profile in (
     Profile("titan_x", 4500, {"googlenet": 257, "vgg19": 35.5, "vgg19_22k": 34.6},
-            "H. Zhang et al., USENIX ATC 2017, one node with Caffe; gflops are what VGG19 needs at this rate"),
+            "H. Zhang et al., USENIX ATC 2017, one node with Caffe; gflops are what VGG19 needs at "
+            "TensorFlow's rate"),
     Profile("titan_x_tf", 4500, {"inception_v3": 43.2, "vgg19": 38.5, "vgg19_22k": 34.8,
                                   "resnet50": 64.6, "resnet152": 21.9},
             "the same, one node with TensorFlow; ResNets at the arithmetic rate of Inception-V3"),

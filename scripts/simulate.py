@@ -88,7 +88,7 @@ def make_work():
         seconds = plan.cluster.compute_seconds(plan.operations)
         return _PLAN.value, simulation.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
-            plan.cluster.compute_seconds(1)), _BATCH.value
+            plan.cluster.compute_seconds(1), plan.cluster.accelerators), _BATCH.value
     import profiles  # late, since they import Keras, which takes some seconds
     import zoo
     model = one_of(_MODEL, _MODEL.value, zoo.MODELS)

@@ -56,12 +56,14 @@ class Work:
         operations: Additions and multiplications of a step.
         seconds: How long they take.
         rebuild_seconds_per_operation: How long one of them takes in the products that rebuild gradients.
+        accelerators: Whether plans count on exchanges that disturb no computing, see `planning.Cluster`.
     """
 
     sites: tuple[planning.Site, ...]
     operations: float
     seconds: float
     rebuild_seconds_per_operation: float
+    accelerators: bool = True
 
     def __post_init__(self):
         for name in ("operations", "seconds", "rebuild_seconds_per_operation"):
@@ -140,8 +142,7 @@ class Machines:
     def cluster(self, gflops):
         """Returns the nodes as planning knows them, at the rate of the slowest link."""
         slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
-        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops,
-                                accelerators=True)
+        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops)
 
 
 def _check_at_least_0(name, value, is_more=False):
@@ -303,7 +304,8 @@ def cut(num_bytes, kv_pair_bytes, servers):
 
 def make_plan(work, machines, system):
     """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
-    cluster = machines.cluster(1e-9 / work.rebuild_seconds_per_operation)
+    cluster = dataclasses.replace(machines.cluster(1e-9 / work.rebuild_seconds_per_operation),
+                                  accelerators=work.accelerators)
     sites = [dataclasses.replace(s, factors=s.factors and _of_all(s.factors, machines),
                                  slices=s.slices and _of_all(s.slices, machines)) for s in work.sites]
     # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.

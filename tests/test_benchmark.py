@@ -1,5 +1,6 @@
 """The benchmark of models and systems, and what it emulates."""
 
+import importlib.util
 import json
 import math
 import pathlib
@@ -7,13 +8,17 @@ import sys
 import time
 
 import launch
+import numpy as np
 import pytest
 import tensorflow as tf
+
+from tf_poseidon.ops import library
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
 sys.path.append(str(SCRIPTS))
 import emulation  # noqa: E402
 import profiles  # noqa: E402
+import systems  # noqa: E402
 import zoo  # noqa: E402
 
 BENCHMARK = str(SCRIPTS / "benchmark.py")
@@ -73,17 +78,18 @@ def test_an_emulated_accelerator_does_one_thing_after_the_other():
     assert {float(value) for value in values} == {1.0, 100.0}  # of biases, the sum of the rows
 
 
-def run(tmp_path, *flags):
+def run(tmp_path, *flags, launcher="mpiexec"):
     """Runs a benchmark on 2 ranks; returns its results by system, and what it printed."""
     path = tmp_path / "results.json"
     outcome = launch.run_ok([BENCHMARK, "--model=cifar10_quick", "--rounds=3", "--steps=1", f"--json={path}",
-                             *flags], ranks=2, timeout_s=120)
+                             *flags], ranks=2, timeout_s=120, launcher=launcher)
     return {row["system"]: row for row in json.loads(path.read_text())["results"]}, outcome.output
 
 
 def test_real_computing(tmp_path):
     """All systems train a model of their own, and the script compares their weights before it times."""
-    results, _ = run(tmp_path, "--batch_size=8", "--system=poseidon-ps,poseidon-sfb+merge,mwms,mwms+enable")
+    results, output = run(tmp_path, "--batch_size=8", "--system=poseidon-ps,poseidon-sfb+merge,mwms,mwms+enable")
+    assert "round 3 of 3, 0 s left" in output  # mpiexec is no terminal
     assert set(results) == {"single", "poseidon-ps", "poseidon-sfb+merge", "mwms", "mwms+enable"}
     assert results["poseidon-ps"]["schemes"] == {"ps": 10}
     assert results["poseidon-sfb+merge"]["schemes"] == {"ps": 6, "sfb": 2}
@@ -106,11 +112,85 @@ def test_emulated_computing(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None,
+                    reason="Horovod is not installed (scripts/install_horovod.sh)")
+def test_under_horovodrun(tmp_path):
+    """Ours travel by Horovod's ops, and Horovod is compared with that."""
+    results, output = run(tmp_path, "--batch_size=8", "--system=poseidon-sfb,horovod,horovod+enable",
+                          launcher="horovodrun")
+    assert set(results) == {"single", "poseidon-sfb", "horovod", "horovod+enable"}
+    assert results["poseidon-sfb"]["schemes"] == {"ps": 6, "sfb": 2}
+    assert results["poseidon-sfb"]["payload_bytes"] is None
+    assert "round 3 of 3" in output
+
+
+def replicas(*names):
+    """Returns replicas of a model that begin alike; their steps are one rank's alone."""
+    initial = []
+    return [systems.RealReplica(name, "cifar10_quick", 8, 0, 1, initial) for name in names]
+
+
+class Alone:
+    """A communicator without other ranks."""
+
+    @staticmethod
+    def broadcast(_, value):
+        return value
+
+
+@pytest.mark.parametrize("damage, is_noticed", [
+    (lambda gradients: gradients, False),
+    (lambda gradients: [g * (1 + 1e-4) for g in gradients], False),  # more than rounding
+    (lambda gradients: [g * 0.9 for g in gradients], True),
+    (lambda gradients: [gradients[0] * 1.05, *gradients[1:]], True),
+    (lambda gradients: [*gradients[:-1], gradients[-1] * 0], True),
+])
+def test_systems_that_train_otherwise_are_noticed(damage, is_noticed):
+    right, other = replicas("right", "other")
+    right.apply(right.gradients())
+    other.apply(damage(other.gradients()))
+    if not is_noticed:
+        return other.check(None, None, Alone, right)
+    with pytest.raises(AssertionError, match="otherwise than with the first system"):
+        other.check(None, None, Alone, right)
+
+
+def test_weights_that_nobody_trains_are_noticed():
+    one, other = replicas("one", "other")
+    with pytest.raises(AssertionError, match="No weight has moved"):
+        other.check(None, None, Alone, one)
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda sums: sums, None), (lambda sums: sums / 3, "of 100 to 100, expected 300, the sum of 3"),
+    (lambda sums: sums - [1, 0], "of 2 to 3, expected 3, the sum of 3 ranks"),
+    (lambda sums: np.where(np.arange(len(sums))[:, None] == 0, 1, sums), "1 gradients are made of factors"),
+])
+def test_emulated_sums_that_are_wrong_are_noticed(damage, message):
+    model = emulation.EmulatedModel("cifar10_quick", 100, profiles.PROFILES["titan_x"])
+    replica = systems.EmulatedReplica("x", model, ranks=3)
+    sums = 3.0 * np.array(model.values)[:, None] * [1, 1]
+    if message is None:
+        return replica.check(damage(sums), None, None, None)
+    with pytest.raises(AssertionError, match=message):
+        replica.check(damage(sums), None, None, None)
+
+
+def test_emulated_products_look_at_their_factors():
+    product = library.load()[0].poseidon_emulated_product
+    whole = np.ones((3, 4), np.float32)
+    assert product(u=whole, v=whole, operations_per_second=1e12).shape == (4, 4)
+    with pytest.raises(tf.errors.InternalError, match="begins its row 2 with 0, expected 1"):
+        product(u=whole, v=whole * [[1], [1], [0]], operations_per_second=1e12)
+
+
 @pytest.mark.parametrize("flag, message", [
     ("--system=poseidon,fast", "--system has 'fast', expected some of single, poseidon, "),
     ("--compute=emulated:abacus", "--compute=emulated:abacus, expected real or emulated:PROFILE"),
     ("--dilation=2", "change what is emulated, but --compute=real"),
+    ("--json=/nowhere/results.json", "--json=/nowhere/results.json cannot be written (No such file or directory)"),
+    ("--timeline=/tmp/trace.json --system=mwms", "but --system has none of its policies; add poseidon"),
 ])
 def test_refusals(flag, message):
-    outcome = launch.run([BENCHMARK, flag], ranks=0, timeout_s=60)
+    outcome = launch.run([BENCHMARK, *flag.split()], ranks=0, timeout_s=60)
     assert outcome.status != 0 and message in outcome.output

@@ -97,6 +97,16 @@ def test_stored_points_are_what_the_simulator_says(parts, name, point):
         assert computed[key] == pytest.approx(stored[key], rel=1e-5, abs=1e-9)
 
 
+def test_gain_is_over_what_others_have(parts):
+    rows = {row["system"]: row for row in parts["bandwidth"]["rows"].values()
+            if (row["model"], row["nodes"], row["gbps"], row["profile"]) == ("vgg19_22k", 16, 10, "titan_x")}
+    gain = f"{rows['wfbp']['step_s'] / rows['poseidon']['step_s']:.2f}"
+    assert float(gain) > 1.5
+    line = next(line for line in section(paper_tables.report(parts), "bandwidth")
+                if line.startswith("| VGG19-22K | 16 |"))
+    assert line.endswith(f"| {gain} |")
+
+
 def test_parts_run_apart_give_what_they_give_together(tmp_path, parts, monkeypatch):
     """Of a few points: two parts in either order, and at once."""
     monkeypatch.setitem(PARTS, "gpus", dataclasses.replace(PARTS["gpus"], points=PARTS["gpus"].points[:12]))

@@ -4,12 +4,14 @@ import collections
 import gzip
 import json
 import re
+import socket
 import threading
 import types
 
 import launch
 import numpy as np
 import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_poseidon import engines
 from tf_poseidon import planning
@@ -230,6 +232,25 @@ def test_all_ranks_get_the_recordings_of_all(tmp_path):
         assert str(mine) == timelines[0].table(number) != timelines[0].table((number + 1) % 3)
     with gzip.open(tmp_path / "new" / "trace.json.gz") as file:
         assert json.load(file) == trace_lib.trace(timelines[0].ranks)
+
+
+def test_tensorboard_gets_the_same_rows_and_spans(tmp_path, alone):
+    with recording.record(alone, tmp_path / "job.xplane.pb", lambda: None) as mine:
+        for site in ("a", "b"):
+            alone.submit(site, np.ones(3, np.float32), is_gradient=True)()
+    space = xplane_pb2.XSpace.FromString((tmp_path / "job.xplane.pb").read_bytes())
+    plane, = space.planes  # XProf shows planes of devices that it does not know if they are called so
+    assert plane.name == f"/device:CUSTOM:rank 0 on {socket.gethostname()}"
+    found = [(line.name, plane.event_metadata[event.metadata_id].name, event.offset_ps, event.duration_ps,
+              {plane.stat_metadata[stat.metadata_id].name: getattr(stat, stat.WhichOneof("value"))
+               for stat in event.stats}) for line in plane.lines for event in line.events]
+    events = trace_lib.trace(mine.ranks)["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["cat"] for event in spans} >= {"ps"}
+    assert sorted(found, key=str) == sorted(
+        ((rows[e["tid"]], e["name"], round(1e6 * e["ts"]), round(1e6 * e["dur"]),
+          {key: value for key, value in e["args"].items() if value is not None}) for e in spans), key=str)
 
 
 def test_file_that_cannot_be_written_is_refused_at_once(alone, tmp_path):

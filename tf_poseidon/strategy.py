@@ -204,7 +204,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
         gradient came last, and what the plan had predicted. docs/performance.md explains the columns.
 
         Args:
-            path: File of the trace, on rank 0's host; compressed if it ends in ".gz".
+            path: File of the trace, on rank 0's host; compressed if it ends in ".gz". One that ends in
+                ".xplane.pb" is for the profiler of TensorBoard instead, which looks for
+                LOGDIR/plugins/profile/RUN/HOST.xplane.pb.
 
         Returns:
             A context manager of a `timelines.recording.Timeline`.

@@ -13,6 +13,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace
+from tf_poseidon.timelines import xplane
 
 # What it exchanges itself: no part of training.
 _CLOCKS, _LENGTHS, _EVENTS = (f"strategy.timeline/{what}" for what in ("clocks", "lengths", "events"))
@@ -54,8 +55,14 @@ class Timeline:
         """Takes what was recorded, and writes the trace on rank 0."""
         self.ranks, self._plan = ranks, plan
         if self._rank == 0:
-            with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "wt") as file:
-                json.dump(trace.trace(ranks), file)
+            self._write(trace.trace(ranks))
+
+    def _write(self, chrome_trace):
+        if self.path.name.endswith(xplane.SUFFIX):
+            self.path.write_bytes(xplane.xspace(chrome_trace).SerializeToString())
+            return
+        with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "wt") as file:
+            json.dump(chrome_trace, file)
 
 
 _recording = set()  # communicators that record
@@ -102,7 +109,8 @@ def _try_clocks(communicator):
     for _ in range(_TRIES):
         communicator.submit_factors(_CLOCKS, [np.zeros((1, 1), np.uint8)])()
     communicator.record_events(0)
-    return [(1e-9 * begin, 1e-9 * end) for _, _, begin, end, *_ in communicator.events()["events"]]
+    return [(1e-9 * begin, 1e-9 * end) for _, site, begin, end, *_ in communicator.events()["events"]
+            if site == _CLOCKS]
 
 
 def _gather(communicator, value):

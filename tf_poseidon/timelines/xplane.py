@@ -1,0 +1,44 @@
+"""A Chrome trace as an XSpace, which the profiler of TensorBoard reads: it no longer reads Chrome traces."""
+
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+SUFFIX = ".xplane.pb"
+
+_PLANE = "/device:CUSTOM:"  # planes whose names begin otherwise are taken for a host, or a device of XLA
+
+
+def xspace(trace):
+    """Returns what `trace.trace` returns as an `xplane_pb2.XSpace`: processes are planes, threads lines."""
+    space = xplane_pb2.XSpace()
+    planes, lines, numbers = {}, {}, {}
+
+    def number_of(name, rank, table):
+        """Returns the number of a name in "event_metadata" or "stat_metadata" of a plane."""
+        known = numbers.setdefault((rank, table), {})
+        if name not in known:
+            known[name] = len(known) + 1
+            entry = getattr(planes[rank], table)[known[name]]
+            entry.id, entry.name = known[name], name
+        return known[name]
+
+    for event in trace["traceEvents"]:
+        rank = event["pid"]
+        if event["name"] == "process_name":
+            planes[rank] = space.planes.add(id=rank, name=f"{_PLANE}{event['args']['name']}")
+        elif event["name"] == "thread_name":
+            lines[rank, event["tid"]] = planes[rank].lines.add(
+                id=event["tid"], display_id=event["tid"], name=event["args"]["name"],
+                display_name=event["args"]["name"])
+        elif event["ph"] == "X":
+            mark = lines[rank, event["tid"]].events.add(
+                metadata_id=number_of(event["name"], rank, "event_metadata"),
+                offset_ps=round(1e6 * event["ts"]), duration_ps=round(1e6 * event["dur"]))
+            for key, value in event["args"].items():
+                if value is not None:
+                    stat = mark.stats.add(metadata_id=number_of(key, rank, "stat_metadata"))
+                    if isinstance(value, str):
+                        stat.str_value = value
+                    else:
+                        stat.int64_value = value
+    return space
+
