@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
 KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
 
+COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
+
 .PHONY: setup horovod demo test test-full bench paper clean
 
 setup: $(VENV)/.installed
@@ -48,14 +50,10 @@ bench: horovod
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py \
-	  --system poseidon,poseidon-ps,poseidon-sfb,poseidon-paper,horovod,horovod+enable,mwms,mwms+enable \
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py --system $(COMPUTED) \
 	  --json docs/results/benchmark_loopback.json
-	test $$(id -u) != 0 || for gbps in 0.1 1 10; do \
-	  $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps $$gbps -- \
-	    $(BIN)/python scripts/benchmark.py \
-	    --system poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable \
-	    --json docs/results/benchmark_$${gbps}gbps.json || exit 1; done
+	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
+	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python scripts/bench_emulated.py --again
 	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
