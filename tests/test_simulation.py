@@ -402,9 +402,8 @@ def test_command_simulates_a_model(arguments):
 EMULATED = [entry for entry in json.loads((SCRIPTS.parent / "docs/results/emulated.json").read_text())
             if entry["run"]["profile"]]
 OURS = ("poseidon", "poseidon-paper", "poseidon-ps")
-# TCP gives connections unequal shares of a link, and factors are there when the slowest of them has brought them:
-# where all is communication, the factors of three layers came at the same time, and nothing was left to hide the
-# rebuilding of the first two behind.
+# Where all is communication, the factors of two layers came at the same time and not one after the other, which
+# left nothing to hide the rebuilding of the first of them behind (docs/performance.md).
 LESS_ALIKE = {("mlp", 10): 0.2}
 
 
