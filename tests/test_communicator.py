@@ -37,9 +37,9 @@ def connected(size):
     return sockets
 
 
-def join_by_sockets(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
+def join_by_sockets(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None):
     told = servers if isinstance(servers, list) else [servers] * size
-    return [join_sockets(rank, to_others, kv_pair_bytes, timeout_s, timeout_s, told[rank])
+    return [join_sockets(rank, to_others, kv_pair_bytes, timeout_s, timeout_s, told[rank], ranks_per_node)
             for rank, to_others in enumerate(connected(size))]
 
 
@@ -82,11 +82,11 @@ def all_submit(ranks, site, values, **options):
 
 
 @pytest.mark.parametrize("servers", ["all", "first", "last"])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_sum_is_exact(size, servers):
+@pytest.mark.parametrize("size, ranks_per_node", [(1, 1), (2, 1), (3, 1), (5, 1), (4, 2), (5, 2), (5, 3)])
+def test_sum_is_exact(size, ranks_per_node, servers):
     """Integers: any order of adding gives this result, any mistake in cutting another one."""
     chosen = {"all": (), "first": (0,), "last": (size - 1,)}[servers]
-    with job(size, kv_pair_bytes=64 << 10, servers=chosen) as ranks:
+    with job(size, kv_pair_bytes=64 << 10, servers=chosen, ranks_per_node=ranks_per_node) as ranks:
         for count in (0, 1, 7, 1000, 8192, 8193, 300001):
             for dtype in DTYPES:
                 values = [((np.arange(count) + 3 * r) % 7 + r).astype(dtype) for r in range(size)]
@@ -103,6 +103,22 @@ def test_sum_adds_in_rank_order(dtype):
         expected = values[0] + values[1] + values[2] + values[3] + values[4]
         for result in all_submit(ranks, "x", values):
             np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("servers", [(), (0,), (4,)])
+@pytest.mark.parametrize("ranks_per_node, expected", [
+    (2, lambda a, b, c, d, e: (a + b) + (c + d) + e),
+    (3, lambda a, b, c, d, e: (a + b + c) + (d + e)),
+    (5, lambda a, b, c, d, e: a + b + c + d + e)])
+def test_sum_adds_ranks_of_a_node_first(ranks_per_node, expected, servers):
+    with job(5, ranks_per_node=ranks_per_node, servers=servers) as ranks:
+        values = [np.random.default_rng(r).normal(size=100_003).astype(np.float32) for r in range(5)]
+        total = expected(*values)
+        for result in all_submit(ranks, "x", values):
+            np.testing.assert_array_equal(result, total)
+        waits = [rank.submit("y", value, out=value) for rank, value in zip(ranks, values)]
+        for value in (wait() for wait in waits):
+            np.testing.assert_array_equal(value, total)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -140,29 +156,28 @@ def test_rounding_to_half_agrees_with_numpy(bits):
             np.testing.assert_array_equal(result, expected)
 
 
-def test_rank_that_does_not_contribute_is_left_out():
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("without", [{1}, {0, 1}, {2, 3}, {0, 1, 2, 3}])
+def test_rank_that_does_not_contribute_is_left_out(without, ranks_per_node):
     """Not multiplied by zero: what it holds may be infinite or no number."""
-    with job(3) as ranks:
-        values = [np.ones(50_000), np.full(50_000, np.nan), np.full(50_000, 2.0)]
-        waits = [rank.submit("x", value, contributes=r != 1)
-                 for r, (rank, value) in enumerate(zip(ranks, values))]
-        for wait in waits:
-            np.testing.assert_array_equal(wait(), 3.0)
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
+        for count in (9, 50_000):
+            values = [np.full(count, np.nan if r in without else float(r)) for r in range(4)]
+            waits = [rank.submit(f"x/{count}", value, contributes=rank.rank not in without)
+                     for rank, value in zip(ranks, values)]
+            for wait in waits:
+                np.testing.assert_array_equal(wait(), sum({0, 1, 2, 3} - without))
 
 
-def test_no_contribution_at_all_is_zero():
-    with job(2) as ranks:
-        for result in all_submit(ranks, "x", [np.ones(9)] * 2, contributes=False):
-            np.testing.assert_array_equal(result, 0.0)
-
-
-@pytest.mark.parametrize("count", [0, 1, 300_001])
+@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (4, 2), (5, 2), (5, 3)])
+@pytest.mark.parametrize("servers", [(), (0,), (2,)])
 @pytest.mark.parametrize("root", [0, 2])
-def test_broadcast(root, count):
-    with job(3, kv_pair_bytes=64 << 10) as ranks:
-        values = [np.arange(count) * (r + 1) for r in range(3)]
-        for result in all_submit(ranks, "x", values, root=root):
-            np.testing.assert_array_equal(result, values[root])
+def test_broadcast(root, servers, size, ranks_per_node):
+    with job(size, kv_pair_bytes=64 << 10, servers=servers, ranks_per_node=ranks_per_node) as ranks:
+        for count in (0, 1, 300_001):
+            values = [np.arange(count) * (r + 1) for r in range(size)]
+            for result in all_submit(ranks, f"x/{count}", values, root=root):
+                np.testing.assert_array_equal(result, values[root])
 
 
 def test_broadcast_of_text():
@@ -183,8 +198,9 @@ def test_ranks_may_submit_in_any_order():
             np.testing.assert_array_equal(wait(), 3 * sites.index(site))
 
 
+@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (4, 2)])
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_is_asked_for_late_holds_nothing_up(is_late):
+def test_what_is_asked_for_late_holds_nothing_up(is_late, size, ranks_per_node):
     """More bytes than may be on their way at a time, for a rank that waits for something else first."""
     large, small = (np.arange(size, dtype=np.int32) for size in (8 << 20, 1 << 18))
 
@@ -198,18 +214,19 @@ def test_what_is_asked_for_late_holds_nothing_up(is_late):
         first = rank.submit("large", np.empty_like(large), root=0)()
         return first, second if is_late else second()
 
-    with job(3, servers=(0,), timeout_s=10.0) as ranks:
+    with job(size, servers=(0,), timeout_s=10.0, ranks_per_node=ranks_per_node) as ranks:
         for first, second in in_parallel(ranks, run):
             np.testing.assert_array_equal(first, large)
             np.testing.assert_array_equal(second, small)
 
 
-def test_many_steps_of_ranks_that_run_ahead():
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 4])
+def test_many_steps_of_ranks_that_run_ahead(ranks_per_node):
     """A rank may be a step ahead of another: contributions are told apart by their step."""
     def train(rank):
         return [int(rank.sum("x", np.int64(rank.rank + step))) for step in range(200)]
 
-    with job(4) as ranks:
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
         for result in in_parallel(ranks, train):
             assert result == [6 + 4 * step for step in range(200)]
 
@@ -225,6 +242,18 @@ def test_kv_pairs_spread_evenly(size):
             expected = 2 * num_bytes * (size - 1) // size
             assert counted["sent_bytes"] == pytest.approx(expected, rel=1e-3)
             assert counted["received_bytes"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks_per_node, size", [(2, 4), (2, 6), (3, 6), (4, 4)])
+def test_sums_cross_the_network_once_for_a_node(ranks_per_node, size):
+    """2 N (P - 1) / P each way of all ranks of a node together, for P nodes; and evenly on its ranks."""
+    with job(size, ranks_per_node=ranks_per_node) as ranks:
+        num_bytes, nodes = 24 << 20, size // ranks_per_node
+        all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
+        for rank in ranks:
+            assert rank.nodes == tuple(r // ranks_per_node for r in range(size))
+            expected = 2 * num_bytes * (nodes - 1) // nodes // ranks_per_node
+            assert rank.statistics()["sites"]["x"]["network_bytes"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_headers_are_small():
@@ -261,14 +290,18 @@ def test_disagreement_ends_all_ranks(values, message):
 def test_servers_that_differ_end_all_ranks():
     with job(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
         for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
-            assert "give PoseidonStrategy the same servers and kv_pair_bytes" in str(error)
+            assert "give PoseidonStrategy the same servers, kv_pair_bytes and" in str(error)
 
 
-def test_deadline_names_site_and_ranks():
-    with job(3, goodbye=False, timeout_s=0.5) as ranks:
-        wait_0, wait_2 = (ranks[r].submit("dense/kernel", np.ones(3)) for r in (0, 2))
-        for wait in (wait_0, wait_2):
-            with pytest.raises(JobEndedError, match=r"waited 0\.5 s for rank 1 to exchange "
+@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (6, 2), (6, 3)])
+def test_deadline_names_site_and_ranks(size, ranks_per_node):
+    """Also if the missing rank is of another node, and whichever rank holds the KV pair."""
+    with contextlib.ExitStack() as jobs:
+        waits = [rank.submit("dense/kernel", np.ones(3)) for server in range(size) for rank in
+                 jobs.enter_context(job(size, goodbye=False, timeout_s=1.0, servers=(server,),
+                                        ranks_per_node=ranks_per_node)) if rank.rank != 1]
+        for wait in waits:
+            with pytest.raises(JobEndedError, match="waited 1 s for rank 1 to exchange "
                                                     r"'dense/kernel' \(ps\)"):
                 wait()
 
@@ -285,12 +318,14 @@ def test_abort_reaches_every_rank():
             ranks[2].sum("later", np.ones(1))
 
 
-def test_rank_that_leaves_early_ends_the_others():
-    with job(2, goodbye=False) as ranks:
-        errors = in_parallel(ranks, lambda rank: (rank.goodbye() if rank.rank == 0 else
-                                                  rank.sum("x", np.ones(5))))
-        for error in errors:
-            assert "Rank 0 has ended its program, but rank 1 still" in str(error)
+@pytest.mark.parametrize("size, ranks_per_node", [(2, 1), (4, 2)])
+def test_rank_that_leaves_early_ends_the_others(size, ranks_per_node):
+    for server in range(size):
+        with job(size, goodbye=False, servers=(server,), ranks_per_node=ranks_per_node) as ranks:
+            errors = in_parallel(ranks, lambda rank: (rank.goodbye() if rank.rank == 0 else
+                                                      rank.sum("x", np.ones(5))))
+            for error in errors:
+                assert "Rank 0 has ended its program, but rank" in str(error)
 
 
 def test_nothing_can_be_submitted_after_goodbye():

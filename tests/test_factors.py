@@ -18,35 +18,45 @@ def parts_of(rank, step=0, rows=None, columns=(3, 5000)):
     return [np.full((rows, c), 10 * step + rank, np.float32) for c in columns]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def parts_of_all(size, step=0, rows=lambda rank: None):
+    """The matrices of all ranks, laid end to end."""
+    return [np.concatenate(parts) for parts in zip(
+        *(parts_of(rank, step, rows(rank)) for rank in range(size)))]
+
+
+# With several ranks on a node, others' factors come by another of them.
+NODES = pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("size, ranks_per_node", [(1, 1), (2, 1), (3, 1), (5, 1), (4, 2), (5, 2), (5, 3)])
 @pytest.mark.parametrize("rows", [
     lambda rank: rank + 1, lambda rank: 0, lambda rank: 3 * (rank % 2), lambda rank: 7])
-def test_all_ranks_get_all_rows_in_rank_order(size, rows):
-    with job(size) as ranks:
+def test_all_ranks_get_all_rows_in_rank_order(size, ranks_per_node, rows):
+    with job(size, ranks_per_node=ranks_per_node) as ranks:
         for step in range(3):
             waits = [rank.submit_factors("w", parts_of(rank.rank, step, rows(rank.rank)))
                      for rank in ranks]
-            expected = [np.concatenate(parts) for parts in zip(
-                *(parts_of(rank, step, rows(rank)) for rank in range(size)))]
             for wait in waits:
-                for got, part in zip(wait(), expected, strict=True):
+                for got, part in zip(wait(), parts_of_all(size, step, rows), strict=True):
                     np.testing.assert_array_equal(got, part)
 
 
-def test_ranks_may_be_ready_at_different_times():
+@NODES
+def test_ranks_may_be_ready_at_different_times(ranks_per_node):
     def run(rank):
         for step in range(20):
             time.sleep(random.Random(rank.rank * 100 + step).random() / 200)
             got = rank.submit_factors("w", parts_of(rank.rank, step))()
-            assert len(got[0]) == 1 + 2 + 3 + 4
-            assert set(got[1][:, 0]) == {10 * step + r for r in range(4)}
+            for matrix, expected in zip(got, parts_of_all(4, step), strict=True):
+                np.testing.assert_array_equal(matrix, expected)
 
-    with job(4) as ranks:
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
         assert in_parallel(ranks, run) == [None] * 4
 
 
+@NODES
 @pytest.mark.parametrize("seed", range(12))
-def test_all_ranks_find_alike_that_one_has_refused(seed):
+def test_all_ranks_find_alike_that_one_has_refused(seed, ranks_per_node):
     """Ranks stop giving factors at random steps: who has them falls back in that very step.
 
     This is what a rewritten and a plain graph do: try factors and then dense, or dense at once.
@@ -72,7 +82,7 @@ def test_all_ranks_find_alike_that_one_has_refused(seed):
                 np.testing.assert_array_equal(total, np.full(50_000, size))
         return forms
 
-    with job(size) as ranks:
+    with job(size, ranks_per_node=ranks_per_node) as ranks:
         expected = ["factors"] * first + ["dense"] * (steps - first)
         assert in_parallel(ranks, run) == [expected] * size
 
@@ -85,13 +95,14 @@ def synchronize(rank, step, has_factors=True, form="", parts=2):
     return "dense"
 
 
-def test_factors_are_tried_again_when_all_ranks_have_them():
+@NODES
+def test_factors_are_tried_again_when_all_ranks_have_them(ranks_per_node):
     """One dense step in which all could have sent factors is enough."""
     def run(rank):
         return "".join(synchronize(rank, step, not (rank.rank in (1, 2) and 2 <= step < 5))[0]
                        for step in range(9))
 
-    with job(4) as ranks:
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
         assert in_parallel(ranks, run) == ["ffdddd" + "fff"] * 4
 
 
@@ -107,15 +118,16 @@ def test_plain_steps_of_all_ranks_cost_no_message_but_one():
     assert sum(headers) == 64 * (4 * 3 + 50 * 6)
 
 
+@NODES
 @pytest.mark.parametrize("parts", [1, 2])
-def test_ranks_of_other_forms_fall_back(parts):
+def test_ranks_of_other_forms_fall_back(parts, ranks_per_node):
     def run(rank):
         other = rank.rank == 3
         steps = [synchronize(rank, step, form=f"form {other}", parts=parts if other else 2)
                  for step in range(4)]
         return steps, rank.statistics()["sites"]["w"]["sent_bytes"]
 
-    with job(4) as ranks:
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
         for (steps, sent), rank in zip(in_parallel(ranks, run), range(4)):
             assert steps == ["dense"] * 4
             # Found out in the first step, and not tried again.
@@ -140,18 +152,20 @@ def test_other_columns_end_the_job():
             assert "Ranks disagree about the factors of 'w'" in str(outcome)
 
 
-def test_rank_that_does_not_come_is_named():
-    with job(3, goodbye=False, timeout_s=0.5) as ranks:
-        outcomes = in_parallel(ranks[:2], lambda rank: rank.submit_factors("w", parts_of(0))())
+@NODES
+def test_rank_that_does_not_come_is_named(ranks_per_node):
+    with job(4, goodbye=False, timeout_s=0.5, ranks_per_node=ranks_per_node) as ranks:
+        outcomes = in_parallel(ranks[:3], lambda rank: rank.submit_factors("w", parts_of(0))())
         for outcome in outcomes:
-            assert "waited 0.5 s for rank 2 to exchange 'w' (sfb)" in str(outcome)
+            assert "waited 0.5 s for rank 3 to exchange 'w' (sfb)" in str(outcome)
 
 
-def test_rank_that_has_left_is_named():
+@NODES
+def test_rank_that_has_left_is_named(ranks_per_node):
     def run(rank):
         return rank.goodbye() if rank.rank == 1 else rank.submit_factors("w", parts_of(0))()
 
-    with job(3, goodbye=False) as ranks:
+    with job(4, goodbye=False, ranks_per_node=ranks_per_node) as ranks:
         for outcome in in_parallel(ranks, run):
             assert "Rank 1 has ended its program" in str(outcome) and "'w'" in str(outcome)
 
@@ -175,6 +189,23 @@ def test_bytes_are_counted():
             assert site["count"] == 1
             assert site["sent_bytes"] == 2 * sizes[rank.rank]
             assert site["received_bytes"] == sum(sizes) - sizes[rank.rank]
+
+
+@pytest.mark.parametrize("size, ranks_per_node", [(4, 2), (6, 2), (6, 3), (3, 3)])
+def test_factors_cross_the_network_once_for_a_node(size, ranks_per_node):
+    with job(size, ranks_per_node=ranks_per_node) as ranks:
+        waits = [rank.submit_factors("w", parts_of(rank.rank)) for rank in ranks]
+        for wait in waits:
+            wait()
+        nodes = size // ranks_per_node
+        sizes = [sum(part.nbytes for part in parts_of(rank)) for rank in range(size)]
+        for rank in ranks:
+            site = rank.statistics()["sites"]["w"]
+            mine, index = sizes[rank.rank], rank.rank % ranks_per_node
+            passed_on = sum(sizes[index::ranks_per_node]) - mine
+            assert site["network_bytes"] == (nodes - 1) * mine
+            assert site["sent_bytes"] == (nodes - 1) * mine + (ranks_per_node - 1) * (mine + passed_on)
+            assert site["received_bytes"] == sum(sizes) - mine
 
 
 def test_waiting_is_what_comes_after_the_last_submission():

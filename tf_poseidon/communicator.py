@@ -23,12 +23,13 @@ class _Options(ctypes.Structure):
         ("startup_timeout_s", ctypes.c_double),
         ("servers", ctypes.POINTER(ctypes.c_int32)),
         ("num_servers", ctypes.c_int32),
+        ("ranks_per_node", ctypes.c_int32),
     ]
 
 
-def _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+def _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
     array = (ctypes.c_int32 * len(servers))(*servers)
-    return _Options(kv_pair_bytes, timeout_s, startup_timeout_s, array, len(servers))
+    return _Options(kv_pair_bytes, timeout_s, startup_timeout_s, array, len(servers), ranks_per_node or 0)
 
 
 @functools.cache
@@ -45,6 +46,7 @@ def _functions():
         ("set_process_communicator", None, [handle]),
         ("rank", number, [handle]),
         ("size", number, [handle]),
+        ("nodes", None, [handle, ctypes.POINTER(number)]),
         ("submit", handle, [handle, text, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
                             number, ctypes.c_bool]),
         ("submit_factors", handle, [handle, text, text, number, ctypes.POINTER(handle),
@@ -74,6 +76,7 @@ class Communicator:
     Attributes:
         rank: This rank, 0 to size - 1.
         size: The number of ranks.
+        nodes: A number for each rank, the same for those that share a node.
     """
 
     def __init__(self, handle):
@@ -82,6 +85,9 @@ class Communicator:
         self._in_flight = {}  # arrays of each exchange that has not ended well
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
+        nodes = (ctypes.c_int32 * self.size)()
+        self._lib.poseidon_nodes(handle, nodes)
+        self.nodes = tuple(nodes)
 
     def submit(self, site, value, contributes=True, root=None, is_gradient=False, out=None):
         """Starts exchanging one array with all ranks.
@@ -167,7 +173,7 @@ class Communicator:
         return wait
 
     def sum(self, site, value, contributes=True):
-        """Returns the sum of `value` over all ranks, added in rank order."""
+        """Returns the sum of `value` over all ranks, added in order: of ranks, and then of nodes."""
         return self.submit(site, value, contributes)()
 
     def broadcast(self, site, value, root=0):
@@ -213,7 +219,8 @@ class Communicator:
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
-            "sent_bytes", "received_bytes": payload, "seconds": from submission to completion}}}.
+            "sent_bytes", "received_bytes": payload, "network_bytes": what was sent to other nodes,
+            "seconds": from submission to completion}}}.
         """
         return self._json(self._lib.poseidon_statistics)
 
@@ -248,7 +255,7 @@ class Communicator:
         self._lib.poseidon_leave(handle)
 
 
-def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
+def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None):
     """Returns the communicators of a job whose ranks are threads of this process, in rank order.
 
     Args:
@@ -256,9 +263,11 @@ def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
         servers: Ranks that own KV pairs; empty for all. Or a list with what each rank is told.
         kv_pair_bytes: Largest KV pair.
         timeout_s: Longest wait for another rank, in seconds.
+        ranks_per_node: How many ranks that follow each other share a node; None for one.
     """
     told = servers if isinstance(servers, list) else [servers] * size
-    options = (_Options * size)(*(_options(kv_pair_bytes, timeout_s, timeout_s, s) for s in told))
+    options = (_Options * size)(*(_options(kv_pair_bytes, timeout_s, timeout_s, s, ranks_per_node)
+                                  for s in told))
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     if not _functions().poseidon_join_loopback(size, options, handles, error):
@@ -266,7 +275,8 @@ def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0):
     return [Communicator(handle) for handle in handles]
 
 
-def join_sockets(rank, sockets, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+def join_sockets(rank, sockets, kv_pair_bytes, timeout_s, startup_timeout_s, servers,
+                 ranks_per_node=None):
     """Returns the communicator of a rank that is connected to all others.
 
     Args:
@@ -274,24 +284,30 @@ def join_sockets(rank, sockets, kv_pair_bytes, timeout_s, startup_timeout_s, ser
         sockets: A connected stream `socket.socket` for each rank, in order; None for this one. The
             communicator owns them from here on.
         kv_pair_bytes, timeout_s, startup_timeout_s, servers: As for `join_mpi`.
+        ranks_per_node: As for `join_loopback`.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     files = (ctypes.c_int32 * len(sockets))(*(-1 if s is None else s.detach() for s in sockets))
     handle = _functions().poseidon_join_sockets(
-        rank, len(sockets), files, _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers), error)
+        rank, len(sockets), files,
+        _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node), error)
     if not handle:
         raise PoseidonError(error.value.decode(errors="replace"))
     return Communicator(handle)
 
 
-def join_mpi(transport_library, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+def join_mpi(transport_library, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
     """Joins the MPI job that this process was started in.
+
+    Args:
+        transport_library: Path of the MPI transport.
+        kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node: As of `PoseidonStrategy`.
 
     Raises:
         PoseidonError: If MPI cannot be started, or the ranks do not meet in time.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    options = _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
+    options = _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node)
     handle = _functions().poseidon_join_mpi(str(transport_library).encode(), options, error)
     if not handle:
         raise PoseidonError(error.value.decode(errors="replace"))

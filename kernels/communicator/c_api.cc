@@ -37,6 +37,7 @@ Options ToOptions(const PoseidonOptions& options) {
   result.kv_pair_bytes = options.kv_pair_bytes;
   result.timeout_s = options.timeout_s;
   for (int i = 0; i < options.num_servers; ++i) result.servers.push_back(options.servers[i]);
+  result.ranks_per_node = options.ranks_per_node;
   return result;
 }
 
@@ -135,6 +136,9 @@ void poseidon_set_process_communicator(Communicator* communicator) {
 
 int32_t poseidon_rank(const Communicator* communicator) { return communicator->rank(); }
 int32_t poseidon_size(const Communicator* communicator) { return communicator->size(); }
+void poseidon_nodes(const Communicator* communicator, int32_t* nodes) {
+  for (int node : communicator->nodes()) *nodes++ = node;
+}
 
 void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count,
                       const void* input, void* output, bool contributes, int32_t root,

@@ -30,6 +30,7 @@ struct PoseidonOptions {
   double startup_timeout_s;
   const int32_t* servers;  // may be null when there are none
   int32_t num_servers;     // 0: all ranks
+  int32_t ranks_per_node;  // see poseidon::Options
 };
 
 // Joins the job over MPI; `transport_library` is the path of the MPI transport. Null on failure.
@@ -51,6 +52,9 @@ void poseidon_set_process_communicator(poseidon::Communicator* communicator);
 
 int32_t poseidon_rank(const poseidon::Communicator* communicator);
 int32_t poseidon_size(const poseidon::Communicator* communicator);
+
+// Writes a number for each rank, the same for those that share a node.
+void poseidon_nodes(const poseidon::Communicator* communicator, int32_t* nodes);
 
 // Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
 void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype,

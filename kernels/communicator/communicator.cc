@@ -58,6 +58,7 @@ class Communicator::Impl {
     if (transport) {
       rank_ = transport->rank();
       size_ = transport->size();
+      nodes_ = NodesOf(options_, *transport);
     }
     changed_.notify_all();
     if (!transport || stop_) return;
@@ -138,6 +139,7 @@ class Communicator::Impl {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  const std::vector<int>& nodes() const { return nodes_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
   EventLog& events() { return statistics_.events; }
   std::string failure() const {
@@ -276,7 +278,8 @@ class Communicator::Impl {
 
   const Options options_;
   Statistics statistics_;
-  int rank_ = 0, size_ = 1;  // constant once the transport is open
+  int rank_ = 0, size_ = 1;  // these are constant once the transport is open
+  std::vector<int> nodes_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
@@ -303,6 +306,7 @@ Communicator::Communicator(TransportFactory open, Options options, double startu
 Communicator::~Communicator() { impl_->Stop(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
+const std::vector<int>& Communicator::nodes() const { return impl_->nodes(); }
 void Communicator::Submit(Exchange exchange, Done done) {
   const std::string site = exchange.site;
   const Group group = exchange.group;

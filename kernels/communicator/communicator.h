@@ -4,11 +4,12 @@
 // Learning on GPU Clusters", USENIX ATC 2017, section 4: every tensor is cut into KV pairs that are
 // spread evenly over the servers; a server counts the contributions to a KV pair and sends the
 // sum to all workers when the last one is in. Here the servers are ranks themselves, and the sum
-// is taken in rank order, so that all ranks and all runs get the same bits.
+// is taken in order, of the ranks of a node and then of the nodes, so that all ranks and all runs get the
+// same bits.
 //
 // Files, in the order in which data passes through them: communicator (the thread), protocol (what a
-// rank does), kv_pairs (cutting), server (collecting), sum, factors (sufficient factor broadcasting),
-// agreement, sender, packets and frame (what is sent), transport (what sends it).
+// rank does), kv_pairs (cutting), routes (from node to node), server (collecting), sum, factors (sufficient
+// factor broadcasting), agreement, sender, packets and frame (what is sent), transport (what sends it).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
@@ -16,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "event_log.h"
 #include "exchange.h"
@@ -41,6 +43,7 @@ class Communicator {
 
   int rank() const;
   int size() const;
+  const std::vector<int>& nodes() const;  // by rank, the same for ranks that share a node
 
   // Starts one exchange and returns at once. Input and output must stay valid until `done`; after
   // an error they must stay valid for ever, since the network may still use them.

@@ -28,9 +28,7 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
   std::string disagreement = CheckArrivals(state);
   if (!disagreement.empty()) return disagreement;
   if (state.refused_by < 0) {
-    for (int step = 1; step < transport_->size(); ++step) {
-      SendTo((transport_->rank() + step) % transport_->size(), key, own);
-    }
+    for (int peer : routes_->Receivers()) SendTo(peer, key, own);
   }
   FinishIfOver(key);
   return "";
@@ -42,7 +40,7 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     FrameHeader header = {};
     header.kind = FrameKind::kFactors;
     header.scheme = Scheme::kFactorBroadcasting;
-    header.root = -1;
+    header.root = transport_->rank();
     header.site = key.first;
     header.step = key.second;
     header.count = own->form;
@@ -50,6 +48,7 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.length = factor.bytes;
     header.detail = static_cast<uint32_t>(factor.row_bytes);
     own->statistics->sent_bytes += factor.bytes;
+    if (!routes_->IsLocal(peer)) own->statistics->network_bytes += factor.bytes;
     ++own->sending;
     const bool is_bulk = sender_->Send(peer, header, factor.data, [this, key, own] {
       --own->sending;
@@ -67,22 +66,32 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   arrival->data.reset(new char[header.length]);
   if (!IsOver(key)) {
     State& state = states_[key];
-    state.arrivals[{peer, header.offset}] = arrival;
+    state.arrivals[{header.root, header.offset}] = arrival;
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
+  auto take = [this, key, arrival] {
+    arrival->is_ready = true;
+    PassOn(arrival);
+    FinishIfOver(key);
+  };
   if (header.is_bulk) {  // received even if for nobody: the sender waits until it has left
-    transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length,
-                            [this, key, arrival] {
-                              arrival->is_ready = true;
-                              FinishIfOver(key);
-                            });
+    transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length, take);
     return "";
   }
   if (header.length > 0) std::memcpy(arrival->data.get(), payload, header.length);
-  arrival->is_ready = true;
-  FinishIfOver(key);
+  take();
   return "";
+}
+
+// Also what is for nobody here: by it the others learn that they, too, have to send the dense gradient.
+void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
+  if (has_failed_) return;
+  for (int peer : routes_->PassesOnTo(arrival->header.root)) {
+    const bool is_bulk = sender_->Send(peer, arrival->header, arrival->data.get(),
+                                       [this, arrival] { --num_passing_on_; });
+    if (is_bulk) ++num_passing_on_;
+  }
 }
 
 std::string FactorBroadcasting::CheckArrivals(const State& state) const {
@@ -184,6 +193,8 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
         const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
         rows.push_back({arrival->data, arrival->data.get(), arrival->header.length});
         own->statistics->received_bytes += arrival->header.length;
+        own->statistics->sent_bytes +=
+            arrival->header.length * routes_->PassesOnTo(rank).size();
       }
     }
   }
@@ -218,8 +229,10 @@ std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind
   for (const auto& [key, state] : states_) {
     if (!state.own || state.refused_by >= 0) continue;
     for (int peer = 0; peer < transport_->size(); ++peer) {
-      // Packets keep their order: factors that were not announced before the goodbye never will be.
-      if (has_left[peer] && peer != transport_->rank() && !state.arrivals.count({peer, 0})) {
+      // Packets keep their order: factors that were not announced before the goodbye never will be. Of
+      // ranks whose factors others pass on, these notice it.
+      if (has_left[peer] && peer != transport_->rank() && routes_->IsDirect(peer) &&
+          !state.arrivals.count({peer, 0})) {
         return LeftBehind{peer, state.own->factors.site};
       }
     }

@@ -2,7 +2,8 @@
 //
 // H. Zhang et al., USENIX ATC 2017, section 3.2: the gradient of a dense layer is U^T V, so workers
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
-// ranks are kept in rank order, and K may differ from rank to rank.
+// ranks are kept in rank order, and K may differ from rank to rank. Ranks of one node get the factors of
+// another node's by one of them, see routes.h.
 //
 // Ranks can have different graphs: one was not rewritten, or makes other things of the factors. So
 // that all exchange a site alike in every step, all follow the same rule. A site is *tried* as
@@ -28,6 +29,7 @@
 #include <vector>
 
 #include "exchange.h"
+#include "routes.h"
 #include "sender.h"
 #include "transport.h"
 
@@ -72,15 +74,15 @@ using DenseForm = uint32_t;
 
 class FactorBroadcasting {
  public:
-  FactorBroadcasting(Transport* transport, Sender* sender)
-      : transport_(transport), sender_(sender) {}
+  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender)
+      : transport_(transport), routes_(routes), sender_(sender) {}
 
-  // Sends this rank's factors to all others; `site` and `form` are digests. Returns how another
+  // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
   // rank's disagree with them, or an empty text, as OnFactors does.
   std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
                     SiteStatistics& statistics, Clock::time_point submitted);
 
-  // Takes one part of `peer`'s factors; may come before this rank's own.
+  // Takes one part of a rank's factors from `peer`; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
   void OnRefusal(int peer, const FrameHeader& header);
 
@@ -110,6 +112,9 @@ class FactorBroadcasting {
 
   bool is_waiting() const { return num_active_ > 0 && !has_failed_; }
 
+  // Whether another rank's factors are still on their way from here.
+  bool is_passing_on() const { return num_passing_on_ > 0 && !has_failed_; }
+
  private:
   using Key = std::pair<uint64_t, uint64_t>;  // site and step
 
@@ -129,7 +134,7 @@ class FactorBroadcasting {
   };
   struct State {
     std::shared_ptr<Own> own;  // null until this rank starts
-    std::map<std::pair<int, uint64_t>, std::shared_ptr<Arrival>> arrivals;  // by peer and part
+    std::map<std::pair<int, uint64_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
     int refused_by = -1;
   };
   struct Site {
@@ -139,6 +144,7 @@ class FactorBroadcasting {
   };
 
   void SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own);
+  void PassOn(const std::shared_ptr<Arrival>& arrival);
   bool IsOver(const Key& key);
   std::string CheckArrivals(const State& state) const;
   int OtherForm(const State& state) const;
@@ -146,10 +152,11 @@ class FactorBroadcasting {
   void FinishIfOver(const Key& key);
 
   Transport* const transport_;
+  const Routes* const routes_;
   Sender* const sender_;
   std::map<Key, State> states_;
   std::unordered_map<uint64_t, Site> sites_;
-  size_t num_active_ = 0;
+  size_t num_active_ = 0, num_passing_on_ = 0;
   bool has_failed_ = false;
 };
 

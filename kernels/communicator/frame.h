@@ -14,7 +14,7 @@
 namespace poseidon {
 
 enum class FrameKind : uint8_t {
-  kContribution,  // a worker's part of a sum, to the server of that KV pair
+  kContribution,  // a worker's part of a sum, or a node's, to the server of that KV pair
   kResult,        // the finished KV pair, from its server to a worker
   kFactors,       // one part of a worker's factors, to every other worker
   kRefusal,       // the sender has no factors of this site in `step`
@@ -33,7 +33,7 @@ struct FrameHeader {
   uint8_t dtype;        // DataType of the whole tensor
   Scheme scheme;        // how the tensor is exchanged
   uint8_t is_bulk;      // 1: the payload is bulk transfer `tag`, 0: it follows this header
-  int32_t root;         // the only contributing rank of a broadcast, -1 for a sum
+  int32_t root;         // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
   uint64_t site;        // hash of the site's name
   uint64_t step;        // how often this site was exchanged before
   uint64_t plan;        // digest of everything that decides how bytes are cut and routed

@@ -59,6 +59,7 @@ class MpiTransport : public Transport {
     }
     Check(MPI_Comm_rank(packets_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(packets_, &size_), "MPI_Comm_size");
+    FindNodes();
     for (int slot = 0; slot < kRingSize; ++slot) {
       ring_[slot].resize(kMaxPacketBytes);
       Post(slot);
@@ -67,6 +68,7 @@ class MpiTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  std::vector<int> nodes() const override { return nodes_; }
 
   void SendPacket(int peer, std::vector<char> packet) override {
     outgoing_.push_back({std::move(packet), MPI_REQUEST_NULL});
@@ -147,6 +149,19 @@ class MpiTransport : public Transport {
     return copy;
   }
 
+  // A node is what can share memory; its number is that of its first rank. All ranks are here, so nothing
+  // waits for long.
+  void FindNodes() {
+    MPI_Comm node;
+    Check(MPI_Comm_split_type(packets_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
+          "MPI_Comm_split_type");
+    int first = rank_;
+    Check(MPI_Bcast(&first, 1, MPI_INT, 0, node), "MPI_Bcast");
+    Check(MPI_Comm_free(&node), "MPI_Comm_free");
+    nodes_.resize(size_);
+    Check(MPI_Allgather(&first, 1, MPI_INT, nodes_.data(), 1, MPI_INT, packets_), "MPI_Allgather");
+  }
+
   void Post(int slot) {
     Check(MPI_Irecv(ring_[slot].data(), static_cast<int>(kMaxPacketBytes), MPI_BYTE,
                     MPI_ANY_SOURCE, 0, packets_, &ring_requests_[slot]),
@@ -180,6 +195,7 @@ class MpiTransport : public Transport {
   bool owns_mpi_ = false;  // whether we started MPI, and so finalize it
   MPI_Comm packets_, bulk_;
   int rank_ = 0, size_ = 1;
+  std::vector<int> nodes_;
   std::vector<char> ring_[kRingSize];
   MPI_Request ring_requests_[kRingSize];
   int head_ = 0;

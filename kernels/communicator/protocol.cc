@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 namespace poseidon {
 namespace {
 
-// A worker allows its servers this much more time than they allow the other ranks: the server
+// Who waits for a rank that itself waits for others allows it this part more time than it allows them: it
 // knows who is missing, so its message should come first.
-constexpr double kWorkerPatience = 1.05;
+constexpr double kPatience = 0.1;
 
 // FNV-1a, 64 bits.
 uint64_t Hash(const std::string& text) {
@@ -27,14 +28,25 @@ Options WithServers(Options options, int size) {
   return options;
 }
 
-uint64_t PlanDigest(const Options& options, int size) {
+uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
   std::ostringstream text;
-  text << "poseidon frames 1;" << size << ';' << options.kv_pair_bytes;
+  text << "poseidon frames 2;" << options.kv_pair_bytes << ";nodes";
+  for (int node : nodes) text << ';' << node;
+  text << ";servers";
   for (int server : options.servers) text << ';' << server;
   return Hash(text.str());
 }
 
 }  // namespace
+
+std::vector<int> NodesOf(const Options& options, const Transport& transport) {
+  std::vector<int> nodes = transport.nodes();
+  if (!nodes.empty() && options.ranks_per_node == 0) return nodes;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    nodes.push_back(rank / std::max(options.ranks_per_node, 1));
+  }
+  return nodes;
+}
 
 std::string RankList(const std::vector<int>& ranks) {
   std::ostringstream out;
@@ -49,15 +61,15 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statis
       rank_(transport_->rank()),
       size_(transport_->size()),
       options_(WithServers(std::move(options), size_)),
-      plan_(PlanDigest(options_, size_)),
+      routes_(rank_, NodesOf(options_, *transport_)),
+      plan_(PlanDigest(options_, NodesOf(options_, *transport_))),
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
       sender_(transport_.get(), plan_, statistics_),
-      server_(transport_.get(), [this](const auto& active, size_t pair, const auto& contributions,
-                                       uint32_t common_form) {
-        Reply(active, pair, contributions, common_form);
-      }),
-      broadcasting_(transport_.get(), &sender_),
+      server_(transport_.get(), &routes_,
+              [this](const auto& active, size_t pair, const auto& contributions,
+                     uint32_t common_form) { AddUp(active, pair, contributions, common_form); }),
+      broadcasting_(transport_.get(), &routes_, &sender_),
       has_left_(size_) {}
 
 // ---- the worker's side ----------------------------------------------------------------------
@@ -127,14 +139,14 @@ size_t Protocol::FirstPair(const KvPairs& pairs) const {
 void Protocol::StartPair(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
   const int server = active->pairs[pair].server;
   const int root = active->exchange.root;
-  if (server == rank_) {
+  if (root < 0 ? routes_.Collects(server) : routes_.Collects(server) && routes_.SourceOf(root, server) >= 0) {
     FailIf(server_.AddOwn(active, pair));
     FailIfLeftBehind();
   } else if (root < 0) {
-    Send(active, pair, FrameKind::kContribution, server,
-         active->exchange.contributes ? active->input(pair) : nullptr);
+    Send(active, pair, FrameKind::kContribution, routes_.Up(server),
+         active->exchange.contributes ? active->input(pair) : nullptr, active->form);
   } else if (root == rank_) {
-    Send(active, pair, FrameKind::kContribution, server, active->input(pair));
+    Send(active, pair, FrameKind::kContribution, routes_.Up(server), active->input(pair), 0);
     if (!active->is_in_place()) {
       std::memcpy(active->output(pair), active->input(pair), active->pairs[pair].bytes);
     }
@@ -152,11 +164,10 @@ void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload
   if (has_failed()) return;
   const size_t pair = active->pairs.IndexOf(header.offset);
   active->statistics.received_bytes += header.length;
-  active->common_form = header.detail;
   if (!header.is_bulk) {
     std::memcpy(active->output(pair), payload, header.length);
-    AddResult(active, pair);
-  } else if (active->is_in_place() && active->is_sending[pair]) {
+    TakeResult(active, pair, header.detail);
+  } else if (active->is_sending[pair]) {
     active->deferred[pair] = header;  // the network still reads what the result would overwrite
   } else {
     ReceiveResult(active, pair, header);
@@ -188,8 +199,7 @@ void Protocol::TakeEarlyResult(const std::shared_ptr<ActiveExchange>& active,
     const size_t pair = active->pairs.IndexOf(early->header.offset);
     std::memcpy(active->output(pair), early->payload.data(), early->payload.size());
     active->statistics.received_bytes += early->header.length;
-    active->common_form = early->header.detail;
-    AddResult(active, pair);
+    TakeResult(active, pair, early->header.detail);
   };
   if (early->is_ready) return take();
   early->when_ready = take;  // kept alive by the transfer
@@ -197,8 +207,17 @@ void Protocol::TakeEarlyResult(const std::shared_ptr<ActiveExchange>& active,
 
 void Protocol::ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                              const FrameHeader& header) {
-  transport_->ReceiveBulk(active->pairs[pair].server, header.tag, active->output(pair),
-                          header.length, [this, active, pair] { AddResult(active, pair); });
+  transport_->ReceiveBulk(
+      routes_.Up(active->pairs[pair].server), header.tag, active->output(pair), header.length,
+      [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
+}
+
+// The result has come from above.
+void Protocol::TakeResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                          uint32_t form) {
+  active->common_form = form;
+  PassDown(active, pair, form);
+  AddResult(active, pair);
 }
 
 void Protocol::AddResult(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
@@ -226,24 +245,40 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
 
 // ---- the server's side ----------------------------------------------------------------------
 
-void Protocol::Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-                     const std::vector<const void*>& contributions, uint32_t common_form) {
-  active->common_form = common_form;
-  SumInOrder(active->exchange.dtype, contributions, active->pairs[pair].bytes,
-             active->output(pair));
-  for (int step = 1; step < size_; ++step) {
-    const int peer = (rank_ + step) % size_;
-    if (peer == active->exchange.root) continue;  // it has what it has sent
-    Send(active, pair, FrameKind::kResult, peer, active->output(pair));
+// All parts that this rank adds up are there.
+void Protocol::AddUp(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                     const Server::Contributions& contributions, uint32_t common_form) {
+  SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes,
+            active->output(pair));
+  const int up = routes_.Up(active->pairs[pair].server);
+  if (up >= 0) {
+    Send(active, pair, FrameKind::kContribution, up,
+         contributions.empty() ? nullptr : active->output(pair), common_form);
+    if (active->exchange.root < 0) return;  // the result is to come
   }
+  active->common_form = common_form;
+  PassDown(active, pair, common_form);
   AddResult(active, pair);
+}
+
+// Sends the result to those whose parts have come to this rank.
+void Protocol::PassDown(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                        uint32_t form) {
+  const int server = active->pairs[pair].server, root = active->exchange.root;
+  const int from = root < 0 ? -1 : routes_.SourceOf(root, server);  // it has what it has sent
+  const std::vector<int>& sources = routes_.Sources(server);
+  const size_t own = std::find(sources.begin(), sources.end(), rank_) - sources.begin();
+  for (size_t step = 1; step < sources.size(); ++step) {
+    const int peer = sources[(own + step) % sources.size()];
+    if (peer != from) Send(active, pair, FrameKind::kResult, peer, active->output(pair), form);
+  }
 }
 
 // ---- both sides -----------------------------------------------------------------------------
 
 // Sends `data`, null for a rank that does not contribute, as one KV pair.
 void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind,
-                    int peer, const void* data) {
+                    int peer, const void* data, uint32_t form) {
   if (has_left_[peer]) return FailLeftBehind(peer, rank_, active->exchange.site);
   FrameHeader header = {};
   header.kind = kind;
@@ -255,8 +290,9 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
   header.count = static_cast<uint64_t>(active->exchange.count);
   header.offset = active->pairs[pair].offset;
   header.length = data ? active->pairs[pair].bytes : 0;
-  header.detail = kind == FrameKind::kResult ? active->common_form : active->form;
+  header.detail = form;
   active->statistics.sent_bytes += header.length;
+  if (!routes_.IsLocal(peer)) active->statistics.network_bytes += header.length;
   const bool is_bulk = sender_.Send(peer, header, data, [this, active, pair] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
@@ -265,7 +301,8 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
   });
   if (!is_bulk) return;
   ++active->pending;
-  if (kind == FrameKind::kContribution) active->is_sending[pair] = 1;
+  const bool reads_output = active->is_in_place() || routes_.Collects(active->pairs[pair].server);
+  if (kind == FrameKind::kContribution && reads_output) active->is_sending[pair] = 1;
 }
 
 bool Protocol::Poll() {
@@ -288,8 +325,8 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
   if (header.plan != plan_) {
     std::ostringstream text;
     text << "Rank " << peer << " and rank " << rank_
-         << " cut tensors differently: give PoseidonStrategy the same servers and kv_pair_bytes, "
-            "and install the same tf_poseidon, on all ranks.";
+         << " cut tensors differently: give PoseidonStrategy the same servers, kv_pair_bytes and "
+            "ranks_per_node, and install the same tf_poseidon, on all ranks.";
     return Fail(text.str(), /*tell_peers=*/true);
   }
   switch (header.kind) {
@@ -374,11 +411,10 @@ void Protocol::CheckDeadlines() {
   for (const auto& [site, active] : active_) {
     const double waited = Seconds(now - active->start);
     if (waited < options_.timeout_s) continue;
-    const std::vector<int> missing = server_.Missing(*active);
+    const Awaited awaited = AwaitedBy(*active);
+    if (waited < (1 + kPatience * awaited.others) * options_.timeout_s) continue;
     const char* scheme = active->exchange.root < 0 ? "ps" : "broadcast";
-    if (!missing.empty()) return FailOverdue(active->exchange.site, scheme, missing);
-    if (waited < kWorkerPatience * options_.timeout_s) continue;
-    return FailOverdue(active->exchange.site, scheme, MissingServers(*active));
+    return FailOverdue(active->exchange.site, scheme, awaited.ranks);
   }
   if (auto overdue = broadcasting_.FindOverdue(now, options_.timeout_s)) {
     FailOverdue(overdue->site, "sfb", overdue->ranks);
@@ -394,19 +430,27 @@ void Protocol::FailOverdue(const std::string& site, const std::string& scheme,
   Fail(text.str(), /*tell_peers=*/true);
 }
 
-// Servers whose results this rank waits for; without any, all that may not have taken its own.
-std::vector<int> Protocol::MissingServers(const ActiveExchange& active) const {
-  std::vector<int> servers;
+Protocol::Awaited Protocol::AwaitedBy(const ActiveExchange& active) const {
+  const std::vector<int> parts = server_.Missing(active);
+  if (!parts.empty()) {
+    const bool is_sum = std::all_of(parts.begin(), parts.end(), [this](int peer) {
+      return !routes_.IsLocal(peer) && routes_.IsShared(peer);
+    });
+    return {parts, is_sum ? 1 : 0};
+  }
+  std::set<int> servers, gateways;
   for (size_t i = 0; i < active.pairs.size(); ++i) {
-    if (!active.has_result[i]) servers.push_back(active.pairs[i].server);
+    const int server = active.pairs[i].server;
+    if (active.has_result[i] || server == rank_) continue;
+    const int up = routes_.Up(server);
+    (up == server ? servers : gateways).insert(up);
   }
-  if (servers.empty()) {
-    for (int rank = 0; rank < size_; ++rank) servers.push_back(rank);
+  if (servers.empty() && gateways.empty()) {  // all that may not have taken this rank's own
+    for (int rank = 0; rank < size_; ++rank) gateways.insert(rank);
+    gateways.erase(rank_);
   }
-  servers.erase(std::remove(servers.begin(), servers.end(), rank_), servers.end());
-  std::sort(servers.begin(), servers.end());
-  servers.erase(std::unique(servers.begin(), servers.end()), servers.end());
-  return servers;
+  const std::set<int>& ranks = servers.empty() ? gateways : servers;
+  return {{ranks.begin(), ranks.end()}, servers.empty() ? 3 : 2};
 }
 
 }  // namespace poseidon

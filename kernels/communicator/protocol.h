@@ -14,6 +14,7 @@
 
 #include "exchange.h"
 #include "factors.h"
+#include "routes.h"
 #include "sender.h"
 #include "server.h"
 #include "statistics.h"
@@ -24,8 +25,13 @@ namespace poseidon {
 struct Options {
   int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
+  // How many ranks that follow each other share a node; 0: those share one of which the transport says so.
+  int ranks_per_node = 0;
   double timeout_s = 600;                    // longest wait for another rank
 };
+
+// The node of each rank, as the options or the transport say.
+std::vector<int> NodesOf(const Options& options, const Transport& transport);
 
 // "rank 1" or "ranks 1, 2".
 std::string RankList(const std::vector<int>& ranks);
@@ -63,7 +69,9 @@ class Protocol {
   bool has_failed() const { return !failure_.empty(); }
   bool is_waiting() const { return !active_.empty() || broadcasting_.is_waiting(); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
-  bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed(); }
+  bool is_flushed() const {
+    return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on();
+  }
 
  private:
   // A result of an exchange that this rank has not started. It is received at once, or it would keep
@@ -85,16 +93,18 @@ class Protocol {
                        const std::shared_ptr<EarlyResult>& early);
   void ReceiveResult(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                      const FrameHeader& header);
+  void TakeResult(const std::shared_ptr<ActiveExchange>& active, size_t pair, uint32_t form);
   void AddResult(const std::shared_ptr<ActiveExchange>& active, size_t pair);
   void Complete(const std::shared_ptr<ActiveExchange>& active);
 
   // The server's side.
-  void Reply(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-             const std::vector<const void*>& contributions, uint32_t common_form);
+  void AddUp(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+             const Server::Contributions& contributions, uint32_t common_form);
+  void PassDown(const std::shared_ptr<ActiveExchange>& active, size_t pair, uint32_t form);
 
   // Both sides.
   void Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, FrameKind kind, int peer,
-            const void* data);
+            const void* data, uint32_t form);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
 
   // Failures.
@@ -103,7 +113,13 @@ class Protocol {
   void FailLeftBehind(int missing, int waiting, const std::string& site);
   void FailOverdue(const std::string& site, const std::string& scheme,
                    const std::vector<int>& ranks);
-  std::vector<int> MissingServers(const ActiveExchange& active) const;
+
+  // Ranks that this one waits for, and how many others these may be waiting for, one for the other.
+  struct Awaited {
+    std::vector<int> ranks;
+    int others;
+  };
+  Awaited AwaitedBy(const ActiveExchange& active) const;
 
   struct Site {
     std::string name;
@@ -113,6 +129,7 @@ class Protocol {
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
   const Options options_;  // with all servers filled in
+  const Routes routes_;
   const uint64_t plan_;    // digest of everything that decides how bytes are cut and routed
   Statistics* const statistics_;
   const std::function<void(const std::string&)> on_failure_;

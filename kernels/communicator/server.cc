@@ -1,6 +1,8 @@
 #include "server.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace poseidon {
@@ -59,34 +61,41 @@ Server::KvPairState& Server::StateOf(const Key& key) {
   return state;
 }
 
-std::vector<int> Server::Missing(const KvPairState& state) const {
-  std::vector<int> missing;
-  const int root = state.own ? state.own->exchange.root : -1;
-  for (int rank = 0; rank < transport_->size(); ++rank) {
-    const bool is_needed = root < 0 || rank == root;
-    if (is_needed && state.contributions[rank].state != State::kReady) missing.push_back(rank);
-  }
+// Ranks that have not given their part of the KV pair at `offset`. Before this rank has started the
+// exchange, it is the one.
+std::vector<int> Server::Missing(const KvPairState& state, uint64_t offset) const {
+  if (!state.own) return {transport_->rank()};
+  const int server = state.own->pairs[state.own->pairs.IndexOf(offset)].server;
+  const int root = state.own->exchange.root;
+  std::vector<int> needed = routes_->Sources(server), missing;
+  if (root >= 0) needed = {routes_->SourceOf(root, server)};
+  std::copy_if(needed.begin(), needed.end(), std::back_inserter(missing), [&state](int rank) {
+    return state.contributions[rank].state != State::kReady;
+  });
   return missing;
 }
 
 void Server::FinishIfComplete(const Key& key) {
   auto found = pairs_.find(key);
-  if (!found->second.own || !Missing(found->second).empty()) return;
+  if (!Missing(found->second, std::get<2>(key)).empty()) return;
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
-  std::vector<const void*> contributions;
+  const size_t pair = state.own->pairs.IndexOf(std::get<2>(key));
+  Contributions contributions;
+  bool is_of_this_node = false;  // the last group
   uint32_t common_form = state.own->form;
-  for (int rank = 0; rank < transport_->size(); ++rank) {
+  for (int rank : routes_->Sources(state.own->pairs[pair].server)) {
     const Contribution& contribution = state.contributions[rank];
     if (rank != transport_->rank() && contribution.header.detail != common_form) common_form = 0;
     if (!contribution.data) continue;
-    contributions.push_back(contribution.data);
+    if (!is_of_this_node || !routes_->IsLocal(rank)) contributions.emplace_back();
+    contributions.back().push_back(contribution.data);
+    is_of_this_node = routes_->IsLocal(rank);
     if (rank != transport_->rank()) {
       state.own->statistics.received_bytes += contribution.header.length;
     }
   }
-  on_complete_(state.own, state.own->pairs.IndexOf(std::get<2>(key)), contributions,
-               common_form);
+  on_complete_(state.own, pair, contributions, common_form);
   for (Contribution& contribution : state.contributions) {
     pool_.Give(std::move(contribution.buffer));
   }
@@ -96,7 +105,7 @@ std::vector<int> Server::Missing(const ActiveExchange& active) const {
   for (size_t i = 0; i < active.pairs.size(); ++i) {
     auto found = pairs_.find({active.site, active.step, active.pairs[i].offset});
     if (found == pairs_.end()) continue;
-    std::vector<int> missing = Missing(found->second);
+    std::vector<int> missing = Missing(found->second, active.pairs[i].offset);
     if (!missing.empty()) return missing;
   }
   return {};
@@ -104,7 +113,7 @@ std::vector<int> Server::Missing(const ActiveExchange& active) const {
 
 std::optional<Server::LeftBehind> Server::FindLeftBehind(const std::vector<char>& has_left) const {
   for (const auto& [key, state] : pairs_) {
-    for (int missing : Missing(state)) {
+    for (int missing : Missing(state, std::get<2>(key))) {
       // Packets keep their order: a part that was not announced before the goodbye never will be.
       if (!has_left[missing] || state.contributions[missing].state != State::kMissing) continue;
       for (int waiting = 0; waiting < transport_->size(); ++waiting) {

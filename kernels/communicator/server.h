@@ -1,5 +1,5 @@
 // The server's side of an exchange: collects and counts the contributions to the KV pairs that
-// this rank owns.
+// this rank owns, or adds up for its node.
 
 #ifndef POSEIDON_COMMUNICATOR_SERVER_H_
 #define POSEIDON_COMMUNICATOR_SERVER_H_
@@ -15,21 +15,24 @@
 
 #include "buffer_pool.h"
 #include "exchange.h"
+#include "routes.h"
 #include "transport.h"
 
 namespace poseidon {
 
 class Server {
  public:
-  // Called when the last contribution to KV pair `pair` is in, with those of the ranks that
-  // contribute, in rank order, which are valid during the call only; and with the form of factors
-  // that all ranks have, 0 if not the same.
-  using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
-                                      const std::vector<const void*>& contributions,
-                                      uint32_t common_form)>;
+  // What was contributed, by node and then by rank; of other nodes it is their sums.
+  using Contributions = std::vector<std::vector<const void*>>;
 
-  Server(Transport* transport, Complete on_complete)
-      : transport_(transport), on_complete_(std::move(on_complete)) {}
+  // Called when the last contribution to KV pair `pair` is in, with those of the ranks that
+  // contribute, which are valid during the call only; and with the form of factors that all these
+  // ranks have, 0 if not the same.
+  using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
+                                      const Contributions& contributions, uint32_t common_form)>;
+
+  Server(Transport* transport, const Routes* routes, Complete on_complete)
+      : transport_(transport), routes_(routes), on_complete_(std::move(on_complete)) {}
 
   // Adds this rank's own part of a KV pair. Returns how another rank's part disagrees with it, or
   // an empty text.
@@ -66,10 +69,11 @@ class Server {
   };
 
   KvPairState& StateOf(const Key& key);
-  std::vector<int> Missing(const KvPairState& state) const;
+  std::vector<int> Missing(const KvPairState& state, uint64_t offset) const;
   void FinishIfComplete(const Key& key);
 
   Transport* const transport_;
+  const Routes* const routes_;
   const Complete on_complete_;
   std::map<Key, KvPairState> pairs_;
   BufferPool pool_;

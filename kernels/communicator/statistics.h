@@ -19,6 +19,7 @@ namespace poseidon {
 struct SiteStatistics {
   std::atomic<uint64_t> count{0};  // exchanges
   std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};  // payload
+  std::atomic<uint64_t> network_bytes{0};  // of what was sent, to ranks of other nodes
   std::atomic<uint64_t> nanoseconds{0};  // from Submit to done, summed over all exchanges
 };
 
@@ -36,7 +37,8 @@ class Statistics {
   std::atomic<uint64_t> header_bytes{0};  // sent by this rank
   EventLog events;
 
-  // {"header_bytes", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes", "seconds"}}}
+  // {"header_bytes", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes",
+  // "network_bytes", "seconds"}}}
   std::string Json() const;
 
  private:

@@ -84,4 +84,18 @@ void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t b
   }
 }
 
+void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes,
+               void* output) {
+  std::vector<const void*> sums;
+  for (const std::vector<const void*>& group : groups) {
+    if (group.size() < 2 || sums.empty()) {  // of the first group: (a + b) + c is a + b + c
+      sums.insert(sums.end(), group.begin(), group.end());
+    } else {
+      SumInOrder(dtype, group, bytes, output);
+      sums.push_back(output);
+    }
+  }
+  SumInOrder(dtype, sums, bytes, output);
+}
+
 }  // namespace poseidon

@@ -32,6 +32,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  // For each rank a number, the same for those that share a node; empty if that is not known.
+  virtual std::vector<int> nodes() const { return {}; }
+
   // Sends `packet` (at most kMaxPacketBytes). Packets from one rank to another arrive in order.
   virtual void SendPacket(int peer, std::vector<char> packet) = 0;
 

@@ -1,0 +1,74 @@
+#include "routes.h"
+
+#include <map>
+#include <utility>
+
+namespace poseidon {
+namespace {
+
+// Numbers nodes in the order of their first ranks.
+std::vector<int> InOrder(const std::vector<int>& nodes) {
+  std::map<int, int> numbers;
+  std::vector<int> result;
+  for (int node : nodes) {
+    result.push_back(numbers.emplace(node, static_cast<int>(numbers.size())).first->second);
+  }
+  return result;
+}
+
+}  // namespace
+
+Routes::Routes(int rank, std::vector<int> nodes) : rank_(rank), nodes_(InOrder(nodes)) {
+  const int size = static_cast<int>(nodes_.size());
+  for (int peer = 0; peer < size; ++peer) {
+    if (nodes_[peer] == static_cast<int>(members_.size())) members_.emplace_back();
+    index_.push_back(static_cast<int>(members_[nodes_[peer]].size()));
+    members_[nodes_[peer]].push_back(peer);
+  }
+  const int node = nodes_[rank];
+  for (int server = 0; server < size; ++server) {
+    const int gateway = Gateway(node, server);
+    up_.push_back(rank == server ? -1 : rank == gateway ? server : gateway);
+    std::vector<int>& sources = sources_.emplace_back();
+    if (rank != gateway) {
+      sources.push_back(rank);
+      continue;
+    }
+    for (int other = 0; other < static_cast<int>(members_.size()); ++other) {
+      if (other == node) {
+        sources.insert(sources.end(), members_[node].begin(), members_[node].end());
+      } else if (rank == server) {
+        sources.push_back(Gateway(other, server));
+      }
+    }
+  }
+  for (int step = 1; step < size; ++step) {
+    const int peer = (rank + step) % size;
+    if (IsLocal(peer) || peer == Gateway(nodes_[peer], rank)) receivers_.push_back(peer);
+  }
+}
+
+int Routes::SourceOf(int root, int server) const {
+  if (IsLocal(root)) return root == rank_ || Gateway(nodes_[rank_], server) == rank_ ? root : -1;
+  return server == rank_ ? Gateway(nodes_[root], server) : -1;
+}
+
+bool Routes::IsDirect(int origin) const {
+  return IsLocal(origin) || Gateway(nodes_[rank_], origin) == rank_;
+}
+
+std::vector<int> Routes::PassesOnTo(int origin) const {
+  std::vector<int> others;
+  if (IsLocal(origin) || !IsDirect(origin)) return others;
+  for (int peer : members_[nodes_[rank_]]) {
+    if (peer != rank_) others.push_back(peer);
+  }
+  return others;
+}
+
+int Routes::Gateway(int node, int peer) const {
+  if (nodes_[peer] == node) return peer;
+  return members_[node][index_[peer] % members_[node].size()];
+}
+
+}  // namespace poseidon

@@ -1,0 +1,68 @@
+// The ways of messages between ranks of several nodes: ranks of one node combine first, so that every
+// gradient crosses the network once for a node, not once for a rank.
+//
+// H. Zhang et al., USENIX ATC 2017, collect what the GPUs of a node have at one of them, which alone uses
+// the network. Here that is another rank of the node for every KV pair and every rank's factors, its
+// *gateway*, so that no rank has all the work. Ranks of one node, or one on each, need none.
+
+#ifndef POSEIDON_COMMUNICATOR_ROUTES_H_
+#define POSEIDON_COMMUNICATOR_ROUTES_H_
+
+#include <vector>
+
+namespace poseidon {
+
+// The ways from and to one rank. All ranks make theirs from the same nodes.
+class Routes {
+ public:
+  // `nodes` has a number for each rank, the same for those that share a node.
+  Routes(int rank, std::vector<int> nodes);
+
+  bool IsLocal(int peer) const { return nodes_[peer] == nodes_[rank_]; }
+
+  // Whether `peer` shares its node with others.
+  bool IsShared(int peer) const { return members_[nodes_[peer]].size() > 1; }
+
+  // ---- KV pairs: what ranks contribute goes up to the server, from others' nodes by the gateways that
+  // add it up, and the results come down the same way.
+
+  // Whom this rank gives its part of a KV pair that `server` owns, and gets the result from; -1 if that
+  // is itself.
+  int Up(int server) const { return up_[server]; }
+
+  // The ranks whose parts this one adds up, in order: by node, and by rank within a node. It is one of them.
+  const std::vector<int>& Sources(int server) const { return sources_[server]; }
+
+  // Whether this rank adds up parts of others.
+  bool Collects(int server) const { return server == rank_ || Sources(server).size() > 1; }
+
+  // The one of Sources by which the part of `root` comes; -1 if it goes another way.
+  int SourceOf(int root, int server) const;
+
+  // ---- factors: they go to the ranks of the own node, and to one of each other node, which passes them on.
+
+  // Whom this rank sends its own factors, beginning with the next one.
+  const std::vector<int>& Receivers() const { return receivers_; }
+
+  // Whether `origin` sends its factors to this rank itself.
+  bool IsDirect(int origin) const;
+
+  // Whom this rank passes the factors of `origin` on to.
+  std::vector<int> PassesOnTo(int origin) const;
+
+ private:
+  // The rank of a node that exchanges with `peer` for all of it.
+  int Gateway(int node, int peer) const;
+
+  const int rank_;
+  const std::vector<int> nodes_;           // by rank
+  std::vector<std::vector<int>> members_;  // by node
+  std::vector<int> index_;                 // by rank: which of its node's it is
+  std::vector<int> up_;                    // by server
+  std::vector<std::vector<int>> sources_;  // by server
+  std::vector<int> receivers_;
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_ROUTES_H_
