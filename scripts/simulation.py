@@ -115,6 +115,8 @@ class Machines:
     late_seconds: tuple[float, ...] = ()
 
     def __post_init__(self):
+        if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
+            raise PoseidonError(f"gpus_per_node={self.gpus_per_node!r}, expected a whole number, at least 1.")
         self.cluster(1.0)  # checks nodes, servers and the latency
         for name in ("gbps", "late_seconds"):
             values = getattr(self, name)
@@ -129,8 +131,6 @@ class Machines:
         if self.efficiency > 1:
             raise PoseidonError(f"efficiency={self.efficiency!r}, expected at most 1: give the share of the "
                                 "link's rate that payload gets.")
-        if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
-            raise PoseidonError(f"gpus_per_node={self.gpus_per_node!r}, expected a whole number, at least 1.")
 
     def bytes_per_s(self, node):
         gbps = self.gbps[node] if isinstance(self.gbps, tuple) else self.gbps
@@ -142,7 +142,9 @@ class Machines:
     def cluster(self, gflops):
         """Returns the nodes as planning knows them, at the rate of the slowest link."""
         slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
-        return planning.Cluster(self.nodes, self.servers, slowest * self.efficiency, self.latency_us, gflops)
+        return planning.Cluster(
+            self.nodes * self.gpus_per_node, self.servers, slowest * self.efficiency, self.latency_us, gflops,
+            ranks_per_node=self.gpus_per_node)
 
 
 def _check_at_least_0(name, value, is_more=False):
@@ -306,19 +308,12 @@ def make_plan(work, machines, system):
     """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
     cluster = dataclasses.replace(machines.cluster(1e-9 / work.rebuild_seconds_per_operation),
                                   accelerators=work.accelerators)
-    sites = [dataclasses.replace(s, factors=s.factors and _of_all(s.factors, machines),
-                                 slices=s.slices and _of_all(s.slices, machines)) for s in work.sites]
     # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
     scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
-    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in sites]
+    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
     plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
                               merge=system.merge)
-    return dataclasses.replace(plan, sites=tuple(sites), operations=work.operations)
-
-
-def _of_all(parts, machines):
-    """Returns factors or slices with the rows of all accelerators of a node."""
-    return dataclasses.replace(parts, k=parts.k and parts.k * machines.gpus_per_node)
+    return dataclasses.replace(plan, sites=work.sites, operations=work.operations)
 
 
 def transfers(work, machines, system, plan):
@@ -328,15 +323,14 @@ def transfers(work, machines, system, plan):
         work: The `Work`.
         machines: The `Machines`.
         system: The `System`.
-        plan: Its plan; with several accelerators on a node, sites have the rows of all of them.
+        plan: Its plan.
 
     Raises:
         PoseidonError: If a plan is for other nodes, or bytes are not known.
     """
-    if (plan.cluster.workers, plan.cluster.servers) != (machines.nodes, machines.servers or machines.nodes):
-        raise PoseidonError(
-            f"The plan is for {plan.cluster.workers} workers and {plan.cluster.servers} servers, expected "
-            f"{machines.nodes} and {machines.servers or machines.nodes}: make a plan for these.")
+    if plan.cluster.shape != (shape := machines.cluster(1.0).shape):
+        raise PoseidonError(f"The plan is for {planning.describe(plan.cluster.shape)}, expected "
+                            f"{planning.describe(shape)}: make a plan for these.")
     if machines.nodes * machines.gpus_per_node == 1:
         return ()
     ready_of, leaders = {}, {}
@@ -364,8 +358,8 @@ def _transfer(site, decision, work, machines, system, place):
     """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
     gpus, nodes, dense = machines.gpus_per_node, machines.nodes, site.num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
-    products = 0.0 if site.factors is None or site.factors.k is None else (
-        2 * site.factors.m * site.factors.n * site.factors.k * work.rebuild_seconds_per_operation)
+    products = 0.0 if site.factors is None or site.factors.k is None else (  # of the rows of a node
+        2 * site.factors.m * site.factors.n * gpus * site.factors.k * work.rebuild_seconds_per_operation)
     made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,
             "down_seconds": (gpus - 1) * dense / local + dense / copy}
     if system.exchange == "ring":
@@ -373,7 +367,7 @@ def _transfer(site, decision, work, machines, system, place):
     if system.exchange == "whole":
         return made | {"rounds": (Round((place.one(dense),), dense, dense),)}
     if system.exchange == "adam" and products:
-        factors = site.factors.num_bytes
+        factors = gpus * site.factors.num_bytes
         return made | {"rounds": (Round((place.one(dense),), factors, dense),),
                        "up_seconds": (1 - 1 / gpus) * factors / local + factors / copy,
                        "owner_rebuild": products * (nodes - 1 / gpus)}
@@ -381,7 +375,7 @@ def _transfer(site, decision, work, machines, system, place):
         return made | {"rounds": place.pairs(dense)}
     if decision.rides_on:
         return None
-    parts = (site.factors if decision.scheme == "sfb" else site.slices).num_bytes
+    parts = gpus * (site.factors if decision.scheme == "sfb" else site.slices).num_bytes
     # To each other accelerator of the node go the parts of all but itself.
     return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
             "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy,

@@ -129,7 +129,7 @@ REFUSALS = {
     "no_policy": "policy='fastest', expected one of auto, ps, sfb, paper",
     "other_policy": "This process rewrites training graphs with Planner(",
     "plan_and_policy": "A plan was given together with a policy or pins",
-    "plan_of_others": "The plan is for 3 workers and 3 servers, but this job has 2 and 2",
+    "plan_of_others": "The plan is for 3 workers, 3 servers, but this job has 2 workers, 2 servers",
     "other_cluster": "The cluster has 3 workers and 3 servers, but this job has 2 and 2",
     "no_pin": "The pin of '*' is 'fast', expected one of ps, sfb, sparse",
     "no_wire_dtype": "wire_dtype='float16', expected 'bfloat16' or None",

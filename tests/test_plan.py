@@ -67,7 +67,7 @@ def test_a_plan_refuses_what_it_was_not_made_for():
             ([dense_site(512, 511, 8), *SITES[1:]], "float32[512, 511]")]:
         with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
             planner.plan(sites)
-    with pytest.raises(poseidon.PoseidonError, match="for 4 workers and 4 servers, but this job has 3"):
+    with pytest.raises(poseidon.PoseidonError, match="for 4 workers, 4 servers, but this job has 3"):
         planning.Planner(planning.Cluster(3), given=plan).plan(SITES)
 
 

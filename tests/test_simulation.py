@@ -333,7 +333,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
     (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The shape of 'odd' is None"),
     (lambda: simulation.simulate(work_of(ONE), machines(4), simulation.System(), planning.make_plan(
-        [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers and 2 servers, expected 4 and 4"),
+        [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers, 2 servers, expected 4 workers, 4 servers"),
 ])
 def test_refusals(make, message):
     with pytest.raises(PoseidonError, match=message):

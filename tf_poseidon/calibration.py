@@ -1,5 +1,6 @@
 """Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
 
+import dataclasses
 import functools
 import logging
 import statistics
@@ -36,7 +37,7 @@ def calibrate(**options):
 
     Args:
         **options: If no strategy was created yet, those of it that say how the job is joined: engine, servers,
-            kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same.
+            ranks_per_node, kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same.
 
     Returns:
         A `Cluster`. Bandwidth is that of sums over the parameter server: it includes the time for adding
@@ -52,27 +53,29 @@ def calibrate(**options):
         communicator = runtime.start(**options) if options else runtime.communicator() or runtime.start()
         _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
                      if communicator is None else
-                     measure(communicator, runtime.engine().sum_in_place, len(runtime.servers())))
+                     measure(communicator, runtime.engine().sum_in_place, len(runtime.servers()),
+                             runtime.ranks_per_node()))
     return _measured
 
 
-def measure(communicator, sum_in_place, num_servers=0):
+def measure(communicator, sum_in_place, num_servers=0, ranks_per_node=1):
     """Returns the `Cluster` that a job is.
 
     Args:
         communicator: This rank's communicator.
         sum_in_place: As of `engines.Engine`.
         num_servers: How many ranks are servers, 0 for all.
+        ranks_per_node: How many ranks of a node combine what they have.
     """
     begin = time.perf_counter()
-    num_servers = num_servers or communicator.size
+    cluster = planning.Cluster(communicator.size, num_servers, ranks_per_node=ranks_per_node)
     time_sums = functools.partial(_time_sums, communicator, sum_in_place)
     latency = _latency(time_sums)
-    bits_per_second = _bandwidth(communicator, time_sums, num_servers, latency)
+    bits_per_second = _bandwidth(communicator, time_sums, cluster, latency)
     communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
     mine = np.array([latency * 1e6, bits_per_second / 1e9, measure_gflops()])
     latency_us, bandwidth_gbps, gflops = map(_rounded, communicator.broadcast("calibration", mine))
-    cluster = planning.Cluster(communicator.size, num_servers, bandwidth_gbps, latency_us, gflops)
+    cluster = dataclasses.replace(cluster, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops)
     _log.log(logging.INFO if communicator.rank == 0 else logging.DEBUG,
              "Measured in %.1f s: %s.", time.perf_counter() - begin, cluster)
     return cluster
@@ -98,15 +101,15 @@ def _latency(time_sums):
     return statistics.median(times[_ROUND_TRIPS // 3:]) / 2
 
 
-def _bandwidth(communicator, time_sums, num_servers, latency):
-    """Returns the bits that a rank sends in a second while it receives as many."""
+def _bandwidth(communicator, time_sums, cluster, latency):
+    """Returns the bits that a node sends in a second while it receives as many."""
     num_bytes = _FIRST_BYTES
     while True:
         seconds = statistics.median(time_sums(num_bytes, 4)[1:])  # the first is cold
         # Rank 0 decides, or ranks would sum tensors of other sizes.
         is_enough = seconds >= _LONG_ENOUGH_S or num_bytes >= _LAST_BYTES
         if communicator.broadcast("calibration/is_enough", np.array([is_enough]))[0]:
-            sent = planning.parameter_server(num_bytes, communicator.size, num_servers) / 2
+            sent = planning.dense_bytes(num_bytes, cluster) / 2
             return 8 * sent / max(seconds - 2 * latency, 1e-6)
         num_bytes *= 4
 

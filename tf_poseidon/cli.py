@@ -22,11 +22,12 @@ _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on 
 _WORKERS = flags.DEFINE_integer("workers", None, "Number of ranks.")
 _SERVERS = flags.DEFINE_integer("servers", 0, "Number of ranks that hold KV pairs; 0 for all.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", 10.0,
-                                "What a rank sends, and receives at the same time, in Gbit/s.")
+                                "What a node sends, and receives at the same time, in Gbit/s.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Latency of a message in microseconds.")
 _GFLOPS = flags.DEFINE_float("gflops", 1000.0, "How fast a rank computes, in 10^9 operations/s.")
 _ACCELERATORS = flags.DEFINE_bool("accelerators", False, "Whether ranks compute on accelerators, which "
                                    "exchanging takes no time from.")
+_RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", 1, "How many ranks share a node and its link.")
 _POLICY = flags.DEFINE_enum("policy", "auto", ["auto", "paper", "ps", "sfb"],
                             "What chooses how each gradient travels.")
 _PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variables whose paths fit "
@@ -57,7 +58,7 @@ def explain(path):
                                 "worker) and a number of --workers.")
     pins = _pins()
     planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value,
-                     _ACCELERATORS.value)
+                     _ACCELERATORS.value, _RANKS_PER_NODE.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
             raise PoseidonError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
@@ -70,7 +71,8 @@ def explain(path):
     plan = explaining.explain(
         explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
         servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value,
-        accelerators=_ACCELERATORS.value, pins=pins, wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
+        accelerators=_ACCELERATORS.value, ranks_per_node=_RANKS_PER_NODE.value, pins=pins,
+        wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
     print(plan)
     _save_predictions(plan)
     if _PLAN.value:
@@ -92,8 +94,8 @@ def rewrite(source, target):
             source, target, _SIGNATURE.value, _TRAIN_OP.value, workers=_WORKERS.value,
             batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
             gflops=_GFLOPS.value, accelerators=_ACCELERATORS.value, servers=_SERVERS.value,
-            policy=_POLICY.value, pins=pins, merge=_MERGE.value, plan=_PLAN.value, rule=_RULE.value,
-            gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value, engine=_ENGINE.value or engines.DEFAULT, progress=show)
+            ranks_per_node=_RANKS_PER_NODE.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
+            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value, engine=_ENGINE.value or engines.DEFAULT, progress=show)
     print(report)
     _save_predictions(report.plan)
 

@@ -23,7 +23,8 @@ class Job(typing.NamedTuple):
     size: int
 
 
-def load_ops(engine=None, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
+             startup_timeout_s=120.0):
     """Lets this process run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -34,7 +35,8 @@ def load_ops(engine=None, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0, 
     ```
 
     Args:
-        engine, servers, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: As of
+            `PoseidonStrategy`.
 
     Returns:
         A `Job`, (rank, size); (0, 1) of a process that was launched alone.
@@ -44,11 +46,11 @@ def load_ops(engine=None, servers=None, kv_pair_bytes=2 << 20, timeout_s=600.0, 
     """
     global _alone
     servers = tuple(servers or ())
-    options_lib.check(engine, "auto", None, (), None, None, servers, None, kv_pair_bytes, timeout_s,
-                      startup_timeout_s)
+    options_lib.check(engine, "auto", None, (), None, None, servers, ranks_per_node, None, kv_pair_bytes,
+                      timeout_s, startup_timeout_s)
     library.load()
     engines.load(engines.launch(engine).engine).register_ops()
-    joined = runtime.start(engine, servers, kv_pair_bytes, timeout_s, startup_timeout_s)
+    joined = runtime.start(engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
     if joined is not None:
         options_lib.agree(joined, servers=servers)
         return Job(joined.rank, joined.size)

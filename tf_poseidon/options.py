@@ -15,8 +15,8 @@ from tf_poseidon.errors import PoseidonError
 WIRE_DTYPES = (None, "bfloat16")
 
 
-def check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes, timeout_s,
-          startup_timeout_s):
+def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_node, verify, kv_pair_bytes,
+          timeout_s, startup_timeout_s):
     """Raises PoseidonError with the first option that is out of range, see `PoseidonStrategy`."""
     engine, size = engines.launch(engine)
     num_servers = len(servers) or size
@@ -24,8 +24,15 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_p
     if plan is not None and (pins or policy != "auto"):
         raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
                             "every gradient travels; leave these away, or make another plan.")
+    if ranks_per_node is not None:
+        planning.Cluster(size, ranks_per_node=ranks_per_node)  # checks it
+        for name, given in (("plan", plan and plan.cluster), ("cluster", cluster)):
+            if given is not None and given.ranks_per_node != ranks_per_node:
+                raise PoseidonError(f"ranks_per_node={ranks_per_node}, but the {name} is for "
+                                    f"{given.ranks_per_node}; leave it away, or change the {name}.")
     if plan is not None and size > 1:
-        plan.check(plan.sites, planning.Cluster(size, num_servers))
+        plan.check(plan.sites, planning.Cluster(size, num_servers,
+                                                ranks_per_node=plan.cluster.ranks_per_node))
     if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
         raise PoseidonError(
             f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
@@ -37,7 +44,10 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_p
             f"verify={verify} compares gradients with their exact sums, but wire_dtype="
             f"{wire_dtype!r} rounds them; leave one of the two away.")
     if engines.load(engine).collective_ops is not None:
-        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
+        if cluster is not None and cluster.ranks_per_node > 1:
+            ranks_per_node = cluster.ranks_per_node
+        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None),
+                            ("ranks_per_node", ranks_per_node)):
             if value is not None:
                 raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
                                     "ops sum the gradients; leave it away, or use engine='mpi'.")

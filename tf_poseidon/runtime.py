@@ -6,6 +6,7 @@ finalized then, since that would wait for ranks that never come.
 """
 
 import atexit
+import collections
 import contextlib
 import functools
 import os
@@ -32,17 +33,24 @@ def servers():
     return _options["servers"]
 
 
+def ranks_per_node():
+    """Returns how many ranks of a node combine what they have, 1 if they do not."""
+    ranks = collections.Counter(_communicator.nodes)
+    return max(ranks.values()) if len(ranks) > 1 else 1
+
+
 def engine():
     """Returns the module of this process's engine, see `engines.Engine`."""
     return engines.load(_launch.engine)
 
 
-def start(engine=None, servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
+          startup_timeout_s=120.0):
     """Joins the job that this process was launched in, once per process.
 
     Args:
         engine: Name of the engine, None for the one of the launcher.
-        servers, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
+        servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
 
     Returns:
         The communicator, or None when this process was launched alone.
@@ -52,8 +60,8 @@ def start(engine=None, servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, start
     """
     global _communicator, _options, _launch
     launch = engines.launch(engine)
-    options = dict(engine=launch.engine, servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
-                   startup_timeout_s=startup_timeout_s)
+    options = dict(engine=launch.engine, servers=servers, ranks_per_node=ranks_per_node,
+                   kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
     if _options is not None:
         if options != _options:
             raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
@@ -64,7 +72,7 @@ def start(engine=None, servers=(), kv_pair_bytes=2 << 20, timeout_s=600.0, start
     if launch.size > 1:
         try:
             _communicator = engines.load(launch.engine).join(
-                launch.size, kv_pair_bytes, timeout_s, startup_timeout_s, servers)
+                launch.size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node)
         except PoseidonError:
             # The engine may hold the process for ever from here on, so it cannot end in the usual way.
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)

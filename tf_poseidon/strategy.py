@@ -59,6 +59,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
         merge: Whether small messages wait for each other, to travel as one (after MG-WFBP). Those that
             are ready at the same time always do, and waiting has not measured faster yet.
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
+        ranks_per_node: How many ranks of a node combine what they have before it leaves the node: they add
+            up dense gradients, and lay factors end to end. 1 for none. None for those of a plan or cluster
+            that is given, else for all that share a node. It changes the order in which gradients are added
+            up, and so their last bits.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
         global_batch_logs: Whether the logs that callbacks see after a batch are those of all ranks,
@@ -83,16 +87,17 @@ class PoseidonStrategy(tf.distribute.Strategy):
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
-                 merge=False, servers=None, strict=False, global_batch_logs=False, verify=None,
-                 engine=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
+                 merge=False, servers=None, ranks_per_node=None, strict=False, global_batch_logs=False,
+                 verify=None, engine=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers, pins = tuple(servers or ()), tuple((pins or {}).items())
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        options.check(engine, policy, plan, pins, cluster, wire_dtype, servers, verify, kv_pair_bytes,
-                       timeout_s, startup_timeout_s)
+        options.check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_node, verify,
+                       kv_pair_bytes, timeout_s, startup_timeout_s)
+        planned = plan.cluster if plan else cluster
         communicator = runtime.start(
-            engine=engine, servers=servers, kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s,
-            startup_timeout_s=startup_timeout_s)
+            engine=engine, servers=servers, ranks_per_node=planned.ranks_per_node if planned else ranks_per_node,
+            kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
         super().__init__(Extended(self, communicator))
         self.extended.global_batch_logs = global_batch_logs
         self.extended.wire_dtype = wire_dtype
@@ -105,7 +110,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             if cluster is None:
                 is_measured = policy == "auto" and plan is None
                 cluster = (calibration.calibrate() if is_measured else
-                           planning.Cluster(communicator.size, len(servers)))
+                           planning.Cluster(communicator.size, len(servers),
+                                            ranks_per_node=runtime.ranks_per_node()))
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             options.agree_on_seed(communicator)
@@ -177,8 +183,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Returns:
             {"header_bytes": bytes of frame headers sent, "waiting_seconds": how long steps have
             waited for others after their last gradient was ready, "sites": {site: {"count":
-            exchanges, "sent_bytes", "received_bytes": payload, "seconds": from the gradient being
-            ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
+            exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": what of it was sent to
+            other nodes, "seconds": from the gradient being ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
         """
         communicator = self.extended.communicator
         if communicator is None:

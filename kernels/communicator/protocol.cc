@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -41,7 +42,11 @@ uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
 
 std::vector<int> NodesOf(const Options& options, const Transport& transport) {
   std::vector<int> nodes = transport.nodes();
-  if (!nodes.empty() && options.ranks_per_node == 0) return nodes;
+  std::map<int, int> ranks;
+  int most = 0;
+  for (int node : nodes) most = std::max(most, ++ranks[node]);
+  if (most > 0 && (options.ranks_per_node == 0 || options.ranks_per_node == most)) return nodes;
+  nodes.clear();
   for (int rank = 0; rank < transport.size(); ++rank) {
     nodes.push_back(rank / std::max(options.ranks_per_node, 1));
   }

@@ -25,7 +25,8 @@ namespace poseidon {
 struct Options {
   int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
-  // How many ranks that follow each other share a node; 0: those share one of which the transport says so.
+  // How many ranks share a node: those of which the transport says so, or others that follow each other if
+  // it says otherwise. 0: as the transport says.
   int ranks_per_node = 0;
   double timeout_s = 600;                    // longest wait for another rank
 };

@@ -29,7 +29,7 @@ class Engine(typing.Protocol):
         Without its launcher this is (1, None).
         """
 
-    def join(self, size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+    def join(self, size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
         """Returns the `Communicator` of this process in a job of `size` processes.
 
         Raises:

@@ -35,13 +35,14 @@ def launched_size(environment=os.environ):
     return 1, None
 
 
-def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
-    """Joins the job that this process was launched in.
+def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
+    """Joins the job that this process was launched in; which ranks share a node is Horovod's matter.
 
     Raises:
         PoseidonError: If Horovod is not installed, sees another number of processes than the launcher,
             or the ranks cannot connect.
     """
+    del ranks_per_node
     hvd = _horovod()
     if not hvd.is_initialized():
         # A rank that never comes is an error for Horovod too, after as long as for us.

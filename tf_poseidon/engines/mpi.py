@@ -26,7 +26,7 @@ def launched_size(environment=os.environ):
     return 1, None
 
 
-def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
+def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
     """Joins the job that this process was launched in.
 
     Raises:
@@ -40,7 +40,7 @@ def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers):
     _check_only_mpi()
     try:
         joined = communicator.join_mpi(_TRANSPORT, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                       servers)
+                                       servers, ranks_per_node)
     except PoseidonError as error:
         if "cannot open shared object file" in str(error):
             raise PoseidonError(f"MPI was not found: {error}. Install it with `pip install "

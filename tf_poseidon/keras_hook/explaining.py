@@ -27,7 +27,8 @@ from tf_poseidon.keras_hook import trainer
 
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
-            latency_us=50.0, gflops=1000.0, accelerators=False, pins=None, wire_dtype=None, merge=False):
+            latency_us=50.0, gflops=1000.0, accelerators=False, ranks_per_node=1, pins=None,
+            wire_dtype=None, merge=False):
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -43,7 +44,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
         batch_size: Rows of a full batch on each worker, K in the paper: `fit` is given
             batch_size * workers.
         workers: Number of ranks, P1.
-        bandwidth_gbps: What a rank sends, and receives at the same time, in 10^9 bits per second.
+        bandwidth_gbps: What a node sends, and receives at the same time, in 10^9 bits per second.
         policy, pins, wire_dtype, merge: As of `PoseidonStrategy`.
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
             None makes one by the inputs and outputs of the model, with whole numbers as targets of
@@ -51,11 +52,12 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
         servers: Number of ranks that are servers, P2; 0 for all.
         latency_us: Latency of a message in microseconds.
         accelerators: Whether ranks compute on accelerators, as of `Cluster`.
+        ranks_per_node: How many ranks share a node, as of `Cluster`.
         gflops: How fast a rank computes, in 10^9 operations per second: some 1,000 on a server's
             processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
 
     Returns:
-        A `Plan`. Its `total_bytes` are what a rank that is worker and server sends plus receives in a
+        A `Plan`. Its `total_bytes` are what a node that is worker and server sends plus receives in a
         step.
 
     Raises:
@@ -70,7 +72,8 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
-    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators)
+    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
+                               ranks_per_node)
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # One worker alone would synchronise nothing: its step is traced as that of one of two.

@@ -6,8 +6,9 @@ same plan, so planning depends on its arguments alone.
 """
 
 from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
-from tf_poseidon.planning.cost import parameter_server
+from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.planner import Planner
@@ -18,4 +19,4 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 
 __all__ = ["Cluster", "Cost", "Decision", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
-           "make_plan", "parameter_server"]
+           "dense_bytes", "describe", "make_plan"]

@@ -17,11 +17,14 @@ class Cluster:
         workers: Number of ranks, P1 in the paper. Every rank computes.
         servers: Number of ranks that hold KV pairs as well, P2; 0 for all. There are no ranks that
             only serve.
-        bandwidth_gbps: What a rank can send, and receive at the same time, in 10^9 bits per second.
+        bandwidth_gbps: What a node can send, and receive at the same time, in 10^9 bits per second.
         latency_us: From one rank's sending a small message to another's having it, in microseconds.
         gflops: How fast a rank multiplies matrices, in 10^9 additions and multiplications per second.
         accelerators: Whether ranks compute on accelerators, which go on undisturbed while processors
             exchange; then what backpropagation hides of an exchange costs nothing.
+        ranks_per_node: How many ranks share a node and its link. They combine what they have before it
+            leaves the node: add up dense gradients, and lay factors end to end. What they exchange with
+            each other costs nothing.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -33,9 +36,10 @@ class Cluster:
     latency_us: float = 50.0
     gflops: float = 1000.0
     accelerators: bool = False
+    ranks_per_node: int = 1
 
     def __post_init__(self):
-        for name, least in (("workers", 1), ("servers", 0)):
+        for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
                 raise PoseidonError(f"{name}={value!r}, expected a whole number, at least {least}.")
@@ -54,8 +58,22 @@ class Cluster:
         if not (_is_number(self.latency_us) and self.latency_us >= 0):
             raise PoseidonError(f"latency_us={self.latency_us!r}, expected 0 or more.")
 
+    @property
+    def nodes(self):
+        return math.ceil(self.workers / self.ranks_per_node)
+
+    @property
+    def server_nodes(self):
+        """How many nodes have servers, if these are spread evenly."""
+        return min(self.servers, self.nodes)
+
+    @property
+    def shape(self):
+        """What decides how bytes are cut and routed: (workers, servers, ranks that combine)."""
+        return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
+
     def send_seconds(self, num_bytes):
-        """Returns how long a rank takes to send as many bytes while it receives as many."""
+        """Returns how long a node takes to send as many bytes while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
 
     def compute_seconds(self, operations):
@@ -67,9 +85,15 @@ class Cluster:
         return self.latency_us / 1e6
 
     def __str__(self):
-        return (f"{self.workers} workers, {self.servers} servers, {self.bandwidth_gbps:g} Gbit/s, "
-                f"{self.latency_us:g} µs, {self.gflops:g} GFLOP/s"
-                + (" on accelerators" if self.accelerators else ""))
+        return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
+                f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else ""))
+
+
+def describe(shape):
+    """Returns a `Cluster.shape` as text."""
+    workers, servers, ranks_per_node = shape
+    text = f"{workers} workers, {servers} servers"
+    return text if ranks_per_node == 1 else f"{text}, {ranks_per_node} to a node"
 
 
 def _is_number(value):

@@ -6,6 +6,7 @@ import hashlib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import timeline
 from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.site import Site
 
@@ -39,7 +40,7 @@ class Decision:
 
     @property
     def num_bytes(self):
-        """Payload that a rank, worker and server, sends plus receives; None if unknown."""
+        """Payload that a node, worker and server, sends plus receives; None if unknown."""
         return self.cost and self.cost.num_bytes
 
     @property
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def total_bytes(self):
-        """Payload that a rank, worker and server, sends plus receives in a step; None if unknown."""
+        """Payload that a node, worker and server, sends plus receives in a step; None if unknown."""
         parts = [decision.num_bytes for decision in self.decisions]
         return None if None in parts else sum(parts)
 
@@ -101,7 +102,7 @@ class Plan:
         """Returns what ranks compare: a line for each site, in the order of their names."""
         lines = [f"'{d.site}' by {d.scheme}" + (f" with '{d.rides_on}'" if d.rides_on else "")
                  for d in sorted(self.decisions, key=lambda d: d.site)]
-        return "\n".join([f"{self.cluster.workers} workers, {self.cluster.servers} servers", *lines])
+        return "\n".join([describe(self.cluster.shape), *lines])
 
     @property
     def digest(self):
@@ -119,11 +120,10 @@ class Plan:
         Raises:
             PoseidonError: With the first difference.
         """
-        mine, job = self.cluster, cluster
-        if (mine.workers, mine.servers) != (job.workers, job.servers):
-            raise PoseidonError(
-                f"The plan is for {mine.workers} workers and {mine.servers} servers, but this job has "
-                f"{job.workers} and {job.servers}; make a plan for these.")
+        mine, job = self.cluster.shape, cluster.shape
+        if mine != job:
+            raise PoseidonError(f"The plan is for {describe(mine)}, but this job has {describe(job)}; make a "
+                                "plan for these.")
         planned, found = self._fingerprints(self.sites), self._fingerprints(sites)
         for name in [*found, *planned]:
             if planned.get(name) != found.get(name):
@@ -191,7 +191,8 @@ class Plan:
         total = [d.cost for d in self.decisions if d.cost]
         rows.append(("total", "", "", _bytes(self.total_bytes),
                      f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
-                     "sent plus received by each rank in a step, half of it in each direction"))
+                     f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
+                     "in a step, half of it in each direction"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         left = (0, 1, 2, 5, 6)
         lines = ["  ".join(f"{text:{'<' if i in left else '>'}{widths[i]}}"

@@ -27,13 +27,14 @@ def _paper(site, costs, cluster):
     """Algorithm 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, to the letter.
 
     SFB if 2 K (P1 - 1)(M + N) <= 2 MN (P1 + P2 - 2) / P2, else PS. It counts numbers, and so takes
-    those of factors and gradient to be equally long.
+    those of factors and gradient to be equally long. K, P1 and P2 are those of nodes, see cost.py.
     """
     if "sparse" in costs:
         return _sparse(site, costs, cluster)
-    k, m, n = site.factors.k, site.factors.m, site.factors.n
-    sfb = cost_lib.factor_broadcasting(k * (m + n), cluster.workers)
-    ps = cost_lib.parameter_server(m * n, cluster.workers, cluster.servers)
+    m, n = site.factors.m, site.factors.n
+    sfb = cost_lib.broadcast_bytes(site.factors.k * (m + n), cluster)
+    ps = cost_lib.dense_bytes(m * n, cluster)
+    k = site.factors.k * cluster.ranks_per_node
     relation = "at most" if sfb <= ps else "more than"
     return ("sfb" if sfb <= ps else "ps",
             f"2K(P1-1)(M+N) = {sfb:,.0f} is {relation} 2MN(P1+P2-2)/P2 = {ps:,.0f} for K={k}, "
@@ -43,11 +44,11 @@ def _paper(site, costs, cluster):
 def _sparse(site, costs, cluster):
     """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
     sparse = costs["sparse"].num_bytes
-    ps = cost_lib.parameter_server(site.num_bytes, cluster.workers, cluster.servers)
+    ps = cost_lib.dense_bytes(site.num_bytes, cluster)
     relation = "at most" if sparse <= ps else "more than"
     return ("sparse" if sparse <= ps else "ps",
-            f"{site.slices.k} slices to {cluster.workers - 1} others are {sparse:,.0f} bytes, "
-            f"{relation} the {ps:,.0f} of the dense gradient")
+            f"{site.slices.k * cluster.ranks_per_node} slices to {cluster.nodes - 1} others are "
+            f"{sparse:,.0f} bytes, {relation} the {ps:,.0f} of the dense gradient")
 
 
 def _auto(site, costs, cluster):

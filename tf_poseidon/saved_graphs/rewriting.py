@@ -68,7 +68,8 @@ def rewrite_saved_model(source, target, signature="train", **options):
             workers: Number of ranks to plan for; any number can run the result. Needed without `plan`.
             batch_size: Rows of a full batch on each worker, K; needed to exchange factors where the graph
                 leaves the number of rows open.
-            bandwidth_gbps, latency_us, gflops, accelerators, servers: As of `poseidon.explain`.
+            bandwidth_gbps, latency_us, gflops, accelerators, servers, ranks_per_node: As of
+                `poseidon.explain`.
             policy, pins, merge, wire_dtype, strict: As of `PoseidonStrategy`.
             engine: "mpi", the default, or "horovod": the result holds that engine's ops, and runs after
                 `poseidon.load_ops(engine=...)` for it.
@@ -151,9 +152,9 @@ def _of_kind(path, kind):
 
 
 def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=None, bandwidth_gbps=10.0,
-             latency_us=50.0, gflops=1000.0, accelerators=False, servers=0, policy="auto", pins=None,
-             merge=False, plan=None, rule="mean", gradients=None, wire_dtype=None, strict=False,
-             engine=engines.DEFAULT, progress=lambda what: None):
+             latency_us=50.0, gflops=1000.0, accelerators=False, servers=0, ranks_per_node=1,
+             policy="auto", pins=None, merge=False, plan=None, rule="mean", gradients=None, wire_dtype=None,
+             strict=False, engine=engines.DEFAULT, progress=lambda what: None):
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise PoseidonError(f"train_op={train_op!r}, expected names of ops.")
@@ -178,7 +179,8 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     elif workers is None:
         raise PoseidonError("Neither a number of workers nor a plan is given; say for how many ranks to plan.")
     else:
-        cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators)
+        cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
+                                   ranks_per_node)
         planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
     given = _given(gradients, rule)
