@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 
+import launch
 import pytest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
@@ -295,3 +296,40 @@ def test_refusals(emulated_cluster, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SystemExit, match=r"user id is 1000, .*root \(0\) only: run this with sudo"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
+
+
+def said(output):
+    """Returns what each rank of nodes.py has printed, by rank."""
+    return sorted((json.loads(line) for line in output.splitlines() if line.startswith("{")),
+                  key=lambda rank: rank["rank"])
+
+
+def train_on_hosts(cluster, file, *arguments):
+    """Runs nodes.py with two ranks on each host; returns what they say, and the bytes that the last host sends."""
+    before = cluster.bytes()
+    with open(file, "w+") as out:
+        status = cluster.run([sys.executable, launch.TESTS / "nodes.py", *arguments], 2, stdout=out,
+                             stderr=subprocess.STDOUT)
+    assert status == 0, file.read_text()
+    ranks = said(file.read_text())
+    assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
+    assert {s["scheme"] for s in ranks[0]["sites"].values()} == {"ps", "sfb"}
+    return ranks, cluster.bytes()[-1][0] - before[-1][0]
+
+
+def test_ranks_of_a_host_combine(emulated_cluster, able, tmp_path):
+    """Each gradient crosses a host's link once, as planned; twice if ranks are told to be on their own."""
+    alone, = said(launch.run_ok(["nodes.py"], 0, timeout_s=60).output)
+    with emulated_cluster.EmulatedCluster(2, 1) as cluster:
+        together, bytes_together = train_on_hosts(cluster, tmp_path / "together")
+        apart, bytes_apart = train_on_hosts(cluster, tmp_path / "apart", "1")
+    assert {r["weights"] for r in together + apart} == {alone["weights"]}
+    assert {r["ranks_per_node"] for r in together} == {2}
+    assert {r["ranks_per_node"] for r in apart} == {1}
+    for name, site in together[0]["sites"].items():
+        for host in (together[:2], together[2:]):  # half of what is planned is sent, the rest received
+            counted = sum(r["sites"][name]["network_bytes"] for r in host)
+            assert counted == site["planned_bytes"] / 2
+    planned = sum(site["planned_bytes"] for site in together[0]["sites"].values()) / 2
+    assert bytes_together == pytest.approx(planned, rel=0.08)  # headers, and what ranks say at the start
+    assert bytes_apart > 2 * bytes_together
