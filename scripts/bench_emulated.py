@@ -34,6 +34,7 @@ class Run:
     Attributes:
         model, systems, profile, batch_size: As of scripts/benchmark.py; without a profile it computes.
         hosts: How many.
+        ranks_per_host: How many accelerators each of them has.
         gbps: Rate of their links, as told.
         steps: How many follow each other in a measurement.
         dilation, shrink: How the cluster is made to fit; links really have gbps / (dilation * shrink).
@@ -48,6 +49,7 @@ class Run:
     shrink: float = 1.0
     batch_size: int | None = None
     steps: int = 1
+    ranks_per_host: int = 1
 
     @property
     def link_gbps(self):
@@ -77,6 +79,7 @@ PARTS = {
         *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=dilation)
           for gbps, dilation, hosts in ((2, 1, 2), (2, 1, 4), (2, 4, 8), (10, 5, 2), (10, 5, 4), (10, 5, 8))),
         Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # as above, of a model that is too large for 1
+        *(Run(model, 2, 2, _OURS, shrink=16, ranks_per_host=2) for model in ("vgg19", "vgg19_22k")),
     ],
 }
 
@@ -101,7 +104,7 @@ def main(_):
 def table(results):
     """Returns a table in Markdown: a line for each run, a column for each system."""
     systems = list(dict.fromkeys(row["system"] for entry in results for row in entry["results"]))
-    lines = [["model", "hosts", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
+    lines = [["model", "hosts", "ranks on each", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
     lines.append(["---"] * len(lines[0]))
     for entry in results:
         run, rows = entry["run"], {row["system"]: row for row in entry["results"]}
@@ -112,8 +115,8 @@ def table(results):
             milliseconds = rows[system]["step"]["median_ms"] if system in rows else None
             cells.append("" if milliseconds is None else f"{milliseconds:,.0f}" if system in ("single", "poseidon")
                          else f"{milliseconds:,.0f} ({milliseconds / ours:.2f})")
-        lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "gbps", "dilation", "shrink")), *cells,
-                      f"{rows['poseidon']['to_bound']:.2f}"])
+        lines.append([model, *(f"{run[key]:g}" for key in ("hosts", "ranks_per_host", "gbps", "dilation", "shrink")),
+                      *cells, f"{rows['poseidon']['to_bound']:.2f}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -130,7 +133,7 @@ def measure(run):
         if run.batch_size:
             command.append(f"--batch_size={run.batch_size}")
         with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:
-            status = cluster.run(list(map(str, command)))
+            status = cluster.run(list(map(str, command)), run.ranks_per_host)
         if status:
             raise SystemExit(f"{run} ended with status {status}, expected 0; what it printed says why.")
         return json.loads(out.read_text())

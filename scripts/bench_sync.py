@@ -32,6 +32,7 @@ from tf_poseidon import ops
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _REPEAT_S = flags.DEFINE_float("repeat_s", 2.0, "Seconds of measuring per size and system.")
 
+_RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _PEERS = flags.DEFINE_list("peers", peers.names(), "Other libraries to compare with.")
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -150,7 +151,7 @@ def ratio(times, baseline):
 def main(_):
     # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
     mirrored = peers.start_tensorflow(MPI.COMM_WORLD) if "tensorflow" in _PEERS.value else None
-    strategy = poseidon.PoseidonStrategy()
+    strategy = poseidon.PoseidonStrategy(ranks_per_node=_RANKS_PER_NODE.value)
     rank, size = strategy.rank, strategy.num_replicas_in_sync
     results = []
     with rich.progress.Progress(disable=rank != 0, transient=True) as progress:

@@ -66,9 +66,10 @@ _COMPUTE = flags.DEFINE_string("compute", "real", "real, or emulated:PROFILE wit
 _DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything is emulated; below 1 faster.",
                                lower_bound=0.01)
 _SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors are emulated.", lower_bound=1)
-_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a rank's link as it is, in each direction; that of "
+_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a node's link as it is, in each direction; that of "
                                 "scripts/emulated_cluster.py, or what is measured, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "As of PoseidonStrategy, before shrinking.")
+_RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
                                 "systems; a table says where they went.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
@@ -150,7 +151,8 @@ def main(_):
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
     kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
-    strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes)
+    strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes,
+                                         ranks_per_node=_RANKS_PER_NODE.value)
     communicator = runtime.communicator()
     if communicator is None:
         raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "

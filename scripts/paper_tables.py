@@ -116,8 +116,8 @@ def _emulated(point, runs):
     """Returns the emulated step of a point, of the run that shrinks tensors least; None without one."""
     name = EMULATED_AS.get(point.system)
     fitting = [run for run in runs if point.gpus == 1 and name in run["run"]["systems"].split(",")
-               and (point.model, point.profile, point.nodes, point.gbps, None) == tuple(
-                   run["run"][k] for k in ("model", "profile", "hosts", "gbps", "batch_size"))]
+               and (point.model, point.profile, point.nodes, 1, point.gbps, None) == tuple(
+                   run["run"][k] for k in ("model", "profile", "hosts", "ranks_per_host", "gbps", "batch_size"))]
     if not fitting:
         return None
     rows = {row["system"]: row for row in min(fitting, key=lambda run: run["run"]["shrink"])["results"]}

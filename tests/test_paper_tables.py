@@ -136,7 +136,8 @@ def test_factors_pay_until_rows_of_all_are_the_harmonic_mean(layer, k):
 
 def emulated(step_ms, shrink=16, **changes):
     run = {"model": "vgg19_22k", "hosts": 8, "gbps": 40, "systems": "poseidon,poseidon-ps",
-           "profile": "titan_x", "dilation": 4.0, "shrink": shrink, "batch_size": None, **changes}
+           "profile": "titan_x", "dilation": 4.0, "shrink": shrink, "batch_size": None, "ranks_per_host": 1,
+           **changes}
     rows = [("single", 920), ("poseidon", 960), ("poseidon-ps", step_ms)]
     return {"run": run, "results": [{"system": name, "step": {"median_ms": ms}, "payload_bytes": 1e9}
                                     for name, ms in rows]}
@@ -145,7 +146,7 @@ def emulated(step_ms, shrink=16, **changes):
 def test_emulated_points_are_compared_where_they_are(parts):
     point = Point("vgg19_22k", "titan_x", "wfbp", 8, 40)
     runs = [emulated(1300), emulated(1200, shrink=4), emulated(1, shrink=1, profile=None),
-            emulated(1, shrink=1, hosts=4)]
+            emulated(1, shrink=1, hosts=4), emulated(1, shrink=1, ranks_per_host=2)]
     found = paper_tables.measure(point, runs)["emulated"]
     assert found == {"step_s": 1.2, "speed_up": pytest.approx(8 * 920 / 1200), "gb_mean": 8.0}
     claim = next(c for c in CLAIMS if (c.system, c.nodes, c.unit) == ("wfbp", 8, "s"))

@@ -409,7 +409,8 @@ LESS_ALIKE = {("mlp", 10): 0.2}
 
 def emulated_name(entry):
     run = entry["run"]
-    return (f"{run['model']} on {run['hosts']} at {run['gbps']:g} Gbit/s, D={run['dilation']:g} S={run['shrink']:g} "
+    ranks = f" x {run['ranks_per_host']}" if run["ranks_per_host"] > 1 else ""
+    return (f"{run['model']} on {run['hosts']}{ranks} at {run['gbps']:g} Gbit/s, D={run['dilation']:g} S={run['shrink']:g} "
             f"with {run['systems']}")
 
 
@@ -423,7 +424,8 @@ def test_agrees_with_what_was_measured(entry):
     work = simulation.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
                            profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
     there = simulation.Machines(run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"],
-                                efficiency=0.94)
+                                efficiency=0.94, gpus_per_node=run["ranks_per_host"],
+                                local_gbytes_per_s=math.inf)
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in OURS}
     simulated = {system: 1e3 * simulation.simulate(work, there, simulation.SYSTEMS[system]).step_seconds
                  for system in steps}
