@@ -80,6 +80,7 @@ def keras_optimizers():
 def refuse():
     """Prints what is said to options that do not go with Horovod."""
     for case, options in {"wire_dtype": dict(wire_dtype="bfloat16"), "servers": dict(servers=[0]),
+                          "ranks_per_node": dict(ranks_per_node=2),
                           "engine": dict(engine="nccl"),
                           "mpi": dict(engine="mpi")}.items():
         try:

@@ -67,8 +67,11 @@ def test_a_plan_refuses_what_it_was_not_made_for():
             ([dense_site(512, 511, 8), *SITES[1:]], "float32[512, 511]")]:
         with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
             planner.plan(sites)
-    with pytest.raises(poseidon.PoseidonError, match="for 4 workers, 4 servers, but this job has 3"):
-        planning.Planner(planning.Cluster(3), given=plan).plan(SITES)
+    for cluster, message in [
+            (planning.Cluster(3), "for 4 workers, 4 servers, but this job has 3 workers, 3 servers;"),
+            (planning.Cluster(4, ranks_per_node=2), "but this job has 4 workers, 4 servers, 2 to a node;")]:
+        with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
+            planning.Planner(cluster, given=plan).plan(SITES)
 
 
 @pytest.mark.parametrize("change, message", [

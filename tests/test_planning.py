@@ -145,6 +145,28 @@ def test_seconds_of_factors():
         (10e-6, 8 * 3 * 300 * 4 / 125e6, 2 * 8 * 3 * 20_000 / 1e9))
 
 
+@pytest.mark.parametrize("ranks_per_node, nodes", [(2, 2), (3, 2), (4, 1)])
+def test_ranks_of_a_node_share_its_link(ranks_per_node, nodes):
+    """P1 and P2 count nodes, and K a node's rows; but all ranks' rows are rebuilt."""
+    cluster = dataclasses.replace(CLUSTER, ranks_per_node=ranks_per_node)
+    site = dense_site(100, 200, 8)
+    ps, sfb = cost.dense(site, cluster), cost.factors(site, cluster)
+    assert ps.num_bytes == 4 * 80_000 * (nodes - 1) / nodes
+    assert sfb.num_bytes == 2 * (8 * ranks_per_node) * (nodes - 1) * 300 * 4
+    assert [c.transfer for c in (ps, sfb)] == pytest.approx([c.num_bytes / 2 / 125e6 for c in (ps, sfb)])
+    assert sfb.rebuild == cost.factors(site, CLUSTER).rebuild
+    assert (ps.latency > 0) == (sfb.latency > 0) == (nodes > 1)
+
+
+def test_more_ranks_on_a_node_favour_the_parameter_server():
+    """2 K 2 (P - 1)(M + N) is 64 of 2 nodes with 2 ranks each, 2MN (2P - 2) / P is 32."""
+    site = dense_site(4, 4, 2)
+    assert scheme("paper", site, 2) == "sfb"
+    cluster = planning.Cluster(4, ranks_per_node=2)
+    decision, = planning.make_plan([site], "paper", cluster).decisions
+    assert decision.scheme == "ps" and "= 64 is more than" in decision.reason and "for K=4" in decision.reason
+
+
 def test_seconds_with_few_servers_are_those_of_a_server():
     """With 1 server it receives and sends MN for each of the 3 others: 3 MN each way."""
     one = dataclasses.replace(CLUSTER, servers=1)
@@ -371,6 +393,7 @@ def test_a_bias_can_be_pinned_by_itself():
     (lambda: planning.Cluster(0), "workers=0, expected a whole number, at least 1"),
     (lambda: planning.Cluster(2.5), "workers=2.5, expected a whole number"),
     (lambda: planning.Cluster(2, -1), "servers=-1, expected a whole number, at least 0"),
+    (lambda: planning.Cluster(2, ranks_per_node=0), "ranks_per_node=0, expected a whole number, at least 1"),
     (lambda: planning.Cluster(2, latency_us=float("nan")), "latency_us=nan, expected 0 or more"),
     (lambda: planning.Plan.load(5), "The plan '5' cannot be read"),
     (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),

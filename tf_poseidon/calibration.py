@@ -54,7 +54,7 @@ def calibrate(**options):
         _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
                      if communicator is None else
                      measure(communicator, runtime.engine().sum_in_place, len(runtime.servers()),
-                             runtime.ranks_per_node()))
+                             runtime.ranks_that_combine()))
     return _measured
 
 

@@ -33,9 +33,9 @@ def servers():
     return _options["servers"]
 
 
-def ranks_per_node():
+def ranks_that_combine():
     """Returns how many ranks of a node combine what they have, 1 if they do not."""
-    ranks = collections.Counter(_communicator.nodes)
+    ranks = collections.Counter(_communicator.nodes if _communicator else (0,))
     return max(ranks.values()) if len(ranks) > 1 else 1
 
 
@@ -63,6 +63,10 @@ def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, t
     options = dict(engine=launch.engine, servers=servers, ranks_per_node=ranks_per_node,
                    kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
     if _options is not None:
+        # None is whatever there is, and those of one node, or a process alone, have nothing to combine.
+        if ranks_per_node is None or ranks_that_combine() == (
+                ranks_per_node if ranks_per_node < launch.size else 1):
+            options["ranks_per_node"] = _options["ranks_per_node"]
         if options != _options:
             raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
                                 f"change that to {options}: give every PoseidonStrategy of a "

@@ -111,7 +111,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                 is_measured = policy == "auto" and plan is None
                 cluster = (calibration.calibrate() if is_measured else
                            planning.Cluster(communicator.size, len(servers),
-                                            ranks_per_node=runtime.ranks_per_node()))
+                                            ranks_per_node=runtime.ranks_that_combine()))
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             options.agree_on_seed(communicator)
