@@ -1,22 +1,26 @@
 // The arithmetic of sufficient factors on NVIDIA GPUs: U^T V, and the update of weights by it without
-// writing the gradient to memory. A C interface of plain CUDA, so that it can be tried without TensorFlow.
+// writing the gradient to memory. A C interface that includes nothing of CUDA's or TensorFlow's, so that it can be
+// called where neither is there, and emulated.
 
 #ifndef POSEIDON_CUDA_OUTER_PRODUCT_H_
 #define POSEIDON_CUDA_OUTER_PRODUCT_H_
 
-#include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+// CUDA's cudaStream_t is a pointer to this.
+struct CUstream_st;
+
 // Types of elements. Products are always added in float32.
 enum PoseidonType {
   POSEIDON_FLOAT32 = 0,
   POSEIDON_BFLOAT16 = 1,
   POSEIDON_HALF = 2,
-  // float32 in memory, of which the tensor cores read 10 bits of the fraction. For factors only.
+  // float32 in memory, which the tensor cores take rounded to 10 bits of the fraction. For factors only.
   POSEIDON_TF32 = 3,
 };
 
@@ -29,19 +33,23 @@ struct PoseidonFactors {
   int64_t k, m, n;
 };
 
-// out = alpha * U^T V + beta * out, with `out` [m, n] of the factors' type or float32. With beta 0, `out` is
-// not read. Products are added in an order that the sizes decide, so equal factors give equal bits on one model
-// of GPU. Starts the work on `stream` and returns; cudaErrorInvalidValue if sizes or types do not go together.
-cudaError_t poseidon_outer_product(cudaStream_t stream, const struct PoseidonFactors* factors,
-                                   float alpha, float beta, void* out, enum PoseidonType out_type);
+// out = alpha * U^T V + beta * out, with `out` [m, n] of the factors' type or float32. With alpha 0, factors are not
+// read; with beta 0, `out` is not. Products are added in an order that only k decides, so equal factors give equal
+// bits on one model of GPU. Starts the work on `stream` and returns a cudaError_t: cudaErrorInvalidValue if sizes,
+// types and pointers do not go together.
+int poseidon_outer_product(struct CUstream_st* stream, const struct PoseidonFactors* factors,
+                           float alpha, float beta, void* out, enum PoseidonType out_type);
 
 // Gradient descent on float32 weights [m, n], as keras.optimizers.SGD writes it:
 //   step = momentum * velocity - learning_rate * U^T V;  velocity = step
 //   weights += nesterov ? momentum * step - learning_rate * U^T V : step
 // `velocity` [m, n] may be null if momentum is 0. Returns as poseidon_outer_product.
-cudaError_t poseidon_outer_product_update(cudaStream_t stream, const struct PoseidonFactors* factors,
-                                          float learning_rate, float momentum, bool nesterov,
-                                          float* velocity, float* weights);
+int poseidon_outer_product_update(struct CUstream_st* stream, const struct PoseidonFactors* factors,
+                                  float learning_rate, float momentum, bool nesterov,
+                                  float* velocity, float* weights);
+
+// Describes what the others have returned.
+const char* poseidon_cuda_error(int error);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,0 +1,98 @@
+// From the arguments of a call to the program that does it. Shared by the GPU and its emulation: `Launcher` has
+// int Run<Program>(arguments), which starts blocks for the tiles [0, arguments.end_tile).
+
+#ifndef POSEIDON_CUDA_DISPATCH_H_
+#define POSEIDON_CUDA_DISPATCH_H_
+
+#include "block.h"
+#include "outer_product.h"
+
+namespace poseidon {
+
+constexpr int kSuccess = 0;       // cudaSuccess
+constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
+
+// Whether all rows of `columns` elements begin at multiples of `bytes`.
+template <typename T>
+bool IsAligned(const T* data, int64_t columns, int bytes) {
+  const auto row_bytes = static_cast<uint64_t>(columns) * sizeof(T);
+  return (reinterpret_cast<uintptr_t>(data) | row_bytes) % bytes == 0;
+}
+
+template <typename T>
+Factor MakeFactor(const void* data, int64_t columns) {
+  const T* elements = static_cast<const T*>(data);
+  const int copy_bytes = IsAligned(elements, columns, 16) ? 16 : IsAligned(elements, columns, 4) ? 4 : 2;
+  return {static_cast<const char*>(data), columns, copy_bytes};
+}
+
+template <typename Product, typename Epilogue, typename Launcher>
+int Launch(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
+  using T = typename Product::Element;
+  const int64_t tiles = Tile::Count(f.m, kTileRows) * Tile::Count(f.n, kTileColumns);
+  const typename Program<Product, Epilogue>::Arguments arguments = {
+      MakeFactor<T>(f.u, f.m), MakeFactor<T>(f.v, f.n), f.k, f.m, f.n, tiles, epilogue};
+  return launcher.template Run<Program<Product, Epilogue>>(arguments);
+}
+
+// For results of float32, which factors of all types have.
+template <typename Epilogue, typename Launcher>
+int LaunchType(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
+  constexpr int kRunSize = Epilogue::kRunSize;
+  switch (f.type) {
+    case POSEIDON_FLOAT32: return Launch<PlainFloats>(launcher, f, epilogue);
+    case POSEIDON_TF32: return Launch<TensorCores<Tf32, kRunSize>>(launcher, f, epilogue);
+    case POSEIDON_BFLOAT16: return Launch<TensorCores<Bfloat16, kRunSize>>(launcher, f, epilogue);
+    case POSEIDON_HALF: return Launch<TensorCores<Float16, kRunSize>>(launcher, f, epilogue);
+  }
+  return kInvalidValue;
+}
+
+template <typename Out>
+Combine<Out> MakeCombine(const PoseidonFactors& f, float alpha, float beta, void* out) {
+  Out* elements = static_cast<Out*>(out);
+  return {alpha, beta, elements, IsAligned(elements, f.n, 16)};
+}
+
+// Whether the factors, and results of m * n elements at `out`, can be what the caller means.
+inline bool IsValid(const PoseidonFactors* f, const void* out) {
+  if (!f || f->type < POSEIDON_FLOAT32 || f->type > POSEIDON_TF32) return false;
+  if (f->k < 0 || f->m < 0 || f->n < 0) return false;
+  return f->m == 0 || f->n == 0 || (out && (f->k == 0 || (f->u && f->v)));
+}
+
+template <typename Launcher>
+int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha, float beta,
+                 void* out, PoseidonType out_type) {
+  if (!IsValid(factors, out)) return kInvalidValue;
+  if (out_type != POSEIDON_FLOAT32 &&
+      (out_type != factors->type || out_type == POSEIDON_TF32)) {
+    return kInvalidValue;
+  }
+  PoseidonFactors f = *factors;
+  if (f.m == 0 || f.n == 0) return kSuccess;
+  if (alpha == 0) f.k = 0;
+  switch (out_type) {
+    case POSEIDON_BFLOAT16:
+      return Launch<TensorCores<Bfloat16, 8>>(launcher, f, MakeCombine<Bfloat16>(f, alpha, beta, out));
+    case POSEIDON_HALF:
+      return Launch<TensorCores<Float16, 8>>(launcher, f, MakeCombine<Float16>(f, alpha, beta, out));
+    default:
+      return LaunchType(launcher, f, MakeCombine<float>(f, alpha, beta, out));
+  }
+}
+
+template <typename Launcher>
+int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_rate, float momentum,
+           bool nesterov, float* velocity, float* weights) {
+  if (!IsValid(factors, weights) || (momentum != 0 && !velocity)) return kInvalidValue;
+  const PoseidonFactors& f = *factors;
+  if (f.m == 0 || f.n == 0) return kSuccess;
+  const bool is_aligned =
+      IsAligned(weights, f.n, 16) && (!velocity || IsAligned(velocity, f.n, 16));
+  return LaunchType(launcher, f, Descend{learning_rate, momentum, nesterov, velocity, weights, is_aligned});
+}
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_CUDA_DISPATCH_H_
