@@ -210,7 +210,7 @@ POSEIDON_DEVICE void WriteRun(Machine& machine, T* to, int count,
 template <typename Out>
 struct Combine {
   static constexpr int kRunSize = 16 / sizeof(Out);
-  static constexpr int kBatch = 4;
+  static constexpr int kRowsAtOnce = 2;
   using Run = Vector<Out, 16>;
   struct Old {
     Run out;
@@ -239,9 +239,10 @@ struct Combine {
 };
 
 // A step of gradient descent, see poseidon_outer_product_update.
+template <bool kHasVelocity>
 struct Descend {
   static constexpr int kRunSize = 4;
-  static constexpr int kBatch = 4;
+  static constexpr int kRowsAtOnce = kHasVelocity ? 1 : 2;
   using Run = Vector<float, 16>;
   struct Old {
     Run weights, velocity;
@@ -249,14 +250,14 @@ struct Descend {
 
   float learning_rate, momentum;
   bool nesterov;
-  float* velocity;  // or null
+  float* velocity;
   float* weights;
   bool is_aligned;  // every row of both
 
   template <bool kIsAligned, typename Machine>
   POSEIDON_DEVICE void Read(Machine& machine, int64_t at, int count, Old& old) const {
     ReadRun<kIsAligned>(machine, weights + at, count, old.weights);
-    if (velocity) ReadRun<kIsAligned>(machine, velocity + at, count, old.velocity);
+    if constexpr (kHasVelocity) ReadRun<kIsAligned>(machine, velocity + at, count, old.velocity);
   }
 
   template <bool kIsAligned, typename Machine>
@@ -266,14 +267,14 @@ struct Descend {
     for (int j = 0; j < kRunSize; ++j) {
       const float descent = -learning_rate * products[j];
       float step = descent;
-      if (velocity) {
+      if constexpr (kHasVelocity) {
         step += momentum * old.velocity.elements[j];
         new_velocity.elements[j] = step;
         if (nesterov) step = momentum * step + descent;
       }
       new_weights.elements[j] = old.weights.elements[j] + step;
     }
-    if (velocity) WriteRun<kIsAligned>(machine, velocity + at, count, new_velocity);
+    if constexpr (kHasVelocity) WriteRun<kIsAligned>(machine, velocity + at, count, new_velocity);
     WriteRun<kIsAligned>(machine, weights + at, count, new_weights);
   }
 };
@@ -408,7 +409,7 @@ class Program {
     static_assert(kRunSize == Epilogue::kRunSize, "a lane's sums make whole vectors of the result");
     constexpr int kRunsOfRow = kWarpTile / 4 / kRunSize;
     constexpr int kRuns = 8 * kRunsOfRow;
-    constexpr int kBatch = kIsAligned ? Epilogue::kBatch : 1;
+    constexpr int kBatch = kIsAligned ? Epilogue::kRowsAtOnce * kRunsOfRow : 1;
     const Lane<kRunSize> lane(machine.thread());
     // The warp's tile in the result, and how much of it is there. All else fits into 32 bits.
     const int64_t row = tile.row + lane.row, column = tile.column + lane.column;

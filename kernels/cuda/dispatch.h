@@ -88,9 +88,12 @@ int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_ra
   if (!IsValid(factors, weights) || (momentum != 0 && !velocity)) return kInvalidValue;
   const PoseidonFactors& f = *factors;
   if (f.m == 0 || f.n == 0) return kSuccess;
-  const bool is_aligned =
-      IsAligned(weights, f.n, 16) && (!velocity || IsAligned(velocity, f.n, 16));
-  return LaunchType(launcher, f, Descend{learning_rate, momentum, nesterov, velocity, weights, is_aligned});
+  const bool is_aligned = IsAligned(weights, f.n, 16);
+  if (!velocity) {
+    return LaunchType(launcher, f, Descend<false>{learning_rate, 0, false, nullptr, weights, is_aligned});
+  }
+  return LaunchType(launcher, f, Descend<true>{learning_rate, momentum, nesterov, velocity, weights,
+                                               is_aligned && IsAligned(velocity, f.n, 16)});
 }
 
 }  // namespace poseidon
