@@ -37,6 +37,11 @@ struct Tf32 {
   float value;
 };
 
+// `value`, but in [0, limit]: how much of a tile is there.
+POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
+  return value < limit ? static_cast<int>(value < 0 ? 0 : value) : limit;
+}
+
 // What one thread reads or writes at once.
 template <typename T, int kBytes>
 struct alignas(kBytes) Vector {
@@ -63,7 +68,7 @@ struct Lane {
   int row, column;  // of the warp's tile in the block's
   int group, pair;
 
-  explicit POSEIDON_DEVICE Lane(int thread)
+  explicit POSEIDON_DEVICE Lane(unsigned thread)
       : row(thread / 32 % 2 * kWarpTile),
         column(thread / 64 * kWarpTile),
         group(thread % 32 / 4),
@@ -101,6 +106,19 @@ struct Stage {
   static constexpr int kBytes = kBytesU + kDepth * kPitchV;
 };
 
+// The tensor cores ignore the lower 13 bits. Half a unit of the others is added, away from zero; this takes two
+// instructions and keeps infinities and NaN, and cvt.rna.tf32 comes with copies of its registers.
+POSEIDON_DEVICE uint32_t RoundToTf32(float value) {
+  union Word {
+    float value;
+    uint32_t bits;
+  };
+  Word word = {value};
+  word.bits &= 0xff800000;  // the power of two
+  word.value = value + word.value * 0x1p-11f;
+  return word.bits;
+}
+
 // What a lane brings to the instructions of its warp's tile: two registers for each of 8 rows or columns.
 using Fragments = uint32_t[8][2];
 
@@ -137,14 +155,14 @@ struct TensorCores {
           const Words x = machine.template LoadShared<Words>(column + row * pitch);
           const Words y = machine.template LoadShared<Words>(column + (row + kNext) * pitch);
           for (int i = 0; i < 2; ++i) {
-            fragments[4 * half + 2 * i][high] = (x.elements[i] & 0xffff) | y.elements[i] << 16;
-            fragments[4 * half + 2 * i + 1][high] = x.elements[i] >> 16 | (y.elements[i] & 0xffff0000);
+            fragments[4 * half + 2 * i][high] = machine.LowerHalves(x.elements[i], y.elements[i]);
+            fragments[4 * half + 2 * i + 1][high] = machine.UpperHalves(x.elements[i], y.elements[i]);
           }
         } else {
           const auto x = machine.template LoadShared<Vector<float, 16>>(
               column + (lane.pair + 4 * high) * pitch);
           for (int i = 0; i < 4; ++i) {
-            fragments[4 * half + i][high] = machine.RoundToTf32(x.elements[i]);
+            fragments[4 * half + i][high] = RoundToTf32(x.elements[i]);
           }
         }
       }
@@ -387,16 +405,21 @@ class Program {
   static POSEIDON_DEVICE void CopyPieces(Machine& machine, const Factor& factor, int64_t k,
                                          int64_t row, int64_t column, int shared, int pitch) {
     constexpr int kPiece = kBytes / sizeof(T);
-    constexpr int kPieces = kColumns / kPiece;  // of a row
-    const int thread = machine.thread();
+    constexpr int kPieces = kColumns / kPiece;           // of a row
+    constexpr int kRowsAtOnce = kThreads / kPieces;
+    const unsigned thread = machine.thread();
+    const int c = static_cast<int>(thread % kPieces) * kPiece;
+    const int rows = AtMost(Stage<T>::kDepth, k - row);
+    const bool has_column = c < AtMost(kColumns, factor.columns - column);
+    int r = static_cast<int>(thread / kPieces);
+    const char* from = factor.data + ((row + r) * factor.columns + column + c) * int64_t{sizeof(T)};
+    shared += r * pitch + c * int{sizeof(T)};
 #pragma unroll(4)
-    for (int i = 0; i < Stage<T>::kDepth * kPieces / kThreads; ++i) {
-      const int piece = i * kThreads + thread;
-      const int r = piece / kPieces, c = piece % kPieces * kPiece;
-      const bool is_inside = row + r < k && column + c < factor.columns;
-      const int64_t at = is_inside ? (row + r) * factor.columns + column + c : 0;
-      machine.template Copy<kBytes>(shared + r * pitch + c * int{sizeof(T)},
-                                    factor.data + at * int64_t{sizeof(T)}, is_inside);
+    for (int i = 0; i < Stage<T>::kDepth / kRowsAtOnce; ++i) {
+      machine.template Copy<kBytes>(shared, from, has_column && r < rows);
+      r += kRowsAtOnce;
+      from += kRowsAtOnce * factor.columns * int64_t{sizeof(T)};
+      shared += kRowsAtOnce * pitch;
     }
   }
 
@@ -433,10 +456,6 @@ class Program {
                                               r < rows ? columns - c : 0, products, old[i]);
       }
     }
-  }
-
-  static POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
-    return value < limit ? static_cast<int>(value < 0 ? 0 : value) : limit;
   }
 };
 

@@ -21,8 +21,8 @@ extern __shared__ __align__(16) char shared_memory[];
 
 struct Gpu {
   // Volatile, so that what is made of it is not kept in registers while others need them.
-  static __device__ int thread() {
-    int thread;
+  static __device__ unsigned thread() {
+    unsigned thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
   }
@@ -97,11 +97,9 @@ struct Gpu {
   static __device__ void Round(float value, Float16& to) {
     to.bits = __half_as_ushort(__float2half_rn(value));
   }
-  static __device__ uint32_t RoundToTf32(float value) {
-    uint32_t bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-    return bits;
-  }
+  // The halves of two words, those of x below those of y.
+  static __device__ uint32_t LowerHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
+  static __device__ uint32_t UpperHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
 
   // Adds the products of all of a warp's rows and columns.
   template <typename T>
