@@ -1,0 +1,261 @@
+"""What is expected of kernels/cuda/outer_product.h: cases, inputs, results and how far these may be off.
+
+tests/test_gpu.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy alone, so that it
+runs where TensorFlow is not installed.
+"""
+
+import ctypes
+import dataclasses
+import itertools
+
+import numpy as np
+
+# Of each type: its number in the interface, what NumPy keeps it in, the bits of its fraction with the leading one.
+TYPES = {"float32": (0, np.float32, 24), "bfloat16": (1, np.uint16, 8), "half": (2, np.float16, 11),
+         "tf32": (3, np.float32, 11)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One call. `out` is a type, or "weights" for an update, whose learning rate is alpha.
+
+    All pointers miss alignment to 256 bytes by `offset` elements. With `momentum` None there is no velocity.
+    """
+    factors: str
+    out: str
+    k: int
+    m: int
+    n: int
+    alpha: float = 1.0
+    beta: float = 0.0
+    momentum: float | None = None
+    nesterov: bool = False
+    offset: int = 0
+
+    def __str__(self):
+        fields = dataclasses.fields(self)
+        rest = [f"{f.name}={value}" for f in fields[5:] if (value := getattr(self, f.name)) != f.default]
+        return " ".join([f"{self.factors}->{self.out} {self.k}x{self.m}x{self.n}", *rest])
+
+
+ALL_TYPES = (("float32", "float32"), ("tf32", "float32"), ("bfloat16", "float32"), ("half", "float32"),
+             ("bfloat16", "bfloat16"), ("half", "half"))
+# (K, M, N): nothing, one of each, odd numbers, just below, at and above a tile and its parts, a few tiles.
+SHAPES = ((0, 5, 7), (3, 0, 7), (3, 5, 0), (1, 1, 1), (1, 128, 256), (2, 127, 257), (5, 33, 40), (15, 129, 255),
+          (16, 64, 64), (17, 40, 272), (31, 8, 513), (32, 136, 264), (33, 65, 63), (64, 1, 300), (65, 260, 1),
+          (130, 24, 48), (48, 1200, 20), (200, 16, 8))
+
+
+def cases():
+    """Returns the table: every type with every shape, then what else can be chosen."""
+    shapes = [Case(factors, out, *shape) for factors, out in ALL_TYPES for shape in SHAPES]
+    scaled = [Case(factors, out, 9, 70, 80 + odd, alpha, beta, offset=offset)
+              for (factors, out), odd in itertools.product(ALL_TYPES, (0, 1))
+              for alpha, beta, offset in ((-0.5, 1.0, 0), (2.0, -0.25, 1), (0.0, 0.5, 0), (0.0, 0.0, 3), (1.0, 0.0, 2))]
+    updates = [Case(factors, "weights", k, m, n, 0.25, momentum=momentum, nesterov=nesterov, offset=offset)
+               for factors in TYPES
+               for k, m, n, offset in ((1, 130, 260, 0), (40, 70, 77, 0), (3, 128, 256, 1), (0, 9, 8, 0))
+               for momentum, nesterov in ((None, False), (0.5, False), (0.5, True), (0.0, False))]
+    return [*shapes, *scaled, *updates]
+
+
+def random_case(rng, largest_k, largest):
+    """Returns a case whose sizes are often multiples of a power of two, so that all ways to copy are taken."""
+    def size(limit):
+        unit = 2 ** rng.integers(0, 5)
+        return int(rng.integers(0, limit // unit + 1) * unit)
+
+    factors = rng.choice(list(TYPES))
+    out = rng.choice(sorted({"float32", "weights", factors} - {"tf32"}))
+    momentum = rng.choice([None, 0.5]) if out == "weights" else None
+    return Case(str(factors), str(out), size(largest_k), size(largest), size(largest),
+                float(rng.choice([0.0, 0.5, 1.0, -2.0])), 0.0 if out == "weights" else float(rng.choice([0.0, 1.0])),
+                momentum, bool(momentum and rng.integers(2)), int(rng.choice([0, 0, 1, 2, 4])))
+
+
+def encode(values, dtype):
+    """Returns float values rounded to a type of the interface, as NumPy keeps it."""
+    if dtype != "bfloat16":
+        return np.asarray(values, TYPES[dtype][1])
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def decode(stored, dtype):
+    """Returns what `encode` has stored as float64."""
+    if dtype == "bfloat16":
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float64)
+
+
+def make_inputs(case, rng, whole):
+    """Returns stored U, V, and results before the call: small whole numbers, or normally distributed ones."""
+    def draw(shape, dtype):
+        return encode(rng.integers(-3, 4, shape) if whole else rng.standard_normal(shape), dtype)
+
+    results = [draw((case.m, case.n), "float32") for _ in range(1 if case.momentum is None else 2)]
+    if case.out != "weights":
+        results = [draw((case.m, case.n), case.out) if case.beta else
+                   np.full((case.m, case.n), -1, np.int32).astype(np.uint32).view(np.float32)
+                   if case.out == "float32" else np.full((case.m, case.n), 0xffff, np.uint16).view(TYPES[case.out][1])]
+    return draw((case.k, case.m), case.factors), draw((case.k, case.n), case.factors), results
+
+
+def expect(case, u, v, old):
+    """Returns the exact results in float64, and how far each element may be off.
+
+    Args:
+        case: the call.
+        u, v: stored factors [K, M] and [K, N], or the columns of them that matter.
+        old: the stored results before the call: `out` [M, N], or the weights and perhaps the velocity.
+
+    The bounds follow from how numbers are rounded. A sum of K products is off by 2^-23 of the sum of the absolute
+    products for each addition (twice float32's unit, since tensor cores need not round to nearest), factors in
+    TF32 by 2^-11 each, what is done with the sum by 2^-24 for each operation, and the stored result by its unit.
+    """
+    u, v = decode(u, case.factors), decode(v, case.factors)
+    scale = case.alpha
+    product, absolute = scale * (u.T @ v), abs(scale) * (abs(u).T @ abs(v))
+    off = (case.k + 8) * 2.0 ** -23 * absolute
+    if case.factors == "tf32":
+        off += 2.0 ** -9.9 * absolute
+
+    if case.out != "weights":
+        before = case.beta * decode(old[0], case.out) if case.beta else 0.0
+        exact = product + before
+        off = off + 2.0 ** -22 * (absolute + abs(before))
+        return [(exact, off + 2.0 ** -TYPES[case.out][2] * (abs(exact) + off) + 1e-7)]
+
+    weights, momentum = decode(old[0], "float32"), case.momentum or 0.0
+    velocity = decode(old[1], "float32") if len(old) > 1 else 0.0
+    step = momentum * velocity - product
+    off = off + 2.0 ** -22 * (absolute + abs(momentum * velocity))
+    change = momentum * step - product if case.nesterov else step
+    off_change = (1 + momentum) * off
+    exact = weights + change
+    results = [(exact, off_change + 2.0 ** -22 * (abs(weights) + abs(change) + off_change) + 1e-30)]
+    return results + [(step, off + 1e-30)] if len(old) > 1 else results
+
+
+def check(library, case, rng):
+    """Runs a case twice, with numbers where sums are exact and with others.
+
+    Returns:
+        The largest error, as a share of its bound.
+
+    Raises:
+        AssertionError: a result is off, or something beside it was written.
+    """
+    return max(_check(library, case, rng, whole=True), _check(library, case, rng, whole=False))
+
+
+def _check(library, case, rng, whole):
+    u, v, old = make_inputs(case, rng, whole)
+    types = ["float32" if case.out == "weights" else case.out] * len(old)
+    factors = [Buffer(library, stored, case.offset) for stored in (u, v)]
+    buffers = [Buffer(library, stored, case.offset) for stored in old]
+    library.call(case, *(b.address for b in factors), *(b.address for b in buffers))
+    worst = 0.0
+    for buffer, stored in zip(factors, (u, v)):
+        assert np.array_equal(buffer.read().view(np.uint8), stored.view(np.uint8)), f"{case}: a factor changed"
+    for buffer, dtype, (exact, bound) in zip(buffers, types, expect(case, u, v, old)):
+        found = buffer.read()
+        if whole:
+            assert np.array_equal(decode(found, dtype), decode(encode(exact, dtype), dtype)), (
+                f"{case}: not exact{_where(decode(found, dtype) != decode(encode(exact, dtype), dtype))}")
+        error = abs(decode(found, dtype) - exact)
+        assert (error <= bound).all(), f"{case}: off by more than its bound{_where(~(error <= bound))}"
+        worst = max(worst, float((error / bound).max(initial=0.0)))
+    return worst
+
+
+def _where(wrong):
+    rows, columns = np.nonzero(wrong)
+    return (f" in {rows.size} elements of rows {rows.min()}-{rows.max()}, "
+            f"columns {columns.min()}-{columns.max()}")
+
+
+class Buffer:
+    """An array in the library's memory, between guard zones of NaN."""
+    GUARD = 1 << 12  # bytes
+
+    def __init__(self, library, stored, offset=0):
+        self._memory, self._like = library.memory, stored
+        self._before = self.GUARD + offset * stored.itemsize
+        self._all = np.full(self._before + stored.nbytes + self.GUARD, 0xff, np.uint8)
+        self._all[self._before:self._before + stored.nbytes] = stored.reshape(-1).view(np.uint8)
+        self._base = self._memory.allocate(self._all.nbytes)
+        self._memory.write(self._base, self._all)
+        self.address = self._base.address + self._before
+
+    def read(self):
+        """Returns the array.
+
+        Raises:
+            AssertionError: a guard zone was written.
+        """
+        found = self._memory.read(self._base, self._all.nbytes)
+        end = self._before + self._like.nbytes
+        assert (found[:self._before] == 0xff).all(), "written before the first element"
+        assert (found[end:] == 0xff).all(), "written after the last element"
+        return found[self._before:end].view(self._like.dtype).reshape(self._like.shape)
+
+
+class HostMemory:
+    """Memory of this process, for the emulated GPU."""
+
+    class Block:
+        def __init__(self, nbytes):
+            self.array = np.empty(nbytes + 256, np.uint8)
+            self.address = -(-self.array.ctypes.data // 256) * 256
+
+    def allocate(self, nbytes):
+        return self.Block(nbytes)
+
+    def write(self, block, array):
+        ctypes.memmove(block.address, array.ctypes.data, array.nbytes)
+
+    def read(self, block, nbytes):
+        found = np.empty(nbytes, np.uint8)
+        ctypes.memmove(found.ctypes.data, block.address, nbytes)
+        return found
+
+
+class Factors(ctypes.Structure):
+    """PoseidonFactors."""
+    _fields_ = [("type", ctypes.c_int), ("u", ctypes.c_void_p), ("v", ctypes.c_void_p),
+                ("k", ctypes.c_int64), ("m", ctypes.c_int64), ("n", ctypes.c_int64)]
+
+
+class Refused(Exception):
+    """The library returned an error."""
+
+
+class Library:
+    """kernels/cuda/outer_product.h, and the memory that its pointers point to."""
+
+    def __init__(self, path, memory):
+        self.memory = memory
+        self.c = ctypes.CDLL(str(path))
+        pointer, number = ctypes.c_void_p, ctypes.c_float
+        self.c.poseidon_outer_product.argtypes = [
+            pointer, ctypes.POINTER(Factors), number, number, pointer, ctypes.c_int]
+        self.c.poseidon_outer_product_update.argtypes = [
+            pointer, ctypes.POINTER(Factors), number, number, ctypes.c_bool, pointer, pointer]
+        self.c.poseidon_cuda_error.restype = ctypes.c_char_p
+
+    def call(self, case, u, v, result, velocity=None, stream=None):
+        """Runs a case on addresses.
+
+        Raises:
+            Refused: with the library's description of the error.
+        """
+        factors = Factors(TYPES[case.factors][0], u, v, case.k, case.m, case.n)
+        if case.out == "weights":
+            error = self.c.poseidon_outer_product_update(
+                stream, factors, case.alpha, case.momentum or 0.0, case.nesterov, velocity, result)
+        else:
+            error = self.c.poseidon_outer_product(
+                stream, factors, case.alpha, case.beta, result, TYPES[case.out][0])
+        if error:
+            raise Refused(f"{case}: {self.c.poseidon_cuda_error(error).decode()}")

@@ -1,0 +1,400 @@
+// A GPU that is emulated on the CPU, to test the programs of kernels/cuda/block.h where there is none. It has the
+// interface of kernels/cuda/outer_product.h, on memory of the host, and is as unfriendly as a GPU may be:
+//   - Threads run in an order that a seed decides, each until it waits for others.
+//   - What is copied in the background lands at once, or only when it is waited for.
+//   - Shared memory is NaN at first.
+//   - Accesses outside of the factors and results, or unaligned, or with bank conflicts, fail the call.
+// Blocks run one after another, and the emulation knows nothing of time.
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../kernels/cuda/block.h"
+#include "../kernels/cuda/dispatch.h"
+
+namespace poseidon {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kFault = 700;  // cudaErrorIllegalAddress
+
+// What the next calls run, see poseidon_emulate.
+struct {
+  int64_t first_tile = 0, tiles = INT64_MAX, blocks = 1;
+  uint64_t seed = 0;
+} settings;
+
+std::string fault;  // of the last call
+
+struct Memory {
+  const void* data;
+  int64_t bytes;
+  bool is_written;
+};
+
+// Decodes the registers of the tensor cores as the PTX manual's tables for mma.m16n8k16 and m16n8k8 have them.
+template <typename T>
+struct Registers {  // 16 bits: two elements
+  static constexpr int kPerRegister = 2;
+  static constexpr int K(int lane, int high, int i) { return lane % 4 * 2 + i + 8 * high; }
+  static float Element(uint32_t bits, int i) {
+    return Arithmetic<T>::Load(T{static_cast<uint16_t>(bits >> (16 * i))});
+  }
+};
+
+template <>
+struct Registers<Tf32> {
+  static constexpr int kPerRegister = 1;
+  static constexpr int K(int lane, int high, int) { return lane % 4 + 4 * high; }
+  static float Element(uint32_t bits, int) { return BitCast<float>(bits & ~0x1fffu); }
+};
+
+class Block {
+ public:
+  // What a thread sees: the machine that block.h asks for.
+  class Thread;
+
+  Block(int shared_bytes, const std::vector<Memory>& memory, int64_t first_tile, uint64_t seed)
+      : memory_(memory), first_tile_(first_tile), random_(seed), shared_(shared_bytes, '\xff') {}
+
+  void Run(const std::function<void(Thread&)>& program);
+
+ private:
+  enum class State { kReady, kAtWarp, kAtBarrier, kDone };
+
+  struct Copy {
+    int to;
+    const char* from;
+    int bytes;
+    bool is_inside;
+  };
+
+  struct Access {
+    int at, bytes;
+  };
+
+  // Stops the thread that runs, and thereby the block, for the first fault.
+  void Fail(const std::string& text) {
+    if (fault.empty()) fault = text;
+    Leave(State::kDone);
+  }
+
+  // Goes on with other threads until this one is ready again.
+  void Leave(State state);
+  void Schedule();
+  void Barrier();
+  void Land(const Copy& copy);
+  void CheckBanks(int warp);
+  template <typename T>
+  void MultiplyAdd(int warp);
+  bool IsWarp(int warp, State state) const;
+  void CheckMemory(const void* data, int bytes, bool is_written);
+
+  static void Enter();
+  static Block* running_;
+
+  const std::vector<Memory>& memory_;
+  const int64_t first_tile_;
+  std::mt19937_64 random_;
+  // Vectors in shared memory are aligned, if the allocator's 16 bytes are.
+  std::vector<char> shared_;
+  std::vector<Thread> threads_;
+  const std::function<void(Thread&)>* program_ = nullptr;
+  ucontext_t scheduler_;
+  int current_ = 0;
+};
+
+Block* Block::running_ = nullptr;
+
+class Block::Thread {
+ public:
+  Thread(Block& block, int index) : block_(block), index_(index) {}
+
+  unsigned thread() const { return index_; }
+  int64_t first_tile() const { return block_.first_tile_; }
+  int64_t tile_step() const { return settings.blocks; }
+  void Barrier() { block_.Barrier(); }
+
+  template <typename V>
+  V LoadShared(int at) {
+    CheckShared(at, sizeof(V));
+    accesses_.push_back({at, sizeof(V)});
+    V value;
+    std::memcpy(&value, block_.shared_.data() + at, sizeof(V));
+    return value;
+  }
+
+  template <int kBytes>
+  void Copy(int at, const char* from, bool is_inside) {
+    CheckShared(at, kBytes);
+    if (is_inside) block_.CheckMemory(from, kBytes, false);
+    const Block::Copy copy = {at, from, kBytes, is_inside};
+    if (kBytes == 2 || block_.random_() % 2 == 0) {
+      block_.Land(copy);
+    } else {
+      open_.push_back(copy);
+    }
+  }
+  void CommitCopies() { groups_.push_back(std::move(open_)), open_.clear(); }
+  template <int kPending>
+  void WaitForCopies() {
+    for (; groups_.size() > kPending; groups_.pop_front()) {
+      for (const Block::Copy& copy : groups_.front()) block_.Land(copy);
+    }
+  }
+
+  template <typename T>
+  T Read(const T* from) {
+    block_.CheckMemory(from, sizeof(T), false);
+    return *from;
+  }
+  template <typename T>
+  void Write(T* to, const T& value) {
+    block_.CheckMemory(to, sizeof(T), true);
+    *to = value;
+  }
+
+  template <typename T>
+  static float ToFloat(T value) {
+    return Arithmetic<T>::Load(value);
+  }
+  template <typename T>
+  static void Round(float value, T& to) {
+    to = Arithmetic<T>::Store(value);
+  }
+  static uint32_t LowerHalves(uint32_t x, uint32_t y) { return (x & 0xffff) | y << 16; }
+  static uint32_t UpperHalves(uint32_t x, uint32_t y) { return x >> 16 | (y & 0xffff0000); }
+
+  template <typename T>
+  void MultiplyAdd(const Fragments& u, const Fragments& v, Sums& sums) {
+    u_ = u, v_ = v, sums_ = &sums[0];
+    const int warp = index_ / kLanes;
+    state_ = State::kAtWarp;
+    if (block_.IsWarp(warp, State::kAtWarp)) block_.MultiplyAdd<T>(warp);
+    block_.Leave(state_);
+  }
+
+ private:
+  friend class Block;
+
+  void CheckShared(int at, int bytes) {
+    if (at < 0 || at + bytes > static_cast<int>(block_.shared_.size()) || at % bytes != 0) {
+      block_.Fail("shared memory has no " + std::to_string(bytes) + " bytes at " + std::to_string(at));
+    }
+  }
+
+  Block& block_;
+  const int index_;
+  State state_ = State::kReady;
+  ucontext_t context_;
+  std::vector<Access> accesses_;  // of shared memory, since the warp last met
+  std::vector<Block::Copy> open_;
+  std::deque<std::vector<Block::Copy>> groups_;
+  const uint32_t (*u_)[2];
+  const uint32_t (*v_)[2];
+  float (*sums_)[8][4];
+};
+
+void Block::Run(const std::function<void(Thread&)>& program) {
+  constexpr size_t kStackBytes = 64 << 10;
+  static const std::unique_ptr<char[]> stacks(new char[kThreads * kStackBytes]);
+  program_ = &program;
+  running_ = this;
+  threads_.reserve(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    ucontext_t& context = threads_.emplace_back(*this, i).context_;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = &scheduler_;
+    makecontext(&context, Enter, 0);
+  }
+  Schedule();
+}
+
+void Block::Enter() {
+  Thread& thread = running_->threads_[running_->current_];
+  (*running_->program_)(thread);
+  for (const auto& group : thread.groups_) {
+    if (!group.empty()) running_->Fail("a block ends with copies under way");
+  }
+  running_->Leave(State::kDone);
+}
+
+void Block::Leave(State state) {
+  Thread& thread = threads_[current_];
+  thread.state_ = state;
+  if (state != State::kReady) swapcontext(&thread.context_, &scheduler_);
+}
+
+void Block::Schedule() {
+  int warp = 0;
+  while (fault.empty()) {
+    // A warp may get far ahead of the others.
+    std::vector<int> ready;
+    for (const Thread& t : threads_) {
+      if (t.state_ == State::kReady) ready.push_back(t.index_);
+    }
+    if (ready.empty()) break;
+    const bool can_go_on = std::any_of(ready.begin(), ready.end(),
+                                       [&](int thread) { return thread / kLanes == warp; });
+    if (!can_go_on || random_() % 4 == 0) warp = ready[random_() % ready.size()] / kLanes;
+    const int first = random_() % kLanes;
+    for (int i = 0; i < kLanes && fault.empty(); ++i) {
+      current_ = warp * kLanes + (first + i) % kLanes;
+      Thread& thread = threads_[current_];
+      if (thread.state_ == State::kReady) swapcontext(&scheduler_, &thread.context_);
+    }
+  }
+  if (!fault.empty()) return;
+  for (const Thread& t : threads_) {
+    if (t.state_ != State::kDone) fault = "threads wait for others that have ended";
+  }
+}
+
+void Block::Barrier() {
+  threads_[current_].state_ = State::kAtBarrier;
+  for (int warp = 0; warp < kWarps; ++warp) {
+    if (!IsWarp(warp, State::kAtBarrier)) return Leave(State::kAtBarrier);
+  }
+  for (int warp = 0; warp < kWarps; ++warp) CheckBanks(warp);
+  for (Thread& t : threads_) t.state_ = State::kReady;
+}
+
+bool Block::IsWarp(int warp, State state) const {
+  const auto begin = threads_.begin() + warp * kLanes;
+  return std::all_of(begin, begin + kLanes, [=](const Thread& t) { return t.state_ == state; });
+}
+
+void Block::Land(const Copy& copy) {
+  char* to = shared_.data() + copy.to;
+  if (copy.is_inside) {
+    std::memcpy(to, copy.from, copy.bytes);
+  } else {
+    std::memset(to, 0, copy.bytes);
+  }
+}
+
+void Block::CheckMemory(const void* data, int bytes, bool is_written) {
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  for (const Memory& m : memory_) {
+    const auto begin = reinterpret_cast<uintptr_t>(m.data);
+    if (at >= begin && at + bytes <= begin + m.bytes && (m.is_written || !is_written) &&
+        at % bytes == 0) {
+      return;
+    }
+  }
+  Fail("an access outside of the factors and results, or not aligned");
+}
+
+// 128 bytes are read at a time, by neighbouring lanes: from each of 32 banks one word, which several may share.
+void Block::CheckBanks(int warp) {
+  Thread* lanes = &threads_[warp * kLanes];
+  for (size_t i = 0; i < lanes[0].accesses_.size(); ++i) {
+    int word_of_bank[32];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (lanes[lane].accesses_.size() != lanes[0].accesses_.size()) return Fail("a warp diverges");
+      const Access access = lanes[lane].accesses_[i];
+      if (lane * access.bytes % 128 == 0) std::fill_n(word_of_bank, 32, -1);
+      for (int word = access.at / 4; word < (access.at + access.bytes) / 4; ++word) {
+        int& other = word_of_bank[word % 32];
+        if (other >= 0 && other != word) return Fail("lanes read different words of one bank");
+        other = word;
+      }
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane].accesses_.clear();
+}
+
+template <typename T>
+void Block::MultiplyAdd(int warp) {
+  CheckBanks(warp);
+  constexpr int kDepth = 8 * Registers<T>::kPerRegister;
+  static float u[kDepth][64], v[kDepth][64];  // columns in the order of the instructions
+  Thread* lanes = &threads_[warp * kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int high = 0; high < 2; ++high) {
+      for (int i = 0; i < Registers<T>::kPerRegister; ++i) {
+        const int k = Registers<T>::K(lane, high, i);
+        for (int x = 0; x < 8; ++x) {
+          u[k][8 * x + lane / 4] = Registers<T>::Element(lanes[lane].u_[x][high], i);
+          v[k][8 * x + lane / 4] = Registers<T>::Element(lanes[lane].v_[x][high], i);
+        }
+      }
+    }
+  }
+  for (int row = 0; row < 64; ++row) {
+    float sums[64] = {};
+    for (int k = 0; k < kDepth; ++k) {
+      for (int column = 0; column < 64; ++column) sums[column] += u[k][row] * v[k][column];
+    }
+    for (int column = 0; column < 64; ++column) {
+      const int lane = row % 8 * 4 + column % 8 / 2;
+      lanes[lane].sums_[row / 16][column / 8][row % 16 / 8 * 2 + column % 2] += sums[column];
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane].state_ = State::kReady;
+}
+
+struct Launcher {
+  std::vector<Memory> memory;
+
+  template <typename ThisProgram>
+  int Run(typename ThisProgram::Arguments arguments) {
+    fault.clear();
+    const int64_t tiles = std::min(arguments.end_tile - settings.first_tile, settings.tiles);
+    arguments.end_tile = settings.first_tile + tiles;
+    for (int64_t i = 0; i < std::min(tiles, settings.blocks) && fault.empty(); ++i) {
+      Block block(ThisProgram::kSharedBytes, memory, settings.first_tile + i, settings.seed + i);
+      block.Run([&](Block::Thread& thread) { ThisProgram::Run(thread, arguments); });
+    }
+    return fault.empty() ? kSuccess : kFault;
+  }
+};
+
+Launcher MakeLauncher(const PoseidonFactors* f) {
+  if (!f) return {};
+  const int64_t bytes = f->type == POSEIDON_BFLOAT16 || f->type == POSEIDON_HALF ? 2 : 4;
+  return {{{f->u, f->k * f->m * bytes, false}, {f->v, f->k * f->n * bytes, false}}};
+}
+
+}  // namespace
+}  // namespace poseidon
+
+// The next calls run `tiles` tiles from `first_tile` on, on `blocks` blocks, in the order of `seed`.
+extern "C" void poseidon_emulate(int64_t first_tile, int64_t tiles, int64_t blocks, uint64_t seed) {
+  poseidon::settings = {first_tile, tiles, blocks, seed};
+}
+
+int poseidon_outer_product(CUstream_st*, const PoseidonFactors* factors, float alpha, float beta,
+                           void* out, PoseidonType out_type) {
+  auto launcher = poseidon::MakeLauncher(factors);
+  const int64_t bytes = out_type == POSEIDON_FLOAT32 ? 4 : 2;
+  if (factors) launcher.memory.push_back({out, factors->m * factors->n * bytes, true});
+  return poseidon::OuterProduct(launcher, factors, alpha, beta, out, out_type);
+}
+
+int poseidon_outer_product_update(CUstream_st*, const PoseidonFactors* factors, float learning_rate,
+                                  float momentum, bool nesterov, float* velocity, float* weights) {
+  auto launcher = poseidon::MakeLauncher(factors);
+  if (factors) {
+    for (float* result : {velocity, weights}) {
+      launcher.memory.push_back({result, factors->m * factors->n * 4, true});
+    }
+  }
+  return poseidon::Update(launcher, factors, learning_rate, momentum, nesterov, velocity, weights);
+}
+
+const char* poseidon_cuda_error(int error) {
+  return error == poseidon::kFault ? poseidon::fault.c_str() : "the arguments do not go together";
+}
