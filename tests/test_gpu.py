@@ -1,0 +1,193 @@
+"""The CUDA kernels where there is no GPU: compiled for those that are supported, and run on an emulated one.
+
+The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.h, not the instructions of a GPU; those
+are for scripts/gpu_check.py, with the same cases.
+"""
+
+import ctypes
+import dataclasses
+import mmap
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+
+import gpu_check  # noqa: E402
+import gpu_outer_product as outer_product  # noqa: E402
+from gpu_outer_product import Case  # noqa: E402
+
+ALL_TILES = 2 ** 62
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """Returns the library on an emulated GPU."""
+    path = tmp_path_factory.mktemp("gpu") / "emulated.so"
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
+                    "-Werror", "-Wno-unknown-pragmas", ROOT / "tests" / "emulated_gpu.cc", "-o", path], check=True)
+    library = outer_product.Library(path, outer_product.HostMemory())
+    library.c.poseidon_emulate.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_uint64]
+    return library
+
+
+@pytest.mark.parametrize("case", outer_product.cases(), ids=str)
+def test_case(emulated, case):
+    for seed in range(2):  # one block has all tiles; or they are spread
+        emulated.c.poseidon_emulate(0, ALL_TILES, 1 + 2 * seed, seed)
+        outer_product.check(emulated, case, np.random.default_rng(seed))
+
+
+def test_random_cases(emulated):
+    rng = np.random.default_rng(0)
+    for seed in range(80):
+        emulated.c.poseidon_emulate(0, ALL_TILES, rng.integers(1, 5), seed)
+        outer_product.check(emulated, outer_product.random_case(rng, 150, 600), rng)
+
+
+def sparse(shape, dtype):
+    """Returns an array of zeros that takes memory only where it is written."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE),
+                         dtype).reshape(shape)
+
+
+MAP_NORESERVE = 0x4000  # Linux; Python 3.10 does not name it
+
+
+@pytest.mark.parametrize("factors, out", [("float32", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("k, m, n", [(2, 70_016, 33_344), (3, 70_001, 33_333), (3, 2 ** 30 + 5, 8),
+                                     (2, 5, 2 ** 31 + 24), (2 ** 16 + 1, 7, 40_000)])
+def test_more_than_2_31_elements(emulated, factors, out, k, m, n):
+    """The last tile, which is behind more than 2^31 elements of the result or of the factors."""
+    case = Case(factors, out, k, m, n)
+    tiles = -(-m // 128) * -(-n // 256)
+    rng = np.random.default_rng(0)
+    u, v = (sparse((k, size), outer_product.TYPES[factors][1]) for size in (m, n))
+    result = sparse((m, n), outer_product.TYPES[out][1])
+    ends = tuple(np.s_[-min(size, 600):] for size in (m, n))
+    rows = sorted({0, k // 2, k - 1})  # where the factors are not 0
+    for factor, end in zip((u, v), ends):
+        factor[rows, end] = outer_product.encode(rng.integers(-3, 4, factor[rows, end].shape), factors)
+    result[ends] = outer_product.encode(np.full(result[ends].shape, np.nan), out)
+
+    emulated.c.poseidon_emulate(tiles - 1, 1, 1, 0)
+    emulated.call(case, u.ctypes.data, v.ctypes.data, result.ctypes.data)
+
+    (exact, bound), = outer_product.expect(case, u[rows, ends[0]], v[rows, ends[1]], [None])
+    first = tuple((size - 1) // tile * tile - size for size, tile in ((m, 128), (n, 256)))
+    written = np.s_[first[0]:, first[1]:]
+    outer_product.compare(case, result[written], exact[written], bound[written], whole=True)
+    beside = outer_product.decode(result[ends], out)
+    beside[written] = np.nan
+    assert np.isnan(beside).all()
+
+
+def test_bits_depend_neither_on_order_nor_blocks(emulated):
+    case = Case("bfloat16", "float32", 50, 300, 270)
+    u, v, (out,) = outer_product.make_inputs(case, np.random.default_rng(0), whole=False)
+    results = set()
+    for seed in range(4):
+        emulated.c.poseidon_emulate(0, ALL_TILES, 1 + seed, seed)
+        emulated.call(case, u.ctypes.data, v.ctypes.data, out.ctypes.data)
+        results.add(out.tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("change", [
+    dict(k=-1), dict(m=-1), dict(n=-1), dict(out="tf32"), dict(out="half"), dict(factors="float32", out="bfloat16"),
+    dict(u=None), dict(v=None), dict(result=None), dict(out="weights", momentum=0.5)], ids=str)
+def test_refusals(emulated, change):
+    emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
+    case = Case("bfloat16", "bfloat16", 2, 3, 4)
+    pointers = dict.fromkeys(("u", "v", "result"), np.zeros(12, np.float32).ctypes.data)
+    case = dataclasses.replace(case, **{k: v for k, v in change.items() if k not in pointers})
+    pointers |= {k: v for k, v in change.items() if k in pointers}
+    with pytest.raises(outer_product.Refused, match="do not go together"):
+        emulated.call(case, **pointers)
+
+
+@pytest.mark.parametrize("case", [Case("half", "half", 3, 0, 5), Case("half", "half", 3, 5, 0),
+                                  Case("tf32", "weights", 3, 0, 0)], ids=str)
+def test_nothing_to_do_needs_no_memory(emulated, case):
+    emulated.call(case, None, None, None)
+
+
+def test_no_products_need_no_factors(emulated):
+    emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
+    for case in Case("half", "float32", 0, 2, 2, beta=0.5), Case("half", "float32", 7, 2, 2, alpha=0.0, beta=0.5):
+        out = np.full((2, 2), 3, np.float32)
+        if case.k == 0:
+            emulated.call(case, None, None, out.ctypes.data)
+        else:
+            nan = np.full((7, 2), np.nan, np.float16)
+            emulated.call(case, nan.ctypes.data, nan.ctypes.data, out.ctypes.data)
+        assert (out == 1.5).all()
+
+
+@pytest.mark.parametrize("factors", outer_product.TYPES)
+def test_nan_and_infinity_stay(emulated, factors):
+    """With all bits of NaN's fraction set too, as GPUs make it: adding to these would give 0."""
+    emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
+    storage = outer_product.TYPES[factors][1]
+    u, v = np.zeros((1, 4), storage), np.ones((1, 4), storage)
+    word = np.dtype(storage).itemsize * 8
+    v[:] = outer_product.encode(np.ones((1, 4)), factors)
+    u[0, :2] = np.array([2 ** (word - 1) - 1, 2 ** word - 1], f"uint{word}").view(storage)
+    u[0, 2:] = outer_product.encode([np.inf, -np.inf], factors)
+    out = np.zeros((4, 4), np.float32)
+    emulated.call(Case(factors, "float32", 1, 4, 4), u.ctypes.data, v.ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, np.inf, -np.inf])
+
+
+class Wrong:
+    """A library that computes with NumPy, and then does `damage` to the result."""
+
+    def __init__(self, damage):
+        self.memory, self._damage = outer_product.HostMemory(), damage
+
+    def call(self, case, u, v, out):
+        def array(address, rows, columns):
+            return np.ctypeslib.as_array((ctypes.c_float * (rows * columns)).from_address(address))
+
+        product = (array(u, case.k, case.m).reshape(case.k, -1).T.astype(float)
+                   @ array(v, case.k, case.n).reshape(case.k, -1))
+        result = array(out, case.m, case.n)
+        result[:] = product.reshape(-1)
+        self._damage(result, out)
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda result, address: None, None),
+    (lambda result, address: result.__setitem__(7, np.nan), "1 elements are off .* in rows 1-1 and columns 2-2"),
+    (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "off by more than they may"),
+    (lambda result, address: ctypes.memset(address - 4, 0, 4), "before the first"),
+    (lambda result, address: ctypes.memset(address + result.nbytes, 0, 1), "after the last"),
+], ids=["none", "an element", "rounding", "before", "after"])
+def test_a_wrong_result_is_found(damage, message):
+    def check():
+        outer_product.check(Wrong(damage), Case("float32", "float32", 9, 4, 5), np.random.default_rng(0))
+
+    if message is None:
+        check()
+    else:
+        with pytest.raises(AssertionError, match=message):
+            check()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None and not os.environ.get("CI"), reason="nvcc is not installed")
+def test_compiles_without_spilled_registers(tmp_path):
+    """For all supported GPUs, without TensorFlow's headers."""
+    report = gpu_check.build(tmp_path / "object.o", "-c", "-MMD", "-MF", tmp_path / "dependencies")
+    usage = gpu_check.resources(report)
+    assert {row.gpu for row in usage} == {"sm_80", "sm_90"}
+    assert [row for row in usage if row.spilled_bytes] == []
+    # More would not fit beside each other on a multiprocessor, and nvcc would not say so.
+    assert max(row.registers for row in usage) * 256 <= 65536
+    assert "tensorflow" not in (tmp_path / "dependencies").read_text()
