@@ -4,8 +4,10 @@ The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.
 are for scripts/gpu_check.py, with the same cases.
 """
 
+import copy
 import ctypes
 import dataclasses
+import json
 import mmap
 import os
 import pathlib
@@ -62,7 +64,7 @@ MAP_NORESERVE = 0x4000  # Linux; Python 3.10 does not name it
 
 
 @pytest.mark.parametrize("factors, out", [("float32", "float32"), ("bfloat16", "bfloat16")])
-@pytest.mark.parametrize("k, m, n", [(2, 70_016, 33_344), (3, 70_001, 33_333), (3, 2 ** 30 + 5, 8),
+@pytest.mark.parametrize("k, m, n", [(2, 70_016, 33_344), (3, 70_001, 33_333), (3, 2 ** 31 + 5, 8),
                                      (2, 5, 2 ** 31 + 24), (2 ** 16 + 1, 7, 40_000)])
 def test_more_than_2_31_elements(emulated, factors, out, k, m, n):
     """The last tile, which is behind more than 2^31 elements of the result or of the factors."""
@@ -179,6 +181,72 @@ def test_a_wrong_result_is_found(damage, message):
     else:
         with pytest.raises(AssertionError, match=message):
             check()
+
+
+class HostDriver:
+    """gpu_check.Driver for memory of the host, and events that are a millisecond apart."""
+    name, multiprocessors, l2_bytes = "emulated", 1, 1
+
+    def __init__(self):
+        self._arrays = {}
+
+    def call(self, name, *arguments):
+        getattr(self, name)(*(getattr(argument, "value", argument) for argument in arguments))
+
+    def cuMemAlloc_v2(self, address, nbytes):
+        array = np.empty(nbytes + 256, np.uint8)
+        address._obj.value = -(-array.ctypes.data // 256) * 256
+        self._arrays[address._obj.value] = array
+
+    def cuMemFree_v2(self, address):
+        del self._arrays[address]
+
+    def cuMemcpyDtoDAsync_v2(self, to, source, nbytes, stream):
+        ctypes.memmove(to, source, nbytes)
+
+    def cuMemsetD8_v2(self, address, value, nbytes):
+        ctypes.memset(address, value, nbytes)
+
+    def cuEventElapsedTime(self, milliseconds, begin, end):
+        milliseconds._obj.value = 1.0
+
+    cuMemcpyHtoD_v2 = cuMemcpyDtoH_v2 = lambda self, to, source, nbytes: ctypes.memmove(to, source, nbytes)
+    cuEventCreate = cuEventRecord = cuEventSynchronize = lambda self, *arguments: None
+
+
+def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
+    """That the script works, on the emulated GPU; and what it calculates of times that are all alike."""
+    emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
+    few = [Case("bfloat16", "float32", 20, 40, 60), Case("tf32", "weights", 3, 50, 20, momentum=0.5)]
+    monkeypatch.setattr(gpu_check, "Driver", HostDriver)
+    monkeypatch.setattr(gpu_check, "build", lambda *_: None)
+    monkeypatch.setattr(gpu_check.outer_product, "Library", lambda path, memory: _with_memory(emulated, memory))
+    monkeypatch.setattr(gpu_check.outer_product, "cases", lambda: few)
+    monkeypatch.setattr(gpu_check.outer_product, "random_case", lambda *_: few[0])
+    monkeypatch.setattr(gpu_check, "LARGER", [])
+    monkeypatch.setattr(gpu_check, "LARGEST", [Case("half", "half", 2, 300, 280)])
+    monkeypatch.setattr(gpu_check, "TIMED", few)
+    monkeypatch.setattr(gpu_check, "sanitize", lambda _: {"compute-sanitizer": "not installed"})
+    monkeypatch.setattr(gpu_check, "find_cublas", lambda: None)
+    monkeypatch.setattr(gpu_check.Clock, "BLOCKING_BYTES", 1000)
+
+    gpu_check.main(["--json", str(tmp_path / "out.json"), "--seed", "1"])
+
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert set(results["largest_error_of_bound"]) == {"bfloat16->float32", "tf32->weights"}
+    assert all(0 < worst <= 1 for worst in results["largest_error_of_bound"].values())
+    assert results["copy_bytes_per_s"] == pytest.approx(2 * 1000 / (1e-3 / 2))
+    nbytes = 20 * (40 + 60) * 2 + 40 * 60 * 4, 3 * (50 + 20) * 4 + 50 * 20 * 4 * 2 * 2
+    for row, size in zip(results["cases"], nbytes):
+        assert row["seconds"] == pytest.approx(1e-3 / 20)
+        assert row["fraction_of_roofline"] == pytest.approx(size / results["copy_bytes_per_s"] / row["seconds"])
+    assert "bfloat16  float32  20  40 x 60" in capsys.readouterr().out
+
+
+def _with_memory(library, memory):
+    with_memory = copy.copy(library)
+    with_memory.memory = memory
+    return with_memory
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None and not os.environ.get("CI"), reason="nvcc is not installed")

@@ -37,9 +37,9 @@ struct Tf32 {
   float value;
 };
 
-// `value`, but in [0, limit]: how much of a tile is there.
+// How much of a tile is there, of which `value` is left: nothing if that is negative.
 POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
-  return value < limit ? static_cast<int>(value < 0 ? 0 : value) : limit;
+  return value < limit ? static_cast<int>(value) : limit;
 }
 
 // What one thread reads or writes at once.
