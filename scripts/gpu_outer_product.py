@@ -19,7 +19,8 @@ TYPES = {"float32": (0, np.float32, 24), "bfloat16": (1, np.uint16, 8), "half": 
 class Case:
     """One call. `out` is a type, or "weights" for an update, whose learning rate is alpha.
 
-    All pointers miss alignment to 256 bytes by `offset` elements. With `momentum` None there is no velocity.
+    Pointers miss alignment to 256 bytes by `offset` elements, the velocity's by a quarter of that. With `momentum`
+    None there is no velocity.
     """
     factors: str
     out: str
@@ -54,7 +55,7 @@ def cases():
               for alpha, beta, offset in ((-0.5, 1.0, 0), (2.0, -0.25, 1), (0.0, 0.5, 0), (0.0, 0.0, 3), (1.0, 0.0, 2))]
     updates = [Case(factors, "weights", k, m, n, 0.25, momentum=momentum, nesterov=nesterov, offset=offset)
                for factors in TYPES
-               for k, m, n, offset in ((1, 130, 260, 0), (40, 70, 77, 0), (3, 128, 256, 1), (0, 9, 8, 0))
+               for k, m, n, offset in ((1, 130, 260, 0), (40, 70, 77, 0), (3, 128, 256, 1), (2, 128, 256, 4), (0, 9, 8, 0))
                for momentum, nesterov in ((None, False), (0.5, False), (0.5, True), (0.0, False))]
     return [*shapes, *scaled, *updates]
 
@@ -156,7 +157,7 @@ def check(library, case, rng):
 def _check(library, case, rng, whole):
     u, v, old = make_inputs(case, rng, whole)
     factors = [Buffer(library.memory, stored, case.offset) for stored in (u, v)]
-    results = [Buffer(library.memory, stored, case.offset) for stored in old]
+    results = [Buffer(library.memory, stored, offset) for stored, offset in zip(old, (case.offset, case.offset // 4))]
     library.call(case, *(buffer.address for buffer in (*factors, *results)))
     for name, buffer, stored in zip("UV", factors, (u, v)):
         assert np.array_equal(buffer.read(), stored), f"{case}: {name} was written"

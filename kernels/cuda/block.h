@@ -28,21 +28,21 @@ constexpr int kWarpTile = 64;
 constexpr int kTileRows = 2 * kWarpTile;
 constexpr int kTileColumns = 4 * kWarpTile;
 
-// Rows of U and V that are in shared memory at a time: one stage is read while the others are filled.
-constexpr int kStages = 4;
-static_assert((kStages & (kStages - 1)) == 0, "the next stage is found by a mask");
+// Rows of U and V that are in shared memory at a time: one stage is read while the others are filled. These are
+// more bytes under way than the second-level cache delivers within its latency.
+constexpr int kStages = 3;
 
 // A float in memory that the tensor cores take rounded to 10 bits of its fraction.
 struct Tf32 {
   float value;
 };
 
-// How much of a tile is there, of which `value` is left: nothing if that is negative.
+// The smaller of both. `value` may be negative, but by no more than a tile.
 POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
   return value < limit ? static_cast<int>(value) : limit;
 }
 
-// What one thread reads or writes at once.
+// Elements that one thread reads or writes at once.
 template <typename T, int kBytes>
 struct alignas(kBytes) Vector {
   static constexpr int kSize = kBytes / sizeof(T);
@@ -53,16 +53,17 @@ struct alignas(kBytes) Vector {
 struct Factor {
   const char* data;
   int64_t columns;
-  int copy_bytes;  // 16, 4 or 2: pieces of a row that start at multiples of their size, and of which none is cut off
+  int copy_bytes;  // 16, 4 or 2: all rows consist of whole pieces of this size, which are aligned to it
 };
 
-// A thread's sums: [m][n] are the instructions m16n8 that cover a warp's tile, and the last index is the register.
+// A thread's sums: of instructions [m][n], which have 16 x 8 elements of the warp's tile each, four registers.
 using Sums = float[4][8][4];
 
-// Where a thread is in its warp's tile. An instruction of the tensor cores gives a lane columns 2 * `pair` and
-// 2 * `pair` + 1 of rows `group` and `group` + 8, and wants row or column `group` of the factors from it. Which
-// columns of memory these are is ours to say. Here instruction x takes, of every `kVector` columns, one: then the
-// registers of a lane are neighbours in memory, 16 bytes at a time, and 4 lanes write 64 bytes without a shuffle.
+// Where a thread is in the block's tile. An instruction of the tensor cores wants row or column `group` of the
+// factors from a lane, and gives it columns 2 * `pair` and 2 * `pair` + 1 of rows `group` and `group` + 8. Which
+// rows and columns of memory these are is ours to choose. Here an instruction takes one of every 4 neighbours, so
+// that a lane reads 4 neighbours for 4 instructions, and its sums are runs of `kVector` neighbours: 16 bytes of the
+// result. 4 lanes write 64 bytes side by side, and nothing is exchanged between threads.
 template <int kVector>
 struct Lane {
   int row, column;  // of the warp's tile in the block's
@@ -74,8 +75,8 @@ struct Lane {
         group(thread % 32 / 4),
         pair(thread % 4) {}
 
-  // The row or column of the warp's tile that the lane brings as `group` to instructions 4 * half ... + 3: it is
-  // the first of 4 neighbours. (Instruction m takes two of U's: 2 * m for `group`, 2 * m + 1 for `group` + 8.)
+  // The first of the 4 neighbours, rows or columns of the warp's tile, that the lane brings to instructions
+  // 4 * half, ... + 3. An instruction takes one of V and two of U, for `group` and `group` + 8.
   POSEIDON_DEVICE int Brings(int half) const {
     return 32 * half + 4 * (kVector == 4 ? group / 2 + group % 2 * 4 : group);
   }
@@ -83,7 +84,7 @@ struct Lane {
   // The x-th of the lane's 8 rows of the warp's tile.
   POSEIDON_DEVICE int Row(int x) const { return Brings(x / 4) + x % 4; }
 
-  // The first column of the warp's tile of the lane's run of neighbours.
+  // The first column of one of the lane's runs.
   POSEIDON_DEVICE int Column(int run) const { return kVector * (4 * run + pair); }
 
   // Element j of that run in the x-th row.
@@ -106,8 +107,8 @@ struct Stage {
   static constexpr int kBytes = kBytesU + kDepth * kPitchV;
 };
 
-// The tensor cores ignore the lower 13 bits. Half a unit of the others is added, away from zero; this takes two
-// instructions and keeps infinities and NaN, and cvt.rna.tf32 comes with copies of its registers.
+// Adds half a unit of the bits that the tensor cores read: they ignore the lower 13. So do infinities and NaN
+// stay what they are. As cvt.rna.tf32, but ptxas makes six instructions of that, and two of this.
 POSEIDON_DEVICE uint32_t RoundToTf32(float value) {
   union Word {
     float value;
@@ -201,8 +202,7 @@ struct PlainFloats {
 // Reads a run of the result, of which `count` elements are there: none if it is negative, all if it is large. Rows
 // that are aligned have no incomplete runs.
 template <bool kIsAligned, typename Machine, typename T>
-POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count,
-                             Vector<T, 16>& run) {
+POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count, Vector<T, 16>& run) {
   if constexpr (kIsAligned) {
     if (count > 0) run = machine.Read(reinterpret_cast<const Vector<T, 16>*>(from));
   } else {
@@ -213,8 +213,7 @@ POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count,
 }
 
 template <bool kIsAligned, typename Machine, typename T>
-POSEIDON_DEVICE void WriteRun(Machine& machine, T* to, int count,
-                              const Vector<T, 16>& run) {
+POSEIDON_DEVICE void WriteRun(Machine& machine, T* to, int count, const Vector<T, 16>& run) {
   if constexpr (kIsAligned) {
     if (count > 0) machine.Write(reinterpret_cast<Vector<T, 16>*>(to), run);
   } else {
@@ -346,14 +345,14 @@ class Program {
       for (int64_t row = 0; row < a.k; row += Stage<T>::kDepth) {
         machine.template WaitForCopies<kStages - 2>();  // the thread's own copies into this stage are there
         machine.Barrier();  // so are all others', and nobody reads the stage before this one any more
-        Fill(machine, a, (stage + kStages - 1) % kStages, next);
+        Fill(machine, a, stage == 0 ? kStages - 1 : stage - 1, next);
         const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
 #pragma unroll
         for (int r = 0; r < Stage<T>::kDepth; r += Product::kDepth) {
           Product::Multiply(machine, lane, u + r * Stage<T>::kPitchU, v + r * Stage<T>::kPitchV,
                             sums);
         }
-        stage = (stage + 1) % kStages;
+        stage = stage == kStages - 1 ? 0 : stage + 1;
       }
       const Tile corner = Tile::At(tile, a.m, a.n);
       if (a.epilogue.is_aligned) {
@@ -368,7 +367,7 @@ class Program {
   // What is copied next.
   struct Position {
     int64_t tile, row;  // of U and V
-    Tile corner;        // of the tile, once its first rows have been copied
+    Tile corner;        // where that tile begins
   };
 
   // Starts to copy the rows of U and V at `next` and moves it on. Where it is at the end, there is nothing to
@@ -405,7 +404,7 @@ class Program {
   static POSEIDON_DEVICE void CopyPieces(Machine& machine, const Factor& factor, int64_t k,
                                          int64_t row, int64_t column, int shared, int pitch) {
     constexpr int kPiece = kBytes / sizeof(T);
-    constexpr int kPieces = kColumns / kPiece;           // of a row
+    constexpr int kPieces = kColumns / kPiece;  // of a row
     constexpr int kRowsAtOnce = kThreads / kPieces;
     const unsigned thread = machine.thread();
     const int c = static_cast<int>(thread % kPieces) * kPiece;
