@@ -1,9 +1,10 @@
-// A GPU that is emulated on the CPU, to test the programs of kernels/cuda/block.h where there is none. It has the
-// interface of kernels/cuda/outer_product.h, on memory of the host, and is as unfriendly as a GPU may be:
+// A GPU that is emulated on the CPU, to test the programs of kernels/cuda/block.h where there is
+// none. It has the interface of kernels/cuda/outer_product.h, on memory of the host, and is as
+// unfriendly as a GPU may be:
 //   - Threads run in an order that a seed decides, each until it waits for others.
 //   - What is copied in the background lands at once, or only when it is waited for.
 //   - Shared memory is NaN at first.
-//   - Accesses outside of the factors and results, or unaligned, or with bank conflicts, fail the call.
+//   - Accesses outside of the factors and results, or unaligned, or with bank conflicts fail.
 // Blocks run one after another, and the emulation knows nothing of time.
 
 #include <ucontext.h>
@@ -42,7 +43,8 @@ struct Memory {
   bool is_written;
 };
 
-// Decodes the registers of the tensor cores as the PTX manual's tables for mma.m16n8k16 and m16n8k8 have them.
+// Decodes the registers of the tensor cores as the PTX manual's tables for mma.m16n8k16 and m16n8k8
+// have them.
 template <typename T>
 struct Registers {  // 16 bits: two elements
   static constexpr int kPerRegister = 2;
@@ -189,7 +191,8 @@ class Block::Thread {
 
   void CheckShared(int at, int bytes) {
     if (at < 0 || at + bytes > static_cast<int>(block_.shared_.size()) || at % bytes != 0) {
-      block_.Fail("shared memory has no " + std::to_string(bytes) + " bytes at " + std::to_string(at));
+      block_.Fail("no aligned " + std::to_string(bytes) + " bytes of shared memory at " +
+                  std::to_string(at));
     }
   }
 
@@ -216,7 +219,6 @@ void Block::Run(const std::function<void(Thread&)>& program) {
     getcontext(&context);
     context.uc_stack.ss_sp = stacks.get() + i * kStackBytes;
     context.uc_stack.ss_size = kStackBytes;
-    context.uc_link = &scheduler_;
     makecontext(&context, Enter, 0);
   }
   Schedule();
@@ -297,7 +299,8 @@ void Block::CheckMemory(const void* data, int bytes, bool is_written) {
   Fail("an access outside of the factors and results, or not aligned");
 }
 
-// 128 bytes are read at a time, by neighbouring lanes: from each of 32 banks one word, which several may share.
+// 128 bytes are read at a time, by neighbouring lanes: from each of 32 banks one word, which
+// several may share.
 void Block::CheckBanks(int warp) {
   Thread* lanes = &threads_[warp * kLanes];
   for (size_t i = 0; i < lanes[0].accesses_.size(); ++i) {
@@ -371,7 +374,8 @@ Launcher MakeLauncher(const PoseidonFactors* f) {
 }  // namespace
 }  // namespace poseidon
 
-// The next calls run `tiles` tiles from `first_tile` on, on `blocks` blocks, in the order of `seed`.
+// The next calls run `tiles` tiles from `first_tile` on, on `blocks` blocks, in the order of
+// `seed`.
 extern "C" void poseidon_emulate(int64_t first_tile, int64_t tiles, int64_t blocks, uint64_t seed) {
   poseidon::settings = {first_tile, tiles, blocks, seed};
 }

@@ -1,9 +1,11 @@
-// What one block of threads does for U^T V, written once for two machines: the GPU (outer_product.cu.cc), and its
-// emulation on the CPU (tests/emulated_gpu.cc). Tile numbers, edges, the layout of shared memory, the elements
-// that a thread has, and the pipeline are therefore tested without a GPU.
+// What one block of threads does for U^T V, written once for two machines: the GPU
+// (outer_product.cu.cc), and its emulation on the CPU (tests/emulated_gpu.cc). Tile numbers, edges,
+// the layout of shared memory, the elements that a thread has, and the pipeline are therefore
+// tested without a GPU.
 //
-// A tile of the result stays in registers while its products are added up. For the K of sufficient factors, time
-// goes by the bytes of the result, which are written once; docs/gpu.md says why the tile is as large as it is.
+// A tile of the result stays in registers while its products are added up. For the K of sufficient
+// factors, time goes by the bytes of the result, which are written once; docs/gpu.md says why the
+// tile is as large as it is.
 
 #ifndef POSEIDON_CUDA_BLOCK_H_
 #define POSEIDON_CUDA_BLOCK_H_
@@ -28,8 +30,8 @@ constexpr int kWarpTile = 64;
 constexpr int kTileRows = 2 * kWarpTile;
 constexpr int kTileColumns = 4 * kWarpTile;
 
-// Rows of U and V that are in shared memory at a time: one stage is read while the others are filled. These are
-// more bytes under way than the second-level cache delivers within its latency.
+// Rows of U and V that are in shared memory at a time: one stage is read while the others are
+// filled. These are more bytes under way than the second-level cache delivers within its latency.
 constexpr int kStages = 3;
 
 // A float in memory that the tensor cores take rounded to 10 bits of its fraction.
@@ -53,17 +55,19 @@ struct alignas(kBytes) Vector {
 struct Factor {
   const char* data;
   int64_t columns;
-  int copy_bytes;  // 16, 4 or 2: all rows consist of whole pieces of this size, which are aligned to it
+  int copy_bytes;  // 16, 4 or 2: rows are whole pieces of this size, which are aligned to it
 };
 
-// A thread's sums: of instructions [m][n], which have 16 x 8 elements of the warp's tile each, four registers.
+// A thread's sums: of instructions [m][n], which have 16 x 8 elements of the warp's tile each, four
+// registers.
 using Sums = float[4][8][4];
 
-// Where a thread is in the block's tile. An instruction of the tensor cores wants row or column `group` of the
-// factors from a lane, and gives it columns 2 * `pair` and 2 * `pair` + 1 of rows `group` and `group` + 8. Which
-// rows and columns of memory these are is ours to choose. Here an instruction takes one of every 4 neighbours, so
-// that a lane reads 4 neighbours for 4 instructions, and its sums are runs of `kVector` neighbours: 16 bytes of the
-// result. 4 lanes write 64 bytes side by side, and nothing is exchanged between threads.
+// Where a thread is in the block's tile. An instruction of the tensor cores wants row or column
+// `group` of the factors from a lane, and gives it columns 2 * `pair` and 2 * `pair` + 1 of rows
+// `group` and `group` + 8. Which rows and columns of memory these are is ours to choose. Here an
+// instruction takes one of every 4 neighbours, so that a lane reads 4 neighbours for 4
+// instructions, and its sums are runs of `kVector` neighbours: 16 bytes of the result. 4 lanes
+// write 64 bytes side by side, and nothing is exchanged between threads.
 template <int kVector>
 struct Lane {
   int row, column;  // of the warp's tile in the block's
@@ -75,8 +79,9 @@ struct Lane {
         group(thread % 32 / 4),
         pair(thread % 4) {}
 
-  // The first of the 4 neighbours, rows or columns of the warp's tile, that the lane brings to instructions
-  // 4 * half, ... + 3. An instruction takes one of V and two of U, for `group` and `group` + 8.
+  // The first of the 4 neighbours, rows or columns of the warp's tile, that the lane brings to
+  // instructions 4 * half, ... + 3. An instruction takes one of V and two of U, for `group` and
+  // `group` + 8.
   POSEIDON_DEVICE int Brings(int half) const {
     return 32 * half + 4 * (kVector == 4 ? group / 2 + group % 2 * 4 : group);
   }
@@ -95,8 +100,8 @@ struct Lane {
   }
 };
 
-// How the rows of one stage lie in shared memory. Rows are 4 banks longer than a multiple of 32, so that lanes
-// that read neighbouring rows meet different banks.
+// How the rows of one stage lie in shared memory. Rows are 4 banks longer than a multiple of 32, so
+// that lanes that read neighbouring rows meet different banks.
 template <typename T>
 struct Stage {
   static constexpr int kPadding = 16;
@@ -107,8 +112,9 @@ struct Stage {
   static constexpr int kBytes = kBytesU + kDepth * kPitchV;
 };
 
-// Adds half a unit of the bits that the tensor cores read: they ignore the lower 13. So do infinities and NaN
-// stay what they are. As cvt.rna.tf32, but ptxas makes six instructions of that, and two of this.
+// Adds half a unit of the bits that the tensor cores read: they ignore the lower 13. So do
+// infinities and NaN stay what they are. As cvt.rna.tf32, but ptxas makes six instructions of that,
+// and two of this.
 POSEIDON_DEVICE uint32_t RoundToTf32(float value) {
   union Word {
     float value;
@@ -120,7 +126,8 @@ POSEIDON_DEVICE uint32_t RoundToTf32(float value) {
   return word.bits;
 }
 
-// What a lane brings to the instructions of its warp's tile: two registers for each of 8 rows or columns.
+// What a lane brings to the instructions of its warp's tile: two registers for each of 8 rows or
+// columns.
 using Fragments = uint32_t[8][2];
 
 // Products by the tensor cores: of Bfloat16, Float16 or Tf32.
@@ -148,16 +155,18 @@ struct TensorCores {
       const int column = shared + lane.Brings(half) * int{sizeof(T)};
       for (int high = 0; high < 2; ++high) {
         if constexpr (sizeof(T) == 2) {
-          // A register has two rows of k, which are not neighbours in memory. The order of rows is free as long
-          // as U and V agree; this one has no bank conflicts.
+          // A register has two rows of k, which are not neighbours in memory. The order of rows is
+          // free as long as U and V agree; this one has no bank conflicts.
           using Words = Vector<uint32_t, 8>;
           constexpr int kNext = kVector == 4 ? 2 : 1;
-          const int row = 8 * high + (kVector == 4 ? lane.pair % 2 + lane.pair / 2 * 4 : lane.pair * 2);
+          const int first = kVector == 4 ? lane.pair % 2 + lane.pair / 2 * 4 : lane.pair * 2;
+          const int row = first + 8 * high;
           const Words x = machine.template LoadShared<Words>(column + row * pitch);
           const Words y = machine.template LoadShared<Words>(column + (row + kNext) * pitch);
           for (int i = 0; i < 2; ++i) {
-            fragments[4 * half + 2 * i][high] = machine.LowerHalves(x.elements[i], y.elements[i]);
-            fragments[4 * half + 2 * i + 1][high] = machine.UpperHalves(x.elements[i], y.elements[i]);
+            uint32_t(*to)[2] = &fragments[4 * half + 2 * i];
+            to[0][high] = machine.LowerHalves(x.elements[i], y.elements[i]);
+            to[1][high] = machine.UpperHalves(x.elements[i], y.elements[i]);
           }
         } else {
           const auto x = machine.template LoadShared<Vector<float, 16>>(
@@ -199,8 +208,8 @@ struct PlainFloats {
   }
 };
 
-// Reads a run of the result, of which `count` elements are there: none if it is negative, all if it is large. Rows
-// that are aligned have no incomplete runs.
+// Reads a run of the result, of which `count` elements are there: none if it is negative, all if it
+// is large. Rows that are aligned have no incomplete runs.
 template <bool kIsAligned, typename Machine, typename T>
 POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count, Vector<T, 16>& run) {
   if constexpr (kIsAligned) {
@@ -305,8 +314,8 @@ struct Tile {
     return size / tile_size + (size % tile_size != 0);
   }
 
-  // Tiles are numbered down the columns of bands of 8 tiles' height: blocks that run at the same time share rows
-  // of U and of V in the second-level cache.
+  // Tiles are numbered down the columns of bands of 8 tiles' height: blocks that run at the same
+  // time share rows of U and of V in the second-level cache.
   static POSEIDON_DEVICE Tile At(int64_t number, int64_t m, int64_t n) {
     constexpr int kBand = 8;
     const int64_t columns = Count(n, kTileColumns);
@@ -318,7 +327,8 @@ struct Tile {
   }
 };
 
-// The program of a block, with `Product` one of TensorCores and PlainFloats, and `Epilogue` of Combine and Descend.
+// The program of a block, with `Product` one of TensorCores and PlainFloats, and `Epilogue` of
+// Combine and Descend.
 template <typename Product, typename Epilogue>
 class Program {
  public:
@@ -332,8 +342,9 @@ class Program {
     Epilogue epilogue;
   };
 
-  // Computes every machine.tile_step()-th tile from machine.first_tile() on. Copies into shared memory run ahead
-  // over the end of a tile: those of the next come while this one's result is written.
+  // Computes every machine.tile_step()-th tile from machine.first_tile() on. Copies into shared
+  // memory run ahead over the end of a tile: those of the next come while this one's result is
+  // written.
   template <typename Machine>
   static POSEIDON_DEVICE void Run(Machine& machine, const Arguments& a) {
     Position next{machine.first_tile(), 0, {}};
@@ -343,8 +354,10 @@ class Program {
       const Lane<Product::kRunSize> lane(machine.thread());
       Sums sums = {};
       for (int64_t row = 0; row < a.k; row += Stage<T>::kDepth) {
-        machine.template WaitForCopies<kStages - 2>();  // the thread's own copies into this stage are there
-        machine.Barrier();  // so are all others', and nobody reads the stage before this one any more
+        // Now the thread's own copies into this stage are there, then those of all others; and
+        // nobody reads the stage before this one any more.
+        machine.template WaitForCopies<kStages - 2>();
+        machine.Barrier();
         Fill(machine, a, stage == 0 ? kStages - 1 : stage - 1, next);
         const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
 #pragma unroll
@@ -370,10 +383,11 @@ class Program {
     Tile corner;        // where that tile begins
   };
 
-  // Starts to copy the rows of U and V at `next` and moves it on. Where it is at the end, there is nothing to
-  // copy, but still something to wait for, so that waiting can count.
+  // Starts to copy the rows of U and V at `next` and moves it on. Where it is at the end, there is
+  // nothing to copy, but still something to wait for, so that waiting can count.
   template <typename Machine>
-  static POSEIDON_DEVICE void Fill(Machine& machine, const Arguments& a, int stage, Position& next) {
+  static POSEIDON_DEVICE void Fill(Machine& machine, const Arguments& a, int stage,
+                                   Position& next) {
     if (next.tile < a.end_tile && next.row < a.k) {
       if (next.row == 0) next.corner = Tile::At(next.tile, a.m, a.n);
       const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
@@ -393,9 +407,12 @@ class Program {
   static POSEIDON_DEVICE void Copy(Machine& machine, const Factor& factor, int64_t k, int64_t row,
                                    int64_t column, int shared, int pitch) {
     switch (factor.copy_bytes) {
-      case 16: return CopyPieces<kColumns, 16>(machine, factor, k, row, column, shared, pitch);
-      case 4: return CopyPieces<kColumns, 4>(machine, factor, k, row, column, shared, pitch);
-      default: return CopyPieces<kColumns, sizeof(T)>(machine, factor, k, row, column, shared, pitch);
+      case 16:
+        return CopyPieces<kColumns, 16>(machine, factor, k, row, column, shared, pitch);
+      case 4:
+        return CopyPieces<kColumns, 4>(machine, factor, k, row, column, shared, pitch);
+      default:
+        return CopyPieces<kColumns, sizeof(T)>(machine, factor, k, row, column, shared, pitch);
     }
   }
 
@@ -422,8 +439,8 @@ class Program {
     }
   }
 
-  // Hands what a thread has computed to the epilogue, some runs at a time: all that these need is read before any
-  // of it is written, so that the reads overlap.
+  // Hands what a thread has computed to the epilogue, some runs at a time: all that these need is
+  // read before any of it is written, so that the reads overlap.
   template <bool kIsAligned, typename Machine>
   static POSEIDON_DEVICE void Finish(Machine& machine, const Arguments& a, const Tile& tile,
                                      const Sums& sums) {

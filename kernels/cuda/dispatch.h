@@ -1,5 +1,6 @@
-// From the arguments of a call to the program that does it. Shared by the GPU and its emulation: `Launcher` has
-// int Run<Program>(arguments), which starts blocks for the tiles [0, arguments.end_tile).
+// From the arguments of a call to the program that does it. Shared by the GPU and its emulation:
+// `Launcher` has int Run<Program>(arguments), which starts blocks for the tiles [0,
+// arguments.end_tile).
 
 #ifndef POSEIDON_CUDA_DISPATCH_H_
 #define POSEIDON_CUDA_DISPATCH_H_
@@ -22,7 +23,8 @@ bool IsAligned(const T* data, int64_t columns, int bytes) {
 template <typename T>
 Factor MakeFactor(const void* data, int64_t columns) {
   const T* elements = static_cast<const T*>(data);
-  const int copy_bytes = IsAligned(elements, columns, 16) ? 16 : IsAligned(elements, columns, 4) ? 4 : 2;
+  const int copy_bytes =
+      IsAligned(elements, columns, 16) ? 16 : IsAligned(elements, columns, 4) ? 4 : 2;
   return {static_cast<const char*>(data), columns, copy_bytes};
 }
 
@@ -74,9 +76,11 @@ int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha
   if (alpha == 0) f.k = 0;
   switch (out_type) {
     case POSEIDON_BFLOAT16:
-      return Launch<TensorCores<Bfloat16, 8>>(launcher, f, MakeCombine<Bfloat16>(f, alpha, beta, out));
+      return Launch<TensorCores<Bfloat16, 8>>(launcher, f,
+                                              MakeCombine<Bfloat16>(f, alpha, beta, out));
     case POSEIDON_HALF:
-      return Launch<TensorCores<Float16, 8>>(launcher, f, MakeCombine<Float16>(f, alpha, beta, out));
+      return Launch<TensorCores<Float16, 8>>(launcher, f,
+                                             MakeCombine<Float16>(f, alpha, beta, out));
     default:
       return LaunchType(launcher, f, MakeCombine<float>(f, alpha, beta, out));
   }
@@ -90,10 +94,12 @@ int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_ra
   if (f.m == 0 || f.n == 0) return kSuccess;
   const bool is_aligned = IsAligned(weights, f.n, 16);
   if (!velocity) {
-    return LaunchType(launcher, f, Descend<false>{learning_rate, 0, false, nullptr, weights, is_aligned});
+    const Descend<false> descend = {learning_rate, 0, false, nullptr, weights, is_aligned};
+    return LaunchType(launcher, f, descend);
   }
-  return LaunchType(launcher, f, Descend<true>{learning_rate, momentum, nesterov, velocity, weights,
-                                               is_aligned && IsAligned(velocity, f.n, 16)});
+  const Descend<true> descend = {learning_rate, momentum, nesterov, velocity, weights,
+                                 is_aligned && IsAligned(velocity, f.n, 16)};
+  return LaunchType(launcher, f, descend);
 }
 
 }  // namespace poseidon

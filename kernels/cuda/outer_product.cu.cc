@@ -35,7 +35,8 @@ struct Gpu {
     return *reinterpret_cast<const V*>(shared_memory + at);
   }
 
-  // Copies to shared memory, or writes zeros there. What the hardware can, it does in the background.
+  // Copies to shared memory, or writes zeros there. What the hardware can, it does in the
+  // background.
   template <int kBytes>
   static __device__ void Copy(int at, const char* from, bool is_inside) {
     if constexpr (kBytes == 2) {
@@ -98,8 +99,12 @@ struct Gpu {
     to.bits = __half_as_ushort(__float2half_rn(value));
   }
   // The halves of two words, those of x below those of y.
-  static __device__ uint32_t LowerHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
-  static __device__ uint32_t UpperHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
+  static __device__ uint32_t LowerHalves(uint32_t x, uint32_t y) {
+    return __byte_perm(x, y, 0x5410);
+  }
+  static __device__ uint32_t UpperHalves(uint32_t x, uint32_t y) {
+    return __byte_perm(x, y, 0x7632);
+  }
 
   // Adds the products of all of a warp's rows and columns.
   template <typename T>
@@ -114,13 +119,13 @@ struct Gpu {
   }
 
  private:
-#define POSEIDON_MMA(T, shape_and_types)                                                            \
-  static __device__ void MultiplyAdd(T, const uint32_t (&upper)[2], const uint32_t (&lower)[2],     \
-                                     const uint32_t (&v)[2], float (&sums)[4]) {                    \
-    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "       \
-        "{%0, %1, %2, %3};"                                                                         \
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                \
-        : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(v[0]), "r"(v[1]));        \
+#define POSEIDON_MMA(T, shape_and_types)                                                          \
+  static __device__ void MultiplyAdd(T, const uint32_t (&upper)[2], const uint32_t (&lower)[2],   \
+                                     const uint32_t (&v)[2], float (&sums)[4]) {                  \
+    asm("mma.sync.aligned." shape_and_types                                                       \
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                        \
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                              \
+        : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(v[0]), "r"(v[1]));      \
   }
   POSEIDON_MMA(Bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
   POSEIDON_MMA(Float16, "m16n8k16.row.col.f32.f16.f16.f32")
@@ -138,8 +143,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 struct Launcher {
   cudaStream_t stream;
 
-  // One block for each multiprocessor, which goes through tiles until there are none left. What is asked and set
-  // here depends on the current device and costs less than to remember it.
+  // One block for each multiprocessor, which goes through tiles until there are none left. What is
+  // asked and set here depends on the current device and costs less than to remember it.
   template <typename ThisProgram>
   int Run(typename ThisProgram::Arguments arguments) const {
     const auto kernel = reinterpret_cast<const void*>(&RunBlock<ThisProgram>);
@@ -151,7 +156,8 @@ struct Launcher {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  ThisProgram::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(arguments.end_tile, multiprocessors));
+    const auto blocks =
+        static_cast<unsigned>(std::min<int64_t>(arguments.end_tile, multiprocessors));
     void* pointers[] = {&arguments};
     return cudaLaunchKernel(kernel, blocks, kThreads, pointers, ThisProgram::kSharedBytes, stream);
   }

@@ -1,6 +1,6 @@
-// The arithmetic of sufficient factors on NVIDIA GPUs: U^T V, and the update of weights by it without
-// writing the gradient to memory. A C interface that includes nothing of CUDA's or TensorFlow's, so that it can be
-// called where neither is there, and emulated.
+// The arithmetic of sufficient factors on NVIDIA GPUs: U^T V, and the update of weights by it
+// without writing the gradient to memory. A C interface that includes nothing of CUDA's or
+// TensorFlow's, so that it can be called where neither is there, and emulated.
 
 #ifndef POSEIDON_CUDA_OUTER_PRODUCT_H_
 #define POSEIDON_CUDA_OUTER_PRODUCT_H_
@@ -20,12 +20,12 @@ enum PoseidonType {
   POSEIDON_FLOAT32 = 0,
   POSEIDON_BFLOAT16 = 1,
   POSEIDON_HALF = 2,
-  // float32 in memory, which the tensor cores take rounded to 10 bits of the fraction. For factors only.
+  // float32 in memory, taken by the tensor cores rounded to 10 bits of the fraction. Of factors.
   POSEIDON_TF32 = 3,
 };
 
-// Row-major U [k, m] and V [k, n] on the device, without gaps between rows. Any size may be 0; the pointers
-// are aligned to their elements, no more.
+// Row-major U [k, m] and V [k, n] on the device, without gaps between rows. Any size may be 0; the
+// pointers are aligned to their elements, no more.
 struct PoseidonFactors {
   enum PoseidonType type;
   const void* u;
@@ -33,10 +33,10 @@ struct PoseidonFactors {
   int64_t k, m, n;
 };
 
-// out = alpha * U^T V + beta * out, with `out` [m, n] of the factors' type or float32. With alpha 0, factors are not
-// read; with beta 0, `out` is not. Products are added in an order that only k decides, so equal factors give equal
-// bits on one model of GPU. Starts the work on `stream` and returns a cudaError_t: cudaErrorInvalidValue if sizes,
-// types and pointers do not go together.
+// out = alpha * U^T V + beta * out, with `out` [m, n] of the factors' type or float32. With alpha
+// 0, factors are not read; with beta 0, `out` is not. Products are added in an order that only k
+// decides, so equal factors give equal bits on one model of GPU. Starts the work on `stream` and
+// returns a cudaError_t: cudaErrorInvalidValue if sizes, types and pointers do not go together.
 int poseidon_outer_product(struct CUstream_st* stream, const struct PoseidonFactors* factors,
                            float alpha, float beta, void* out, enum PoseidonType out_type);
 
