@@ -1,7 +1,7 @@
 """What is expected of kernels/cuda/outer_product.h: cases, inputs, results and how far these may be off.
 
-tests/test_gpu.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy alone, so that it
-runs where TensorFlow is not installed.
+tests/test_gpu.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy
+alone, so that it runs where TensorFlow is not installed.
 """
 
 import ctypes
@@ -10,7 +10,8 @@ import itertools
 
 import numpy as np
 
-# Of each type: its number in the interface, what NumPy keeps it in, the bits of its fraction with the leading one.
+# Of each type: its number in the interface, what NumPy keeps it in, and the bits of its fraction
+# with the leading one.
 TYPES = {"float32": (0, np.float32, 24), "bfloat16": (1, np.uint16, 8), "half": (2, np.float16, 11),
          "tf32": (3, np.float32, 11)}
 
@@ -19,8 +20,8 @@ TYPES = {"float32": (0, np.float32, 24), "bfloat16": (1, np.uint16, 8), "half": 
 class Case:
     """One call. `out` is a type, or "weights" for an update, whose learning rate is alpha.
 
-    Pointers miss alignment to 256 bytes by `offset` elements, the velocity's by a quarter of that. With `momentum`
-    None there is no velocity.
+    Pointers miss alignment to 256 bytes by `offset` elements, the velocity's by a quarter of that.
+    With `momentum` None there is no velocity.
     """
     factors: str
     out: str
@@ -35,16 +36,18 @@ class Case:
 
     def __str__(self):
         fields = dataclasses.fields(self)
-        rest = [f"{f.name}={value}" for f in fields[5:] if (value := getattr(self, f.name)) != f.default]
+        rest = [f"{f.name}={value}" for f in fields[5:]
+                if (value := getattr(self, f.name)) != f.default]
         return " ".join([f"{self.factors}->{self.out} {self.k}x{self.m}x{self.n}", *rest])
 
 
 ALL_TYPES = (("float32", "float32"), ("tf32", "float32"), ("bfloat16", "float32"), ("half", "float32"),
              ("bfloat16", "bfloat16"), ("half", "half"))
-# (K, M, N): nothing, one of each, odd numbers, just below, at and above a tile and its parts, a few tiles.
-SHAPES = ((0, 5, 7), (3, 0, 7), (3, 5, 0), (1, 1, 1), (1, 128, 256), (2, 127, 257), (5, 33, 40), (15, 129, 255),
-          (16, 64, 64), (17, 40, 272), (31, 8, 513), (32, 136, 264), (33, 65, 63), (64, 1, 300), (65, 260, 1),
-          (130, 24, 48), (48, 1200, 20), (200, 16, 8))
+# (K, M, N): nothing, one of each, odd numbers, just below, at and above a tile and its parts, tiles in
+# more than one band.
+SHAPES = ((0, 5, 7), (3, 0, 7), (3, 5, 0), (1, 1, 1), (1, 128, 256), (2, 127, 257), (5, 33, 40),
+          (15, 129, 255), (16, 64, 64), (17, 40, 272), (31, 8, 513), (32, 136, 264), (33, 65, 63),
+          (64, 1, 300), (65, 260, 1), (130, 24, 48), (48, 1200, 20), (200, 16, 8))
 
 
 def cases():
@@ -52,16 +55,18 @@ def cases():
     shapes = [Case(factors, out, *shape) for factors, out in ALL_TYPES for shape in SHAPES]
     scaled = [Case(factors, out, 9, 70, 80 + odd, alpha, beta, offset=offset)
               for (factors, out), odd in itertools.product(ALL_TYPES, (0, 1))
-              for alpha, beta, offset in ((-0.5, 1.0, 0), (2.0, -0.25, 1), (0.0, 0.5, 0), (0.0, 0.0, 3), (1.0, 0.0, 2))]
+              for alpha, beta, offset in ((-0.5, 1.0, 0), (2.0, -0.25, 1), (0.0, 0.5, 0), (0.0, 0.0, 3),
+                                          (1.0, 0.0, 2))]
     updates = [Case(factors, "weights", k, m, n, 0.25, momentum=momentum, nesterov=nesterov, offset=offset)
                for factors in TYPES
-               for k, m, n, offset in ((1, 130, 260, 0), (40, 70, 77, 0), (3, 128, 256, 1), (2, 128, 256, 4), (0, 9, 8, 0))
+               for k, m, n, offset in ((1, 130, 260, 0), (40, 70, 77, 0), (3, 128, 256, 1),
+                                       (2, 128, 256, 4), (0, 9, 8, 0))
                for momentum, nesterov in ((None, False), (0.5, False), (0.5, True), (0.0, False))]
     return [*shapes, *scaled, *updates]
 
 
 def random_case(rng, largest_k, largest):
-    """Returns a case whose sizes are often multiples of a power of two, so that all ways to copy are taken."""
+    """Returns a case; its sizes are often multiples of a power of two, for all ways to copy."""
     def size(limit):
         unit = 2 ** rng.integers(0, 5)
         return int(rng.integers(0, limit // unit + 1) * unit)
@@ -70,8 +75,10 @@ def random_case(rng, largest_k, largest):
     out = rng.choice(sorted({"float32", "weights", factors} - {"tf32"}))
     momentum = rng.choice([None, 0.5]) if out == "weights" else None
     return Case(str(factors), str(out), size(largest_k), size(largest), size(largest),
-                float(rng.choice([0.0, 0.5, 1.0, -2.0])), 0.0 if out == "weights" else float(rng.choice([0.0, 1.0])),
-                momentum, bool(momentum and rng.integers(2)), int(rng.choice([0, 0, 1, 2, 4])))
+                alpha=float(rng.choice([0.0, 0.5, 1.0, -2.0])),
+                beta=0.0 if out == "weights" else float(rng.choice([0.0, 1.0])),
+                momentum=momentum, nesterov=bool(momentum and rng.integers(2)),
+                offset=int(rng.choice([0, 0, 1, 2, 4])))
 
 
 def encode(values, dtype):
@@ -114,9 +121,10 @@ def expect(case, u, v, old):
         u, v: stored factors [K, M] and [K, N], or the columns of them that matter.
         old: the stored results before the call: `out` [M, N], or the weights and perhaps the velocity.
 
-    The bounds follow from how numbers are rounded. A sum of K products is off by 2^-23 of the sum of the absolute
-    products for each addition (twice float32's unit, since tensor cores need not round to nearest), factors in
-    TF32 by 2^-11 each, what is done with the sum by 2^-24 for each operation, and the stored result by its unit.
+    The bounds follow from how numbers are rounded. A sum of K products is off by 2^-23 of the sum of
+    the absolute products for each addition (twice float32's unit, since tensor cores need not round
+    to nearest), factors in TF32 by 2^-11 each, what is done with the sum by 2^-24 for each
+    operation, and the stored result by its unit.
     """
     u, v = decode(u, case.factors), decode(v, case.factors)
     scale = case.alpha
@@ -157,7 +165,8 @@ def check(library, case, rng):
 def _check(library, case, rng, whole):
     u, v, old = make_inputs(case, rng, whole)
     factors = [Buffer(library.memory, stored, case.offset) for stored in (u, v)]
-    results = [Buffer(library.memory, stored, offset) for stored, offset in zip(old, (case.offset, case.offset // 4))]
+    results = [Buffer(library.memory, stored, offset)
+               for stored, offset in zip(old, (case.offset, case.offset // 4))]
     library.call(case, *(buffer.address for buffer in (*factors, *results)))
     for name, buffer, stored in zip("UV", factors, (u, v)):
         assert np.array_equal(buffer.read(), stored), f"{case}: {name} was written"

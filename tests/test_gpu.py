@@ -1,7 +1,7 @@
 """The CUDA kernels where there is no GPU: compiled for those that are supported, and run on an emulated one.
 
-The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.h, not the instructions of a GPU; those
-are for scripts/gpu_check.py, with the same cases.
+The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.h, not the
+instructions of a GPU; those are for scripts/gpu_check.py, with the same cases.
 """
 
 import copy
@@ -32,8 +32,9 @@ ALL_TILES = 2 ** 62
 def emulated(tmp_path_factory):
     """Returns the library on an emulated GPU."""
     path = tmp_path_factory.mktemp("gpu") / "emulated.so"
-    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
-                    "-Werror", "-Wno-unknown-pragmas", ROOT / "tests" / "emulated_gpu.cc", "-o", path], check=True)
+    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-O2", "-fPIC", "-shared", "-Wall",
+                    "-Wextra", "-Werror", "-Wno-unknown-pragmas", ROOT / "tests" / "emulated_gpu.cc",
+                    "-o", path], check=True)
     library = outer_product.Library(path, outer_product.HostMemory())
     library.c.poseidon_emulate.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_uint64]
     return library
@@ -102,8 +103,9 @@ def test_bits_depend_neither_on_order_nor_blocks(emulated):
 
 
 @pytest.mark.parametrize("change", [
-    dict(k=-1), dict(m=-1), dict(n=-1), dict(out="tf32"), dict(out="half"), dict(factors="float32", out="bfloat16"),
-    dict(u=None), dict(v=None), dict(result=None), dict(out="weights", momentum=0.5)], ids=str)
+    dict(k=-1), dict(m=-1), dict(n=-1), dict(out="tf32"), dict(out="half"),
+    dict(factors="float32", out="bfloat16"), dict(factors="tf32", out="tf32"), dict(u=None), dict(v=None),
+    dict(result=None), dict(out="weights", momentum=0.5)], ids=str)
 def test_refusals(emulated, change):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
     case = Case("bfloat16", "bfloat16", 2, 3, 4)
@@ -120,28 +122,23 @@ def test_nothing_to_do_needs_no_memory(emulated, case):
     emulated.call(case, None, None, None)
 
 
-def test_no_products_need_no_factors(emulated):
+@pytest.mark.parametrize("k, alpha", [(0, 1.0), (7, 0.0)])
+def test_without_products_factors_are_not_read(emulated, k, alpha):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
-    for case in Case("half", "float32", 0, 2, 2, beta=0.5), Case("half", "float32", 7, 2, 2, alpha=0.0, beta=0.5):
-        out = np.full((2, 2), 3, np.float32)
-        if case.k == 0:
-            emulated.call(case, None, None, out.ctypes.data)
-        else:
-            nan = np.full((7, 2), np.nan, np.float16)
-            emulated.call(case, nan.ctypes.data, nan.ctypes.data, out.ctypes.data)
-        assert (out == 1.5).all()
+    nan, out = np.full((7, 2), np.nan, np.float16), np.full((2, 2), 3, np.float32)
+    emulated.call(Case("half", "float32", k, 2, 2, alpha, beta=0.5), nan.ctypes.data, nan.ctypes.data,
+                  out.ctypes.data)
+    assert (out == 1.5).all()
 
 
 @pytest.mark.parametrize("factors", outer_product.TYPES)
 def test_nan_and_infinity_stay(emulated, factors):
     """With all bits of NaN's fraction set too, as GPUs make it: adding to these would give 0."""
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
-    storage = outer_product.TYPES[factors][1]
-    u, v = np.zeros((1, 4), storage), np.ones((1, 4), storage)
-    word = np.dtype(storage).itemsize * 8
-    v[:] = outer_product.encode(np.ones((1, 4)), factors)
-    u[0, :2] = np.array([2 ** (word - 1) - 1, 2 ** word - 1], f"uint{word}").view(storage)
-    u[0, 2:] = outer_product.encode([np.inf, -np.inf], factors)
+    v = outer_product.encode(np.ones((1, 4)), factors)
+    u = outer_product.encode([[0, 0, np.inf, -np.inf]], factors)
+    bits = u.itemsize * 8
+    u.view(f"uint{bits}")[0, :2] = 2 ** (bits - 1) - 1, 2 ** bits - 1
     out = np.zeros((4, 4), np.float32)
     emulated.call(Case(factors, "float32", 1, 4, 4), u.ctypes.data, v.ctypes.data, out.ctypes.data)
     np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, np.inf, -np.inf])
@@ -166,7 +163,7 @@ class Wrong:
 
 @pytest.mark.parametrize("damage, message", [
     (lambda result, address: None, None),
-    (lambda result, address: result.__setitem__(7, np.nan), "1 elements are off .* in rows 1-1 and columns 2-2"),
+    (lambda result, address: result.__setitem__(7, np.nan), "1 elements .* rows 1-1 and columns 2-2"),
     (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "off by more than they may"),
     (lambda result, address: ctypes.memset(address - 4, 0, 4), "before the first"),
     (lambda result, address: ctypes.memset(address + result.nbytes, 0, 1), "after the last"),
@@ -219,7 +216,8 @@ def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
     few = [Case("bfloat16", "float32", 20, 40, 60), Case("tf32", "weights", 3, 50, 20, momentum=0.5)]
     monkeypatch.setattr(gpu_check, "Driver", HostDriver)
     monkeypatch.setattr(gpu_check, "build", lambda *_: None)
-    monkeypatch.setattr(gpu_check.outer_product, "Library", lambda path, memory: _with_memory(emulated, memory))
+    monkeypatch.setattr(gpu_check.outer_product, "Library",
+                        lambda path, memory: _with_memory(emulated, memory))
     monkeypatch.setattr(gpu_check.outer_product, "cases", lambda: few)
     monkeypatch.setattr(gpu_check.outer_product, "random_case", lambda *_: few[0])
     monkeypatch.setattr(gpu_check, "LARGER", [])
@@ -238,7 +236,8 @@ def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
     nbytes = 20 * (40 + 60) * 2 + 40 * 60 * 4, 3 * (50 + 20) * 4 + 50 * 20 * 4 * 2 * 2
     for row, size in zip(results["cases"], nbytes):
         assert row["seconds"] == pytest.approx(1e-3 / 20)
-        assert row["fraction_of_roofline"] == pytest.approx(size / results["copy_bytes_per_s"] / row["seconds"])
+        roofline = size / results["copy_bytes_per_s"]
+        assert row["fraction_of_roofline"] == pytest.approx(roofline / row["seconds"])
     assert "bfloat16  float32  20  40 x 60" in capsys.readouterr().out
 
 
@@ -255,6 +254,5 @@ def test_compiles_without_spilled_registers(tmp_path):
     usage = gpu_check.resources(report)
     assert {row.gpu for row in usage} == {"sm_80", "sm_90"}
     assert [row for row in usage if row.spilled_bytes] == []
-    # More would not fit beside each other on a multiprocessor, and nvcc would not say so.
-    assert max(row.registers for row in usage) * 256 <= 65536
+    assert max(row.registers for row in usage) * 256 <= 65536  # of a multiprocessor
     assert "tensorflow" not in (tmp_path / "dependencies").read_text()
