@@ -1,11 +1,17 @@
-"""Builds the op library and the MPI transport with g++ against the installed wheels."""
+"""Builds the op library and the MPI transport with g++ against the installed wheels.
+
+The op library gets GPU kernels where there is nvcc, and a TensorFlow that runs on GPUs to build against.
+TF_POSEIDON_CUDA=0 builds none all the same; 1 insists on them.
+"""
 
 import concurrent.futures
 import importlib.metadata
 import os
 import pathlib
+import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -22,6 +28,13 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "
 # of the libraries that it names.
 LINK_FLAGS = ["-shared", "-Wl,--no-undefined", "-Wl,--as-needed", "-pthread", "-ldl"]
 
+# Machine code for Ampere and Hopper, and PTX that drivers of later GPUs translate.
+NVCC_FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-gencode=arch=compute_80,code=sm_80",
+              "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+              "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall"]
+# Static, so that the library loads where there is no CUDA.
+CUDA_LIBRARIES = ["-lcudart_static", "-lrt"]
+
 
 def relative(paths):
     """Returns sorted paths relative to the project, as setuptools wants them."""
@@ -29,9 +42,10 @@ def relative(paths):
 
 
 MPI_SOURCES = ["kernels/communicator/mpi_transport.cc"]
+GPU_SOURCES = relative([*ROOT.glob("kernels/**/*.cu.cc"), *ROOT.glob("kernels/*_gpu.cc")])
 OP_SOURCES = [
     path for path in relative([*ROOT.glob("kernels/**/*.cc"), *ROOT.glob("graph_passes/*.cc")])
-    if path not in MPI_SOURCES and not path.endswith(".cu.cc")
+    if path not in MPI_SOURCES + GPU_SOURCES
 ]
 
 
@@ -50,6 +64,43 @@ def installed_tensorflow():
     return "tensorflow-cpu", None
 
 
+def tensorflow_package():
+    """Returns the folder of the installed TensorFlow; tf.sysconfig would import it, which takes seconds."""
+    return importlib.metadata.distribution(installed_tensorflow()[0]).locate_file("tensorflow")
+
+
+def find_nvcc():
+    """Returns the path of nvcc if GPU kernels are to be built, else None."""
+    wish = os.environ.get("TF_POSEIDON_CUDA", "")
+    if wish not in ("", "0", "1"):
+        sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA={wish}, expected 0, 1, or nothing to build GPU kernels where "
+                 "that is possible.")
+    if wish == "0":
+        return None
+    folders = [os.path.join(os.environ[name], "bin") for name in ("CUDA_HOME",) if name in os.environ]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
+    info = runpy.run_path(str(tensorflow_package() / "python" / "platform" / "build_info.py"))
+    if not info["build_info"]["is_cuda_build"]:
+        problem = ("the installed TensorFlow runs on CPUs only; install "
+                   f"'tensorflow[and-cuda]=={SUPPORTED['TENSORFLOW_SERIES']}.*' in its place")
+    elif nvcc is None:
+        problem = "there is no nvcc; set CUDA_HOME to the folder of a CUDA toolkit"
+    else:
+        return nvcc
+    if wish == "1":
+        sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA=1, but {problem}, or leave TF_POSEIDON_CUDA away to build for "
+                 "CPUs.")
+    return None
+
+
+def cuda_folders(nvcc):
+    """Returns the (include, library) folders of a CUDA toolkit, as nvcc would give them to the compiler."""
+    shown = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], check=True, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    lines = {name: line for name, line in re.findall(r"^#\$ (\w+)=(.*)$", shown, re.MULTILINE)}
+    return re.findall(r'"-I([^"]+)"', lines["INCLUDES"]), re.findall(r'"-L([^"]+)"', lines["LIBRARIES"])
+
+
 class BuildLibraries(build_ext.build_ext):
     """Compiles one object per source, in parallel, and links each library."""
 
@@ -65,8 +116,13 @@ class BuildLibraries(build_ext.build_ext):
             "libposeidon_mpi": self.mpi_toolchain,
         }[ext.name.rpartition(".")[2]]()
         command = [*compiler, *COMPILE_FLAGS, *compile_flags]
+        commands = dict.fromkeys(ext.sources, command)
+        if ext.sources == OP_SOURCES:
+            of_gpu, gpu_link_flags = self.gpu_toolchain(command)
+            commands |= of_gpu
+            link_flags = [*link_flags, *gpu_link_flags]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda source: self.compile(command, source), ext.sources))
+            objects = list(pool.map(self.compile, commands.values(), commands))
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.run_if_stale([*compiler, *objects, *LINK_FLAGS, *link_flags, "-o", str(library)],
@@ -78,14 +134,28 @@ class BuildLibraries(build_ext.build_ext):
         if version is None:
             sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
                      f"'tensorflow-cpu=={SUPPORTED['TENSORFLOW_SERIES']}.*' first.")
-        # Asking TensorFlow itself (tf.sysconfig) would import it, which takes seconds.
-        package = importlib.metadata.distribution(installed_tensorflow()[0]).locate_file(
-            "tensorflow")
+        package = tensorflow_package()
         return (shlex.split(os.environ.get("CXX", "g++")),
                 ["-isystem", f"{package}/include", "-Ikernels", "-Ikernels/communicator",
                  "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1",
                  f'-DPOSEIDON_TENSORFLOW_VERSION="{version}"'],
                 [f"-L{package}", "-l:libtensorflow_framework.so.2"])
+
+    def gpu_toolchain(self, command):
+        """Returns the commands that compile GPU_SOURCES, by source, and link flags; none without CUDA.
+
+        Args:
+            command: The one of the op library's other sources.
+        """
+        nvcc = find_nvcc()
+        if nvcc is None:
+            return {}, []
+        include, libraries = cuda_folders(nvcc)
+        host = [*command, *(flag for folder in include for flag in ("-isystem", folder))]
+        # With the compiler that links: what it makes has to fit to its own libraries.
+        device = [nvcc, "-ccbin", command[0], *NVCC_FLAGS, "-Ikernels"]
+        return ({source: device if source.endswith(".cu.cc") else host for source in GPU_SOURCES},
+                [*(f"-L{folder}" for folder in libraries), *CUDA_LIBRARIES])
 
     def mpi_toolchain(self):
         """Returns compiler, compile flags and link flags of the MPI transport."""

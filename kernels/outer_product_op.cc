@@ -1,4 +1,5 @@
-// The ops that make gradients of sufficient factors, and their CPU kernels.
+// The ops that make gradients of sufficient factors, and their CPU kernels; outer_product_gpu.cc has the
+// GPU's.
 
 #include "outer_product.h"
 
@@ -6,6 +7,7 @@
 #include <string>
 
 #include "dtypes.h"
+#include "outer_product_kernel.h"
 #include "process_communicator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -53,8 +55,10 @@ REGISTER_OP("SufficientFactorOuterProduct")
     .Doc(R"doc(
 Makes the gradient of a dense layer from its sufficient factors (USENIX ATC 2017, section 3.2).
 
-Products are added in the order of the rows whatever the number of threads, half and bfloat16 in float
-with one rounding: the same factors give the same bits everywhere.
+Half and bfloat16 are multiplied and added in float, and rounded once. On the CPU products are added in the
+order of the rows whatever the number of threads: the same factors give the same bits everywhere. On GPUs,
+whose kernel takes no double, they do so on one model of GPU; float is read as TensorFloat-32 where
+TensorFlow's own products read it so.
 
 u: [K, M], the layer's inputs. K may be 0.
 v: [K, N], the errors of its outputs.
@@ -92,27 +96,12 @@ std::string SiteOf(OpKernelConstruction* context) {
   return context->GetAttr("_poseidon_site", &site).ok() ? site : context->def().name();
 }
 
-class OuterProductKernel : public OpKernel {
+class CpuOuterProductKernel : public OuterProductKernel {
  public:
-  explicit OuterProductKernel(OpKernelConstruction* context)
-      : OpKernel(context), site_(SiteOf(context)) {
-    CheckTypes(context);
-  }
+  using OuterProductKernel::OuterProductKernel;
 
-  void Compute(OpKernelContext* context) override {
-    const RebuildEvent event(site_);
-    const Tensor& u = context->input(0);
-    const Tensor& v = context->input(1);
-    OP_REQUIRES(context,
-                TensorShapeUtils::IsMatrix(u.shape()) && TensorShapeUtils::IsMatrix(v.shape()) &&
-                    u.dim_size(0) == v.dim_size(0),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "SufficientFactorOuterProduct got u ", u.shape().DebugString(), " and v ",
-                    v.shape().DebugString(), "; expected [K, M] and [K, N].")));
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(
-                                0, TensorShape({u.dim_size(1), v.dim_size(1)}), &out));
-    if (out->NumElements() == 0) return;
+ protected:
+  void Multiply(OpKernelContext* context, const Tensor& u, const Tensor& v, Tensor* out) override {
     const OuterProduct product{ToDataType(u.dtype()), ToDataType(out->dtype()), u.data(), v.data(),
                                u.dim_size(0), u.dim_size(1), v.dim_size(1), out->data()};
 
@@ -144,8 +133,6 @@ class OuterProductKernel : public OpKernel {
  private:
   static constexpr int64_t kRowGranularity = 12;  // the tiles' height
   static constexpr double kSmallWork = 2e6;       // not worth waking another thread
-
-  const std::string site_;
 };
 
 class BiasKernel : public OpKernel {
@@ -172,10 +159,32 @@ class BiasKernel : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct").Device(tensorflow::DEVICE_CPU),
-                        OuterProductKernel);
+                        CpuOuterProductKernel);
 REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_CPU), BiasKernel);
 
 }  // namespace
+
+OuterProductKernel::OuterProductKernel(OpKernelConstruction* context)
+    : OpKernel(context), site_(SiteOf(context)) {
+  CheckTypes(context);
+}
+
+void OuterProductKernel::Compute(OpKernelContext* context) {
+  const RebuildEvent event(site_);  // of a GPU's work, the start
+  const Tensor& u = context->input(0);
+  const Tensor& v = context->input(1);
+  OP_REQUIRES(context,
+              TensorShapeUtils::IsMatrix(u.shape()) && TensorShapeUtils::IsMatrix(v.shape()) &&
+                  u.dim_size(0) == v.dim_size(0),
+              absl::InvalidArgumentError(absl::StrCat(
+                  "SufficientFactorOuterProduct got u ", u.shape().DebugString(), " and v ",
+                  v.shape().DebugString(), "; expected [K, M] and [K, N].")));
+  Tensor* out = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(
+                              0, TensorShape({u.dim_size(1), v.dim_size(1)}), &out));
+  if (out->NumElements() > 0) Multiply(context, u, v, out);
+}
+
 }  // namespace poseidon
 
 extern "C" __attribute__((visibility("default"))) bool poseidon_has_fused_multiply_add() {

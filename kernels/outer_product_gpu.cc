@@ -1,0 +1,68 @@
+// The GPU kernel of SufficientFactorOuterProduct: hands U, V and TensorFlow's stream to cuda/outer_product.h.
+// Compiled only where there is CUDA to compile it with.
+
+#include <string>
+
+#include "cuda/outer_product.h"
+#include "outer_product_kernel.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/tensor_float_32_utils.h"
+#include "xla/stream_executor/stream.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+PoseidonType ToPoseidonType(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF: return POSEIDON_HALF;
+    case tensorflow::DT_BFLOAT16: return POSEIDON_BFLOAT16;
+    default: return POSEIDON_FLOAT32;
+  }
+}
+
+class GpuOuterProductKernel : public OuterProductKernel {
+ public:
+  using OuterProductKernel::OuterProductKernel;
+
+ protected:
+  void Multiply(OpKernelContext* context, const Tensor& u, const Tensor& v, Tensor* out) override {
+    PoseidonType type = ToPoseidonType(u.dtype());
+    // TensorFlow's own matrix products follow the same switch.
+    if (type == POSEIDON_FLOAT32 && tensorflow::tensor_float_32_execution_enabled()) {
+      type = POSEIDON_TF32;
+    }
+    const PoseidonFactors factors{type,          u.data(),      v.data(),
+                                  u.dim_size(0), u.dim_size(1), v.dim_size(1)};
+    auto* stream = static_cast<cudaStream_t>(
+        context->op_device_context()->stream()->platform_specific_handle().stream);
+    const cudaError_t error =
+        poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(),
+                               ToPoseidonType(out->dtype()));
+    OP_REQUIRES(context, error == cudaSuccess,
+                absl::InternalError(absl::StrCat(
+                    "SufficientFactorOuterProduct '", site_, "' could not start on the GPU, of u ",
+                    u.shape().DebugString(), " and v ", v.shape().DebugString(), ": ",
+                    cudaGetErrorString(error), " (", cudaGetErrorName(error), ").")));
+  }
+};
+
+#define REGISTER(In, Out)                                                       \
+  REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct")                  \
+                              .Device(tensorflow::DEVICE_GPU)                   \
+                              .TypeConstraint<In>("T")                          \
+                              .TypeConstraint<Out>("Tout"),                     \
+                          GpuOuterProductKernel)
+
+REGISTER(float, float);
+REGISTER(Eigen::half, Eigen::half);
+REGISTER(Eigen::half, float);
+REGISTER(tensorflow::bfloat16, tensorflow::bfloat16);
+REGISTER(tensorflow::bfloat16, float);
+
+#undef REGISTER
+
+}  // namespace
+}  // namespace poseidon
