@@ -47,7 +47,7 @@ def open_bundle(graph, markers, decisions):
     else:  # others may wait for it
         writer.add("", "NoOp", [tensor for tensor in others if graph_lib.is_control(tensor)])
     writer.nodes.append(type(node)(
-        name=bundle.output, op="IdentityN", device=node.device,
+        name=bundle.output, op="IdentityN", device=graph.node(bundle.gradients[0]).device,
         input=[sums[part] for part in range(len(markers))]))
     graph_lib.set_attribute(writer.nodes[-1].attr["T"], "T", [dtype] * len(markers))
     return writer.nodes

@@ -77,9 +77,10 @@ class Collectives(site_writer.SiteWriter):
         gathered = self._gathered(parts, types, columns, match.others())
         for i, tensor in enumerate(gathered):  # where riders find them
             self.writer.add(f"recv{i}", "Identity", [tensor], T=types[i])
-        masks = self._masks(match)
+        with self.writer.placed(self._where_rebuilt(types[0])):
+            masks = self._masks(match)
+            self._finish(self._rebuild(match, masks, gathered, types[0]))
         self._verify_by(gathered[:2], types[:2], masks)
-        self._finish(self._rebuild(match, masks, gathered, types[0]))
 
     def bias(self, leader, bias, match):
         """Adds up the rows of a factor that another site has gathered."""

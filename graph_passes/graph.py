@@ -1,6 +1,7 @@
 """A GraphDef with indexes: what the passes read, and how they write nodes."""
 
 import collections
+import contextlib
 import math
 
 import numpy as np
@@ -126,21 +127,29 @@ def num_elements(shape):
 
 
 class Writer:
-    """Makes nodes that belong together: under one name and on one device."""
+    """Makes nodes that belong together: under one name, and on one device but for what is `placed` elsewhere."""
 
     def __init__(self, prefix, device=""):
         self._prefix = prefix
         self._device = device
         self.nodes = []
 
-    def add(self, suffix, op, inputs, on=None, **attributes):
+    @contextlib.contextmanager
+    def placed(self, device):
+        """Makes nodes on another device meanwhile."""
+        before, self._device = self._device, device
+        try:
+            yield
+        finally:
+            self._device = before
+
+    def add(self, suffix, op, inputs, **attributes):
         """Adds a node.
 
         Args:
             suffix: Its name, below the prefix; empty for the prefix itself.
             op: Its op.
             inputs: Names of tensors, control dependencies last.
-            on: Its device, None for that of the writer.
             **attributes: Python values; DataType enums are given as `types_pb2.DT_...` ints under
                 names that begin or end with T or are in _TYPES, lists of them as lists.
 
@@ -148,8 +157,7 @@ class Writer:
             The name of its first output.
         """
         name = f"{self._prefix}/{suffix}" if suffix else self._prefix
-        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs,
-                                     device=self._device if on is None else on)
+        node = node_def_pb2.NodeDef(name=name, op=op, input=inputs, device=self._device)
         for key, value in attributes.items():
             set_attribute(node.attr[key], key, value)
         self.nodes.append(node)

@@ -5,9 +5,9 @@ The other ranks know an op of Horovod by the last part of its name, so these nam
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import kernels
 
 from tf_poseidon.graph_passes import collectives
+from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import site_writer
 
@@ -27,38 +27,40 @@ class HorovodOps(collectives.Collectives):
     """
 
     def _all_reduced(self, suffix, tensor, what=""):
-        dtype = self._marker.dtype
-        if not self._contributes_always:
-            zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
-            tensor = self.writer.add(f"{what}contribution", "SelectV2",
-                                     [self._marker.contributes, tensor, zero], T=dtype)
-        wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
-        tensor = self._cast(f"{what}wide", tensor, dtype, wire)
-        if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
-            tensor = self.writer.add(f"{what}opaque", "PoseidonOpaque", [tensor], T=wire)
-        total = self._horovod(self._name(what and f".{what}"), "HorovodAllreduce", [tensor], T=wire,
-                              reduce_op=SUM, prescale_factor=1.0, postscale_factor=1.0)
-        if wire == dtype:
-            return self.writer.add(suffix, "Identity", [total], T=dtype)
-        return self._cast(suffix, total, wire, dtype)
+        with self.writer.placed(self._where_run("HorovodAllreduce")):
+            dtype = self._marker.dtype
+            if not self._contributes_always:
+                zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
+                tensor = self.writer.add(f"{what}contribution", "SelectV2",
+                                         [self._marker.contributes, tensor, zero], T=dtype)
+            wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
+            tensor = self._cast(f"{what}wide", tensor, dtype, wire)
+            if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
+                tensor = self._opaque(f"{what}opaque", tensor, wire)
+            total = self._horovod(self._name(what and f".{what}"), "HorovodAllreduce", [tensor], T=wire,
+                                  reduce_op=SUM, prescale_factor=1.0, postscale_factor=1.0)
+            if wire == dtype:
+                return self.writer.add(suffix, "Identity", [total], T=dtype)
+            return self._cast(suffix, total, wire, dtype)
 
     def _gathered(self, tensors, types, columns, others):
-        controls = collectives.after([*tensors, *others])
-        gathered, limit = [], self._limit(tensors[0])
-        for i, (tensor, dtype) in enumerate(zip(tensors, types)):
-            if limit is not None:
-                tensor = self._rows_before(limit, f"part{i}", tensor, dtype)
-            wire = _UINT16 if dtype == _BFLOAT16 else dtype  # Horovod has no bfloat16
-            if wire != dtype:
-                tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
-            if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
-                tensor = self.writer.add(f"opaque{i}", "PoseidonOpaque", [tensor], T=wire)
-            tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor, *controls],
-                                   T=wire)
-            if wire != dtype:
-                tensor = self.writer.add(f"all{i}", "Bitcast", [tensor], T=wire, type=dtype)
-            gathered.append(tensor)
-        return gathered
+        with self.writer.placed(self._where_run("HorovodAllgather")):
+            controls = collectives.after([*tensors, *others])
+            gathered, limit = [], self._limit(tensors[0])
+            for i, (tensor, dtype) in enumerate(zip(tensors, types)):
+                if limit is not None:
+                    tensor = self._rows_before(limit, f"part{i}", tensor, dtype)
+                wire = _UINT16 if dtype == _BFLOAT16 else dtype  # Horovod has no bfloat16
+                if wire != dtype:
+                    tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
+                if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
+                    tensor = self._opaque(f"opaque{i}", tensor, wire)
+                tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor, *controls],
+                                       T=wire)
+                if wire != dtype:
+                    tensor = self.writer.add(f"all{i}", "Bitcast", [tensor], T=wire, type=dtype)
+                gathered.append(tensor)
+            return gathered
 
     def _rescaled(self, total):
         if not self._marker.is_foreign:
@@ -69,18 +71,23 @@ class HorovodOps(collectives.Collectives):
             by = self.writer.constant("factor", site_writer.array(factor, dtype), total)
             total = self.writer.add("rescaled", "Mul", [total, by], T=dtype)
         if attr["reduce_op"].i == AVERAGE:
-            size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"], process_set_id=0)
+            with self.writer.placed(self._host):
+                size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"], process_set_id=0)
             size = self._cast("number", size, _INT32, dtype)
             total = self.writer.add("average", "RealDiv", [total, size], T=dtype)
         return total
 
     def _horovod(self, name, op, inputs, **attributes):
-        """Adds an op of Horovod: beside the gradient, if it has a kernel for that device."""
-        device = self._graph.node(self._marker.gradient).device
-        kinds = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
-        on = device if "GPU" in device and "GPU" in kinds else None
-        return self.writer.add(name, op, [*inputs, *self._controls], on=on, ignore_name_scope=True,
-                               process_set_id=0, **attributes)
+        return self.writer.add(name, op, [*inputs, *self._controls], ignore_name_scope=True, process_set_id=0,
+                               **attributes)
+
+    def _where_run(self, op):
+        """Returns where an op of Horovod runs: beside the gradient, if it has a kernel for that device."""
+        return self._device if devices.has_kernel(op, self._device) else self._host
+
+    def _opaque(self, name, tensor, dtype):
+        with self.writer.placed(self._host):
+            return self.writer.add(name, "PoseidonOpaque", [tensor], T=dtype)
 
     @property
     def _contributes_always(self):

@@ -83,7 +83,7 @@ def insert_markers(flat, graph, found, wire_dtype=None, strict=False):
             prefix = f"{body.prefix}{PREFIX}/" + (f"loop{len(writers)}/" if frame else "")
             writers[body, frame] = _BodyWriter(prefix, beside, "\n".join(lines), strict)
         types = [_dtype(graph, flat, t) for t in insertion.tensors]
-        node = writers[body, frame].marker(insertion, types, wire_dtype)
+        node = writers[body, frame].marker(insertion, types, wire_dtype, graph.node(tensor).device)
         insertions.append(dataclasses.replace(insertion, node=node))
     nodes = [node for writer in writers.values() for node in writer.nodes]
     taken = {node.name for node in graph.graph_def.node} & {node.name for node in nodes}
@@ -168,19 +168,21 @@ class _BodyWriter:
         self.nodes = writer.nodes
         self._shared = writer
 
-    def marker(self, insertion, types, wire_dtype):
+    def marker(self, insertion, types, wire_dtype, device):
         """Adds the marker of a site, and returns its name.
 
         Args:
             insertion: The `Insertion`.
             types: DataTypes of its tensors.
             wire_dtype: As of `PoseidonStrategy`.
+            device: The gradient's.
         """
         writer = graph_lib.Writer(f"{self._prefix}{insertion.site}")
         *indices, tensor = insertion.tensors
         dtype = types[-1]
         if insertion.rule == "mean":
-            tensor = writer.add("share", "RealDiv", [tensor, self._ranks_as(dtype)], T=dtype)
+            with writer.placed(device):
+                tensor = writer.add("share", "RealDiv", [tensor, self._ranks_as(dtype)], T=dtype)
         if insertion.is_gathered:
             parts = [writer.add(name, "PoseidonAllGather", [part, self._contributes, f"^{self._agree}"], T=part_type,
                                 site=f"{insertion.site}/{name}")

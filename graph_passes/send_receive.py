@@ -16,6 +16,9 @@ Slices that stay such keep their marker, which is that exchange already. By "ps"
 
 The lower branch of "sfb" runs if some rank could not give factors, which all ranks find alike. Until then the
 dense product of this rank alone, which only that branch needs, is not computed.
+
+Send and Recv are on the host, whatever device the gradient is on; so TensorFlow copies what is sent down,
+and what has come up: by "ps" the gradient and the sum, by "sfb" this rank's U and V, and those of all.
 """
 
 from tensorflow.core.framework import types_pb2
@@ -47,7 +50,8 @@ class SendReceive(site_writer.SiteWriter):
 
     def dense(self):
         """gradient -> Send -> Recv, the last under the marker's name."""
-        self._exchange_dense("", self._marker.gradient, "")
+        with self.writer.placed(self._device):
+            self._exchange_dense("", self._marker.gradient, "")
 
     def slices(self):
         """Keeps the marker, and notes that it has been decided about."""
@@ -69,13 +73,14 @@ class SendReceive(site_writer.SiteWriter):
         recv = self._send_and_receive("", "send", "recv", parts, "sfb", types,
                                       [(None, c) for c in columns],
                                       site_writer.form_of(match, riders, digest))
-        masks = self._masks(match)
-        self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
                     for i, t in enumerate(types)]
-        self._merge_with_dense(self._rebuild(match, masks, gathered, types[0]), is_complete)
+        with self.writer.placed(self._where_rebuilt(types[0])):
+            masks = self._masks(match)
+            self._merge_with_dense(self._rebuild(match, masks, gathered, types[0]), is_complete)
+        self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
 
     def bias(self, leader, bias, match):
         """Adds up the rows of a factor that another site has received."""
@@ -112,11 +117,12 @@ class SendReceive(site_writer.SiteWriter):
         # What some ranks have to send after all does not wait for others.
         group = {} if is_fallback or not self._group else dict(group=self._group,
                                                                group_size=self._group_size)
-        ticket = self.writer.add(
-            f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
-            T=types, site=self._marker.site, scheme=scheme, form=form,
-            strict=self._strict, **group)
-        return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
+        with self.writer.placed(self._host):
+            ticket = self.writer.add(
+                f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
+                T=types, site=self._marker.site, scheme=scheme, form=form,
+                strict=self._strict, **group)
+            return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix, gradient, name):
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
@@ -138,7 +144,8 @@ class SendReceive(site_writer.SiteWriter):
 
     def _merge_with_dense(self, total, is_complete):
         dtype = self._marker.dtype
-        gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
-                                   T=dtype)
+        with self.writer.placed(self._device):  # else it would be copied before
+            gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
+                                       T=dtype)
         dense = self._exchange_dense("dense_", gradient, "dense_recv")
         self.writer.add("", "Merge", [dense, total], T=dtype, N=2)

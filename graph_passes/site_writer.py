@@ -2,12 +2,16 @@
 
 Factors become matrices with the rows of a rank, and a gradient is rebuilt of the rows of all ranks. How
 the rows get from rank to rank is for the classes that build on this one.
+
+Exchanges are the host's. Where gradients are computed on another device, factors are made there too, and
+gradients rebuilt there of the factors of all: no gradient is copied that travels as factors.
 """
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
+from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import graph as graph_lib
 
 _FLOAT = types_pb2.DT_FLOAT
@@ -18,7 +22,7 @@ class SiteWriter:
     """Writes the nodes of one site.
 
     Attributes:
-        writer: The `graph.Writer` of its nodes, below the name of the marker.
+        writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
     """
 
     def __init__(self, graph, marker, verifier=None):
@@ -27,30 +31,39 @@ class SiteWriter:
         self._verifier = verifier  # the site's PoseidonVerify node
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
-        self.writer = graph_lib.Writer(marker.prefix, self._node.device)
+        self._device = graph.node(marker.gradient).device
+        self._host = devices.host_of(self._node.device)
+        self.writer = graph_lib.Writer(marker.prefix, self._host)
 
     # ---- factors --------------------------------------------------------------------------------
 
     def _parts(self, match):
-        """Returns (tensors, types, columns): what this rank has to give for a gradient to be rebuilt.
+        """Returns (tensors, types, columns), beside the gradient: what this rank gives for it to be rebuilt.
 
         These are U and V, with the rows of all products under each other, and the coefficient of each
         term, a matrix of one element.
         """
         first = match.products[0]
-        u = self._matrices("u", [p.u for p in match.products], first.dtype)
-        v = self._matrices("v", [p.v for p in match.products], first.dtype,
-                           [p.scale for p in match.products])
         dtype = self._on_wire(first.dtype)
-        tensors = [self._cast("wire_u", u, first.dtype, dtype),
-                   self._cast("wire_v", v, first.dtype, dtype)]
-        types, columns = [dtype] * 2, [first.u.columns, first.v.columns]
-        for i, term in enumerate(match.terms):
-            one = self.writer.constant(f"one{i}", array([[1]], self._marker.dtype), tensors[0])
-            tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self._marker.dtype))
-            types.append(self._marker.dtype)
-            columns.append(1)
+        with self.writer.placed(self._device):
+            u = self._matrices("u", [p.u for p in match.products], first.dtype)
+            v = self._matrices("v", [p.v for p in match.products], first.dtype,
+                               [p.scale for p in match.products])
+            tensors = [self._cast("wire_u", u, first.dtype, dtype),
+                       self._cast("wire_v", v, first.dtype, dtype)]
+            types, columns = [dtype] * 2, [first.u.columns, first.v.columns]
+            for i, term in enumerate(match.terms):
+                one = self.writer.constant(f"one{i}", array([[1]], self._marker.dtype), tensors[0])
+                tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self._marker.dtype))
+                types.append(self._marker.dtype)
+                columns.append(1)
         return tensors, types, columns
+
+    def _where_rebuilt(self, dtype):
+        """Returns the gradient's device if that can multiply factors of `dtype`, else the host."""
+        can_multiply = devices.has_kernel("SufficientFactorOuterProduct", self._device, T=dtype,
+                                          Tout=self._made_of(dtype))
+        return self._device if can_multiply else self._host
 
     def _masks(self, match):
         return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
@@ -72,8 +85,9 @@ class SiteWriter:
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
-            factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
-                                     T=self._marker.dtype, Tout=self._marker.dtype, **self._of_site)
+            with self.writer.placed(self._host):  # a number, added up where it has come
+                factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
+                                         T=self._marker.dtype, Tout=self._marker.dtype, **self._of_site)
             for j, tensor in enumerate(term.tensors):
                 factor = self.writer.add(f"term{i}_{j}", "Mul",
                                          [self._same_shape(f"term{i}_{j}_in", tensor), factor],
@@ -111,8 +125,9 @@ class SiteWriter:
             return
         data, controls = map(list, (graph_lib.data_inputs(self._verifier),
                                     graph_lib.control_inputs(self._verifier)))
-        self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls],
-                         num_masks=len(masks), F=types)
+        is_on_host = self._device == devices.host_of(self._device)
+        self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls], num_masks=len(masks),
+                         F=types, may_use_tf32=not is_on_host)
 
     # ---- slices ---------------------------------------------------------------------------------
 
@@ -124,7 +139,7 @@ class SiteWriter:
 
     def _as_slices(self, total):
         """Puts a dense sum in the marker's place: slices with all indices."""
-        limits = [self.writer.constant(name, array(value, self._index_type), self._marker.gradient)
+        limits = [self.writer.constant(name, array(value, self._index_type), total)
                   for name, value in (("start", 0), ("limit", self._marker.shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
         self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self._marker.dtype])

@@ -17,6 +17,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/tensor_float_32_utils.h"
 
 namespace poseidon {
 namespace {
@@ -37,6 +38,7 @@ REGISTER_OP("PoseidonVerify")
     .Attr("T: {half, bfloat16, float, double}")
     .Attr("num_masks: int >= 0 = 0")
     .Attr("F: list({half, bfloat16, float, double}) >= 0 = []")
+    .Attr("may_use_tf32: bool = false")
     .Attr("site: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
@@ -56,6 +58,8 @@ is_due: A scalar; the op does nothing when it is false.
 masks: Tensors that the product of the factors was multiplied with, element by element.
 factors: U and V with the rows of all ranks; V alone for a sum of rows; empty for a plain sum. Factors
   without rows are those of a gradient that has travelled dense after all.
+may_use_tf32: Whether products of float are made by a device that reads floats as TensorFloat-32, unless
+  TensorFlow is told not to: 10 bits of their fractions.
 site: As of PoseidonSync.
 )doc");
 
@@ -116,6 +120,7 @@ class VerifyKernel : public AsyncOpKernel {
  public:
   explicit VerifyKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES_OK(context, context->GetAttr("may_use_tf32", &may_use_tf32_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -175,6 +180,10 @@ class VerifyKernel : public AsyncOpKernel {
       // regularizer, and the sum over the ranks. The rebuilt one does so too.
       const double roundings = 2.0 * (v.dim_size(0) + communicator->size() + 8);
       rounding = roundings * std::max(UnitRoundoff(v.dtype()), UnitRoundoff(sum.dtype()));
+      if (may_use_tf32_ && factors.size() == 2 && v.dtype() == tensorflow::DT_FLOAT &&
+          tensorflow::tensor_float_32_execution_enabled()) {
+        rounding += 4 * 0x1p-10;  // of both factors, in the plain sum and in the rebuilt one
+      }
     }
     int64_t worst = -1;
     double excess = 0, worst_bound = 0;
@@ -208,6 +217,7 @@ class VerifyKernel : public AsyncOpKernel {
   }
 
   std::string site_;
+  bool may_use_tf32_ = false;
 };
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonVerify").Device(tensorflow::DEVICE_CPU), VerifyKernel);

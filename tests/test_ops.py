@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_poseidon import communicator
 from tf_poseidon import ops
+from tf_poseidon.graph_passes import devices
 from tf_poseidon.ops import library
 
 
@@ -156,6 +157,40 @@ def test_verify_knows_rounding_and_underflow(dtype, u, v, difference, is_fine):
                 verify()
     finally:
         rank.leave()
+
+
+def test_verify_knows_tf32():
+    """A GPU reads 10 bits of the fractions of floats, where TensorFlow lets it."""
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    u, v = (tf.constant([[1 + 2.0**-11 - 2.0**-23]]) for _ in "uv")
+
+    def verify(may_use_tf32):
+        library.load()[0].poseidon_verify(
+            gradient=u * v, synchronised=[[1.0]], contributes=True, is_due=True, masks=[], factors=[u, v],
+            site="kernel", may_use_tf32=may_use_tf32)
+
+    try:
+        verify(True)
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        with pytest.raises(tf.errors.DataLossError):
+            verify(True)
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        rank.leave()
+
+
+@pytest.mark.parametrize("tf32, expected", [(True, "; on NVIDIA H200 9.0 with TF32"), (False, "; on NVIDIA H200 9.0")])
+def test_rounding_names_the_gpu_that_multiplies(tf32, expected, monkeypatch):
+    on_cpu = ops.rounding()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details",
+                        lambda gpu: {"device_name": "NVIDIA H200", "compute_capability": (9, 0)})
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device: False)
+    assert ops.rounding() == on_cpu
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device: device == "/device:GPU:0")
+    assert ops.rounding() == on_cpu + expected
 
 
 def test_a_group_that_stays_incomplete_leaves_without_the_others():

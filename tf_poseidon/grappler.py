@@ -13,6 +13,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
@@ -194,7 +195,7 @@ def add_shapes(graph_def):
 
 def _failing(graph_def, markers, reason):
     """Returns a graph that fails where it would synchronise, since other ranks have a rewritten one."""
-    device = next(node.device for node in graph_def.node if node.op in markers)
+    device = devices.host_of(next(node.device for node in graph_def.node if node.op in markers))
     writer = graph_lib.Writer("poseidon_refusal", device)
     condition = writer.constant("is_rewritten", False)
     text = writer.constant("reason", reason)

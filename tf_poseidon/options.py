@@ -75,7 +75,7 @@ def agree(communicator, **options):
         **{name: str(value) for name, value in options.items()},
         **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
         "tensorflow": tf.__version__,
-        "the processor's products and sums": ops.rounding(),
+        "products and sums of factors": ops.rounding(),
     }
     of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
     for name, value in mine.items():

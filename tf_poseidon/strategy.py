@@ -249,7 +249,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
     """
 
     def __init__(self, container_strategy, communicator):
-        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        has_gpu = bool(tf.config.get_visible_devices("GPU"))
         super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0

@@ -8,6 +8,7 @@ import ctypes
 import tensorflow as tf
 
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import devices
 from tf_poseidon.ops import library
 
 SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -180,8 +181,8 @@ def abort_unless(condition, reason):
 def outer_product(u, v, dtype=None):
     """Returns U^T V, the gradient of a dense layer from its sufficient factors.
 
-    Products are added in the order of the rows whatever the number of threads, half and bfloat16 in
-    float with one rounding.
+    On the CPU products are added in the order of the rows whatever the number of threads. Half and
+    bfloat16 are added in float with one rounding.
 
     Args:
         u: [K, M]; half, bfloat16, float or double.
@@ -208,11 +209,26 @@ def sum_of_rows(v, dtype=None):
     return library.load()[0].sufficient_factor_bias(v=v, Tout=dtype or v.dtype)
 
 
+def multiplying_device():
+    """Returns the `tf.config.PhysicalDevice` that multiplies factors in this process: its GPU, or its CPU."""
+    library.load()
+    gpus = tf.config.get_visible_devices("GPU")
+    on_gpu = gpus and devices.has_kernel("SufficientFactorOuterProduct", "/device:GPU:0")
+    return gpus[0] if on_gpu else tf.config.get_visible_devices("CPU")[0]
+
+
 def rounding():
-    """Returns how this processor multiplies and adds, since other ways give other bits."""
+    """Returns how this process multiplies and adds factors, since other ways give other bits."""
     fused = library.load()[1].poseidon_has_fused_multiply_add
     fused.restype = ctypes.c_bool
-    return "rounded once" if fused() else "rounded twice"
+    result = "rounded once" if fused() else "rounded twice"
+    device = multiplying_device()
+    if device.device_type == "GPU":
+        details = tf.config.experimental.get_device_details(device)
+        capability = ".".join(map(str, details.get("compute_capability", ())))
+        with_tf32 = " with TF32" if tf.config.experimental.tensor_float_32_execution_enabled() else ""
+        result += f"; on {details.get('device_name', 'a GPU')} {capability}{with_tf32}"
+    return result
 
 
 def _unordered(output):

@@ -1,0 +1,35 @@
+"""What the passes know of devices: which have a kernel, and where their host is."""
+
+from tensorflow.python.framework import device_spec
+from tensorflow.python.framework import kernels
+
+
+def has_kernel(op, device, **types):
+    """Whether an op has a kernel for a device.
+
+    Args:
+        op: Name of the op.
+        device: Name of the device. Where it leaves the choice to TensorFlow, that finds one with a kernel.
+        **types: DataTypes by the name of the op's attribute, as far as kernels differ in them.
+    """
+    kind = _parsed(device).device_type
+    return kind is None or any(
+        kernel.device_type in (kind, "DEFAULT") and _takes(kernel, types)
+        for kernel in kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def host_of(device):
+    """Returns the first CPU of a device's task; what is a CPU, or left to TensorFlow, as it is."""
+    spec = _parsed(device)
+    if spec.device_type in (None, "CPU"):
+        return device
+    return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
+def _takes(kernel, types):
+    return all(types[constraint.name] in constraint.allowed_values.list.type
+               for constraint in kernel.constraint if constraint.name in types)
+
+
+def _parsed(device):
+    return device_spec.DeviceSpecV2.from_string(device)

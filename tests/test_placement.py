@@ -1,0 +1,137 @@
+"""On which device the nodes of a rewritten graph are, and what TensorFlow therefore copies.
+
+The second of two CPUs stands for an accelerator: TensorFlow copies between them as between host and GPU.
+"""
+
+import graphs
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_passes import alone  # noqa: F401  # a fixture
+from test_passes import renamed
+from test_passes import rewrite
+
+from tf_poseidon.graph_passes import devices
+
+HOST, ACCELERATOR = "/device:CPU:0", "/device:CPU:1"
+
+
+def factors():
+    """U and V, as an accelerator computes them."""
+    return (tf.nn.relu(graphs.data(size, columns), name=name)
+            for name, size, columns in (("U", graphs.K, graphs.M), ("V", graphs.K, graphs.N)))
+
+
+def sync(gradient, site="kernel", wire_dtype=""):
+    with tf.device(HOST):
+        total = graphs.library.load()[0].poseidon_sync(
+            gradient=gradient, contributes=tf.constant(True), site=site, shape=gradient.shape,
+            wire_dtype=wire_dtype, name=site)
+    return tf.negative(total, name=f"{site}_update")
+
+
+def layer(wire_dtype=""):
+    u, v = factors()
+    sync(tf.matmul(u, v, transpose_a=True, name="G"), wire_dtype=wire_dtype)
+    sync(tf.raw_ops.BiasAddGrad(out_backprop=v, name="B"), "bias", wire_dtype)
+
+
+def half_on_the_wire():
+    layer("bfloat16")
+
+
+def scaled():
+    u, v = factors()
+    sync(tf.multiply(tf.matmul(u, v, transpose_a=True), 4.0, name="G"))
+
+
+def masked():
+    """Times a tensor that is equal on all ranks, which stays where it is."""
+    u, v = factors()
+    weights = tf.exp(tf.ones((graphs.M, graphs.N)))
+    sync(tf.multiply(weights, tf.matmul(u, v, transpose_a=True), name="G"))
+
+
+def regularized():
+    """Plus such a tensor, and a scalar that may differ: that is summed over ranks on the host."""
+    u, v = factors()
+    term = tf.exp(tf.ones((graphs.M, graphs.N))) * tf.nn.relu(graphs.data(), name="c")
+    sync(tf.add_n([tf.matmul(u, v, transpose_a=True), term], name="G"))
+
+
+def with_other_reader():
+    """The gradient itself is computed in every step, for something else, but not copied."""
+    u, v = factors()
+    gradient = tf.matmul(u, v, transpose_a=True, name="G")
+    sync(gradient)
+    tf.norm(gradient, name="norm_update")
+
+
+UP = {"kernel/gathered0:1", "kernel/gathered1:1", "kernel/recv:2"}  # the last says whether these are complete
+# Per row: builder, policy, whether some rank has refused factors; what goes down to the host, and up.
+COPIES = [
+    (layer, "ps", False, {"G", "B"}, {"kernel", "bias"}),
+    (layer, "sfb", False, {"U", "V"}, UP | {"bias"}),
+    (layer, "sfb", True, {"U", "V", "kernel/dense_gradient", "bias/dense_gradient"},
+     {"kernel/recv:2", "kernel/is_dense", "kernel/dense_recv", "bias"}),
+    (half_on_the_wire, "ps", False, {"kernel/send_wire", "bias/send_wire"},
+     {"kernel/recv_wire", "bias/recv_wire"}),
+    (half_on_the_wire, "sfb", False, {"kernel/wire_u", "kernel/wire_v"}, UP | {"bias"}),
+    (scaled, "ps", False, {"G"}, {"kernel"}),
+    (scaled, "sfb", False, {"U", "kernel/v0_scaled0"}, UP),
+    (masked, "sfb", False, {"U", "V"}, UP),
+    (regularized, "sfb", False, {"U", "V", "kernel/coefficient0_scaled0"},
+     {"kernel/gathered0:1", "kernel/gathered1:1", "kernel/recv:3", "kernel/total_coefficient0"}),
+    (with_other_reader, "sfb", False, {"U", "V"}, UP),
+]
+
+
+def on(device, builder):
+    """Returns the graph of a builder whose arithmetic is on a device."""
+    def build():
+        with tf.device(device):
+            builder()
+    return graphs.build(build).as_graph_def(add_shapes=True)
+
+
+@pytest.mark.parametrize("builder, policy, is_refused, down, up", COPIES,
+                         ids=[f"{row[0].__name__}-{row[1]}" + "-refused" * row[2] for row in COPIES])
+def test_copies(builder, policy, is_refused, down, up, alone):  # noqa: F811
+    before = on(ACCELERATOR, builder)
+    prefix = f"placement/{builder.__name__}/{policy}/{is_refused}"
+    if is_refused:  # as if this rank's graph had not been rewritten
+        run(renamed(before, prefix))
+    after = renamed(rewrite(before, policy).graph_def, prefix)
+    assert run(after) == (down, up)
+
+
+def run(graph_def):
+    """Returns (down, up): the tensors that TensorFlow copies from one device to the other in a step."""
+    rng = np.random.default_rng(1)
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(config=config()) as session:
+        tf.import_graph_def(graph_def, name="")
+        inputs = [op.outputs[0] for op in graph.get_operations() if op.type == "Placeholder"]
+        metadata = tf.compat.v1.RunMetadata()
+        session.run([op for op in graph.get_operations() if op.name.endswith("_update")],
+                    {tensor: rng.integers(-2, 3, tensor.shape) for tensor in inputs},
+                    tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE,
+                                            output_partition_graphs=True), metadata)
+    # What a branch that is not taken would have sent is not there to be copied.
+    made = {node.node_name: {output.slot for output in node.output}
+            for device in metadata.step_stats.dev_stats for node in device.node_stats}
+    copies = {HOST: set(), ACCELERATOR: set()}
+    for node in (node for partition in metadata.partition_graphs for node in partition.node):
+        if node.op == "_Send" and not node.input[0].startswith("_arg"):  # not what the test gives
+            source, _, slot = node.input[0].partition(":")
+            if int(slot or 0) in made.get(source, ()):
+                copied = f"{source.partition('/ctrl')[0]}:{slot}".removesuffix(":")
+                copies["/device:" + node.attr["recv_device"].s.decode().partition("device:")[2]].add(copied)
+    return copies[HOST], copies[ACCELERATOR]
+
+
+def config():
+    """Two CPUs, and no optimizers, which would give nodes other names."""
+    result = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+    result.graph_options.rewrite_options.disable_meta_optimizer = True
+    result.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return result
