@@ -88,6 +88,21 @@ def train(how, strict="False"):
     report(strategy, model)
 
 
+def train_on_accelerator(policy):
+    """Trains on the second of two CPUs, in the place of a GPU; reports which of our ops ran where."""
+    keras.config.set_floatx("float64")
+    cpu, = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = poseidon.PoseidonStrategy(policy, strict=True, verify=2, timeout_s=30)
+    strategy.extended._device = tf.config.list_logical_devices("CPU")[1].name
+    model, x, y = small_model(strategy)
+    with context.collect_graphs(optimized=True) as graphs:
+        model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+    places = {(node.op, node.device.rpartition(":")[2]) for graph in graphs for node in graph.node}
+    report(strategy, model, places=sorted(
+        f"{op} on {device}" for op, device in places if op.startswith(("Poseidon", "Sufficient"))))
+
+
 def train_by_hand(strategy, model, x, y):
     """The same as fit, but rank 1 traces a function for each shape, and the others only one."""
     size, rank = strategy.num_replicas_in_sync, strategy.rank

@@ -129,6 +129,16 @@ def assert_same_training(ranks, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_model_on_an_accelerator(policy, trained, tmp_path):
+    """Exchanges are the host's, and gradients rebuilt on the accelerator; verify finds them right."""
+    ranks = reports_of("train_on_accelerator", policy, ranks=3, reports=tmp_path)
+    assert_same_training(ranks, trained)
+    on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
+    assert on_accelerator == ["SufficientFactorOuterProduct on 1"] * (policy == "sfb")
+    assert "PoseidonSend on 0" in ranks[0]["places"]
+
+
 def train_with(reports, **options):
     """Returns the reports of training on 3 ranks with options of the strategy."""
     return reports_of("train_with", json.dumps(options), ranks=3, reports=reports)
