@@ -17,10 +17,11 @@ def data(*shape, dtype=tf.float32):
     return tf.compat.v1.placeholder(dtype, shape)
 
 
-def sync(gradient, site="kernel", shape=None):
-    return library.load()[0].poseidon_sync(
-        gradient=gradient, contributes=tf.constant(True), site=site,
-        shape=tf.TensorShape(shape) if shape else gradient.shape, name=site)
+def sync(gradient, site="kernel", shape=None, wire_dtype=""):
+    with tf.device("CPU:0"):  # as `ops.sync` does
+        return library.load()[0].poseidon_sync(
+            gradient=gradient, contributes=tf.constant(True), site=site, wire_dtype=wire_dtype,
+            shape=tf.TensorShape(shape) if shape else gradient.shape, name=site)
 
 
 def variable(*shape, value=2.0):

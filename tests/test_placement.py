@@ -1,6 +1,7 @@
 """On which device the nodes of a rewritten graph are, and what TensorFlow therefore copies.
 
 The second of two CPUs stands for an accelerator: TensorFlow copies between them as between host and GPU.
+scripts/check_cuda_wheel.sh runs these tests with a library that has GPU kernels, which needs no GPU.
 """
 
 import graphs
@@ -23,11 +24,7 @@ def factors():
 
 
 def sync(gradient, site="kernel", wire_dtype=""):
-    with tf.device(HOST):
-        total = graphs.library.load()[0].poseidon_sync(
-            gradient=gradient, contributes=tf.constant(True), site=site, shape=gradient.shape,
-            wire_dtype=wire_dtype, name=site)
-    return tf.negative(total, name=f"{site}_update")
+    tf.negative(graphs.sync(gradient, site, wire_dtype=wire_dtype), name=f"{site}_update")
 
 
 def layer(wire_dtype=""):
@@ -135,3 +132,44 @@ def config():
     result.graph_options.rewrite_options.disable_meta_optimizer = True
     result.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
     return result
+
+
+GPU = "/job:worker/replica:0/task:1/device:GPU:2"
+ITS_HOST = "/job:worker/replica:0/task:1/device:CPU:0"
+PRODUCT = "SufficientFactorOuterProduct"
+
+
+def has_gpu_kernels():
+    graphs.library.load()
+    return devices.has_kernel(PRODUCT, GPU)
+
+
+@pytest.mark.parametrize("device, host", [
+    (GPU, ITS_HOST), (ITS_HOST, ITS_HOST), ("/device:GPU:1", "/device:CPU:0"), ("/gpu:1", "/device:CPU:0"),
+    ("/device:CPU:1", "/device:CPU:1"), ("/job:worker/task:1", "/job:worker/task:1"), ("", "")])
+def test_host_of_a_device(device, host):
+    assert devices.host_of(device) == host
+
+
+@pytest.mark.parametrize("dtype, out, is_on_gpu", [
+    ("float32", "float32", True), ("float64", "float64", False), ("float16", "float32", True),
+    ("float16", "float16", True), ("bfloat16", "float32", True), ("bfloat16", "bfloat16", True)])
+def test_gradients_are_rebuilt_where_the_product_has_a_kernel(dtype, out, is_on_gpu):
+    def builder():
+        u, v = (graphs.data(graphs.K, columns, dtype=dtype) for columns in (graphs.M, graphs.N))
+        graphs.sync(tf.cast(tf.matmul(u, v, transpose_a=True), out))
+
+    nodes = {node.op: node.device for node in rewrite(on(GPU, builder)).graph_def.node}
+    assert nodes[PRODUCT] == nodes["Merge"] == (GPU if is_on_gpu and has_gpu_kernels() else ITS_HOST)
+    assert nodes["PoseidonSend"] == nodes["PoseidonRecv"] == ITS_HOST
+
+
+@pytest.mark.skipif(not has_gpu_kernels(), reason="the library is built for CPUs")
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_every_node_has_a_kernel_for_its_device(policy):
+    for builder in (*graphs.RECOGNISED, *graphs.SLICES):
+        before = on(GPU, builder)
+        known = {node.name for node in before.node}
+        for node in rewrite(before, policy).graph_def.node:
+            types = {key: value.type for key, value in node.attr.items() if value.type}
+            assert node.name in known or devices.has_kernel(node.op, node.device, **types), node

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs with it the tests of
+# the passes, of placement, and of the outer product on the CPU. Needs nvcc, and no GPU: two to three minutes.
+#
+#   scripts/check_cuda_wheel.sh [PYTHON]     PYTHON: python3, for an environment of its own in build/cuda
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+supported() { sed -n "s/^$1 = \"\(.*\)\"/\1/p" tf_poseidon/supported.py; }
+folder=$PWD/build/cuda
+python=$folder/venv/bin/python
+
+test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
+"$python" -m pip install --quiet "tensorflow==$(supported TENSORFLOW_SERIES).*" "mpich>=5" "setuptools>=77" pytest rich \
+  "keras>=$(supported KERAS_FROM),<$(supported KERAS_BELOW)"
+TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --build-lib "$folder/lib"
+
+# Not from the root: there Python would take this source tree, whose library is for CPUs.
+cd tests
+PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3 "$python" -m pytest --quiet --rootdir . \
+  test_placement.py test_passes.py test_ops.py -k "placement or passes or outer_product"
