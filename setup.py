@@ -93,12 +93,11 @@ def find_nvcc():
     return None
 
 
-def cuda_folders(nvcc):
-    """Returns the (include, library) folders of a CUDA toolkit, as nvcc would give them to the compiler."""
+def cuda_library_folders(nvcc):
+    """Returns the folders that hold the libraries of a CUDA toolkit, as nvcc would give them to the linker."""
     shown = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], check=True, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
-    lines = {name: line for name, line in re.findall(r"^#\$ (\w+)=(.*)$", shown, re.MULTILINE)}
-    return re.findall(r'"-I([^"]+)"', lines["INCLUDES"]), re.findall(r'"-L([^"]+)"', lines["LIBRARIES"])
+    return re.findall(r'"-L([^"]+)"', re.search(r"^#\$ LIBRARIES=(.*)$", shown, re.MULTILINE)[1])
 
 
 class BuildLibraries(build_ext.build_ext):
@@ -150,12 +149,9 @@ class BuildLibraries(build_ext.build_ext):
         nvcc = find_nvcc()
         if nvcc is None:
             return {}, []
-        include, libraries = cuda_folders(nvcc)
-        host = [*command, *(flag for folder in include for flag in ("-isystem", folder))]
-        # With the compiler that links: what it makes has to fit to its own libraries.
-        device = [nvcc, "-ccbin", command[0], *NVCC_FLAGS, "-Ikernels"]
-        return ({source: device if source.endswith(".cu.cc") else host for source in GPU_SOURCES},
-                [*(f"-L{folder}" for folder in libraries), *CUDA_LIBRARIES])
+        of_nvcc = [nvcc, "-ccbin", command[0], *NVCC_FLAGS]
+        return ({source: of_nvcc if source.endswith(".cu.cc") else command for source in GPU_SOURCES},
+                [*(f"-L{folder}" for folder in cuda_library_folders(nvcc)), *CUDA_LIBRARIES])
 
     def mpi_toolchain(self):
         """Returns compiler, compile flags and link flags of the MPI transport."""

@@ -36,16 +36,15 @@ class GpuOuterProductKernel : public OuterProductKernel {
     }
     const PoseidonFactors factors{type,          u.data(),      v.data(),
                                   u.dim_size(0), u.dim_size(1), v.dim_size(1)};
-    auto* stream = static_cast<cudaStream_t>(
+    auto* stream = static_cast<CUstream_st*>(
         context->op_device_context()->stream()->platform_specific_handle().stream);
-    const cudaError_t error =
-        poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(),
-                               ToPoseidonType(out->dtype()));
-    OP_REQUIRES(context, error == cudaSuccess,
+    const int error = poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(),
+                                             ToPoseidonType(out->dtype()));
+    OP_REQUIRES(context, error == 0,
                 absl::InternalError(absl::StrCat(
-                    "SufficientFactorOuterProduct '", site_, "' could not start on the GPU, of u ",
+                    "SufficientFactorOuterProduct '", site_, "' could not start on the GPU, with u ",
                     u.shape().DebugString(), " and v ", v.shape().DebugString(), ": ",
-                    cudaGetErrorString(error), " (", cudaGetErrorName(error), ").")));
+                    poseidon_cuda_error(error), ".")));
   }
 };
 
