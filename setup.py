@@ -33,7 +33,7 @@ NVCC_FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-gencode=arch=compute_80,code=sm
               "-gencode=arch=compute_90,code=[sm_90,compute_90]",
               "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall"]
 # Static, so that the library loads where there is no CUDA.
-CUDA_LIBRARIES = ["-lcudart_static", "-lrt"]
+CUDA_LIBRARIES = ["-lcudart_static", "-lrt", "-ldl", "-lpthread"]
 
 
 def relative(paths):
@@ -77,14 +77,15 @@ def find_nvcc():
                  "that is possible.")
     if wish == "0":
         return None
-    folders = [os.path.join(os.environ[name], "bin") for name in ("CUDA_HOME",) if name in os.environ]
-    nvcc = shutil.which("nvcc", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
+    home = os.environ.get("CUDA_HOME")
+    nvcc = shutil.which("nvcc", path=home and os.path.join(home, "bin"))
     info = runpy.run_path(str(tensorflow_package() / "python" / "platform" / "build_info.py"))
     if not info["build_info"]["is_cuda_build"]:
         problem = ("the installed TensorFlow runs on CPUs only; install "
                    f"'tensorflow[and-cuda]=={SUPPORTED['TENSORFLOW_SERIES']}.*' in its place")
     elif nvcc is None:
-        problem = "there is no nvcc; set CUDA_HOME to the folder of a CUDA toolkit"
+        problem = (f"there is no nvcc in {os.path.join(home, 'bin') if home else 'PATH'}; set CUDA_HOME to the "
+                   "folder of a CUDA toolkit")
     else:
         return nvcc
     if wish == "1":
@@ -149,8 +150,8 @@ class BuildLibraries(build_ext.build_ext):
         nvcc = find_nvcc()
         if nvcc is None:
             return {}, []
-        of_nvcc = [nvcc, "-ccbin", command[0], *NVCC_FLAGS]
-        return ({source: of_nvcc if source.endswith(".cu.cc") else command for source in GPU_SOURCES},
+        return ({source: [nvcc, *NVCC_FLAGS] if source.endswith(".cu.cc") else command
+                 for source in GPU_SOURCES},
                 [*(f"-L{folder}" for folder in cuda_library_folders(nvcc)), *CUDA_LIBRARIES])
 
     def mpi_toolchain(self):

@@ -3,6 +3,8 @@
 from tensorflow.python.framework import device_spec
 from tensorflow.python.framework import kernels
 
+from tf_poseidon.errors import PoseidonError
+
 
 def has_kernel(op, device, **types):
     """Whether an op has a kernel for a device.
@@ -32,4 +34,7 @@ def _takes(kernel, types):
 
 
 def _parsed(device):
-    return device_spec.DeviceSpecV2.from_string(device)
+    try:
+        return device_spec.DeviceSpecV2.from_string(device)
+    except ValueError as error:
+        raise PoseidonError(f"The graph places nodes on '{device}', which is no name of a device.") from error

@@ -1,5 +1,6 @@
 """The package as a whole: what importing does, and what belongs to which TensorFlow."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -49,6 +50,19 @@ def test_library_for_another_tensorflow_is_refused():
     with pytest.raises(PoseidonError, match=r"built for TensorFlow 2\.20\.0, but TensorFlow "
                                             r"2\.21\.0 is running\. Build it again"):
         library.check_version("2.20.0", "2.21.0")
+
+
+@pytest.mark.parametrize("wish, problem", [
+    ("1", "the installed TensorFlow runs on CPUs only; install 'tensorflow[and-cuda]"),
+    ("yes", "expected 0, 1, or nothing")])
+def test_gpu_kernels_that_cannot_be_built(wish, problem, tmp_path):
+    import tensorflow as tf
+    if tf.test.is_built_with_cuda():
+        pytest.skip("TensorFlow is built for GPUs")
+    build = subprocess.run([sys.executable, "setup.py", "build", "--build-base", tmp_path], text=True,
+                           capture_output=True, cwd=PACKAGE.parent, env={**os.environ, "TF_POSEIDON_CUDA": wish})
+    assert build.returncode != 0
+    assert f"tf_poseidon: TF_POSEIDON_CUDA={wish}" in build.stderr and problem in build.stderr
 
 
 @pytest.mark.parametrize("environment, expected", [

@@ -12,6 +12,7 @@ from test_passes import alone  # noqa: F401  # a fixture
 from test_passes import renamed
 from test_passes import rewrite
 
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import devices
 
 HOST, ACCELERATOR = "/device:CPU:0", "/device:CPU:1"
@@ -149,6 +150,11 @@ def has_gpu_kernels():
     ("/device:CPU:1", "/device:CPU:1"), ("/job:worker/task:1", "/job:worker/task:1"), ("", "")])
 def test_host_of_a_device(device, host):
     assert devices.host_of(device) == host
+
+
+def test_what_is_no_device():
+    with pytest.raises(PoseidonError, match="places nodes on '/nowhere:0', which is no name of a device"):
+        devices.host_of("/nowhere:0")
 
 
 @pytest.mark.parametrize("dtype, out, is_on_gpu", [
