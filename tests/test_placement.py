@@ -12,8 +12,11 @@ from test_passes import alone  # noqa: F401  # a fixture
 from test_passes import renamed
 from test_passes import rewrite
 
+from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import devices
+from tf_poseidon.graph_passes import horovod_ops
+from tf_poseidon.graph_passes import pipeline
 
 HOST, ACCELERATOR = "/device:CPU:0", "/device:CPU:1"
 
@@ -179,3 +182,16 @@ def test_every_node_has_a_kernel_for_its_device(policy):
         for node in rewrite(before, policy).graph_def.node:
             types = {key: value.type for key, value in node.attr.items() if value.type}
             assert node.name in known or devices.has_kernel(node.op, node.device, **types), node
+
+
+@pytest.mark.parametrize("policy, op", [("ps", "HorovodAllreduce"), ("sfb", "HorovodAllgather")])
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_horovod_runs_beside_the_gradient_where_it_can(policy, op, has_kernel, monkeypatch):
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: "CPU" in device or (
+        has_kernel and op.startswith("Horovod")))
+    planner = planning.Planner(planning.Cluster(2), policy)
+    after = pipeline.rewrite(on(GPU, layer), planner, collective_ops=horovod_ops.HorovodOps).graph_def
+    nodes = {node.op: node.device for node in after.node}
+    assert nodes[op] == (GPU if has_kernel else ITS_HOST)
+    if policy == "sfb":  # which have no kernel but the CPU's
+        assert nodes[PRODUCT] == nodes["SufficientFactorBias"] == ITS_HOST
