@@ -40,7 +40,7 @@ def emulated(tmp_path_factory):
     return library
 
 
-@pytest.mark.parametrize("seed, case", enumerate(outer_product.cases()), ids=str)
+@pytest.mark.parametrize("seed, case", list(enumerate(outer_product.cases())), ids=str)
 def test_case(emulated, seed, case):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1 + seed % 3, seed)
     outer_product.check(emulated, case, np.random.default_rng(seed))

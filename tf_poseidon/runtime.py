@@ -16,6 +16,7 @@ import sys
 import traceback
 
 from tf_poseidon import engines
+from tf_poseidon import gpus
 from tf_poseidon.errors import PoseidonError
 
 _communicator = None
@@ -74,8 +75,10 @@ def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, t
         return _communicator
     _launch = launch
     if launch.size > 1:
+        joining = engines.load(launch.engine)
+        gpus.take_own(joining.local_rank(os.environ))
         try:
-            _communicator = engines.load(launch.engine).join(
+            _communicator = joining.join(
                 launch.size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node)
         except PoseidonError:
             # The engine may hold the process for ever from here on, so it cannot end in the usual way.

@@ -35,9 +35,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
     ```
 
     `python train.py` runs alone, `mpiexec -n 4 python train.py` on four processes. Each process
-    uses one device: its first GPU, or the CPU. N processes compute what one process would: every
-    global batch is split by rows, gradients are summed before the optimizer sees them, and losses
-    are scaled by each process's share of the batch. All ranks hold the same bits after every step.
+    uses one device: a GPU of its own, as far as its machine has any, or the CPU. N processes compute
+    what one process would: every global batch is split by rows, gradients are summed before the
+    optimizer sees them, and losses are scaled by each process's share of the batch. All ranks hold
+    the same bits after every step.
 
     TensorFlow's graph optimizer rewrites each training function so that every gradient leaves by
     the scheme that a plan has chosen for it: over the parameter server, or, where it is a product of

@@ -14,6 +14,7 @@ import threading
 import time
 
 from tf_poseidon import communicator as communicator_lib
+from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import horovod_ops
 
@@ -33,6 +34,11 @@ def launched_size(environment=os.environ):
     if _SIZE_VARIABLE in environment:
         return int(environment[_SIZE_VARIABLE]), _SIZE_VARIABLE
     return 1, None
+
+
+def local_rank(environment=os.environ):
+    """Returns which of this machine's processes this is, as horovodrun or the launcher of MPI says."""
+    return int(environment.get("HOROVOD_LOCAL_RANK", mpi.local_rank(environment)))
 
 
 def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):

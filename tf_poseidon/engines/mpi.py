@@ -14,6 +14,8 @@ _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 # Slurm's srun.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
+# Where they say which of a machine's processes this is.
+_LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 collective_ops = None
 
@@ -24,6 +26,11 @@ def launched_size(environment=os.environ):
         if variable in environment:
             return int(environment[variable]), variable
     return 1, None
+
+
+def local_rank(environment=os.environ):
+    """Returns which of this machine's processes a launcher says this is, 0 if none says so."""
+    return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), 0)
 
 
 def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):

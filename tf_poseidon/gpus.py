@@ -1,0 +1,29 @@
+"""Which GPU of a machine each of its processes uses."""
+
+import tensorflow as tf
+
+from tf_poseidon.errors import PoseidonError
+
+
+def take_own(local_rank):
+    """Leaves this process one of the GPUs that it sees, so that those of a machine do not share one.
+
+    Where there are fewer GPUs than processes, they take turns.
+
+    Args:
+        local_rank: Which of this machine's processes this is.
+
+    Raises:
+        PoseidonError: If TensorFlow uses several already.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if len(gpus) < 2:
+        return
+    own = gpus[local_rank % len(gpus)]
+    try:
+        tf.config.set_visible_devices(own, "GPU")
+    except RuntimeError as error:
+        raise PoseidonError(
+            f"TensorFlow has {len(gpus)} GPUs in use already, so this process cannot leave all but {own.name} to "
+            "others; create the PoseidonStrategy before anything is computed, or let each process see one GPU, "
+            "by CUDA_VISIBLE_DEVICES.") from error
