@@ -380,6 +380,12 @@ extern "C" void poseidon_emulate(int64_t first_tile, int64_t tiles, int64_t bloc
   poseidon::settings = {first_tile, tiles, blocks, seed};
 }
 
+// Where a tile of a result [m, n] begins: row and column.
+extern "C" void poseidon_emulated_tile(int64_t number, int64_t m, int64_t n, int64_t* corner) {
+  const poseidon::Tile tile = poseidon::Tile::At(number, m, n);
+  corner[0] = tile.row, corner[1] = tile.column;
+}
+
 int poseidon_outer_product(CUstream_st*, const PoseidonFactors* factors, float alpha, float beta,
                            void* out, PoseidonType out_type) {
   auto launcher = poseidon::MakeLauncher(factors);

@@ -53,6 +53,30 @@ def test_random_cases(emulated):
         outer_product.check(emulated, outer_product.random_case(rng, 150, 600), rng)
 
 
+@pytest.mark.parametrize("m, n", [(1, 1), (1024, 256), (1025, 257), (2600, 1100), (128 * 9, 5)])
+def test_tiles_cover_the_result_once(emulated, m, n):
+    tiles = -(-m // 128) * -(-n // 256)
+    corners = {tile_at(emulated, number, m, n) for number in range(tiles)}
+    assert corners == {(row, column) for row in range(0, m, 128) for column in range(0, n, 256)}
+
+
+@pytest.mark.parametrize("m, n", [(2 ** 31 + 300, 2 ** 33 + 1), (2 ** 40 + 1, 1000), (1000, 2 ** 50)])
+def test_numbers_of_tiles_have_64_bits(emulated, m, n):
+    rows, columns = -(-m // 128), -(-n // 256)
+    for number in np.linspace(0, rows * columns - 1, 1000).astype(int).tolist():
+        row, column = tile_at(emulated, number, m, n)
+        band = row // 1024
+        height = min(8, rows - 8 * band)
+        assert number == 8 * band * columns + column // 256 * height + row // 128 - 8 * band
+
+
+def tile_at(emulated, number, m, n):
+    """Returns row and column of the first element of a tile."""
+    corner = (ctypes.c_int64 * 2)()
+    emulated.c.poseidon_emulated_tile(*map(ctypes.c_int64, (number, m, n)), corner)
+    return tuple(corner)
+
+
 def sparse(shape, dtype):
     """Returns an array of zeros that takes memory only where it is written."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
