@@ -179,6 +179,8 @@ class Torch:
 
     def __init__(self):
         import torch
+        if not torch.cuda.is_available():
+            raise ImportError("this PyTorch is for CPUs")
         self._torch = torch
         self._types = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
                        "half": torch.float16}
@@ -263,9 +265,9 @@ LARGER = [Case(factors, out, *shape) for factors, out in outer_product.ALL_TYPES
     Case(factors, "weights", k, 2000, n, 0.25, momentum=momentum, nesterov=momentum is not None)
     for factors in outer_product.TYPES for k, n in ((64, 2048), (33, 1999)) for momentum in (None, 0.5)]
 
-
 # Results of more than 2^31 elements.
-LARGEST = [Case("float32", "float32", 33, 70_001, 33_333), Case("bfloat16", "bfloat16", 33, 70_016, 33_344)]
+LARGEST = [Case("float32", "float32", 33, 70_001, 33_333),
+           Case("bfloat16", "bfloat16", 33, 70_016, 33_344)]
 
 
 def check_all(library, seed):
@@ -364,7 +366,7 @@ def measure_case(library, clock, cublas, case, copy_rate, rates):
            "bytes_per_s": min_bytes(case) / seconds}
     operations = 2 * case.k * case.m * case.n
     row["operations_per_s"] = operations / seconds
-    # Without a measured rate, of the bytes alone: then the fraction is too low where operations take longer.
+    # Where no rate was measured, of the bytes alone: too low a fraction if operations take longer.
     roofline = max(min_bytes(case) / copy_rate, operations / rates.get(case.factors, float("inf")))
     row["fraction_of_roofline"] = roofline / seconds
     other = cublas and (cublas.update if case.out == "weights" else cublas.product)(case, sets)
