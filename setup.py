@@ -87,6 +87,7 @@ def find_nvcc():
         problem = (f"there is no nvcc in {os.path.join(home, 'bin') if home else 'PATH'}; set CUDA_HOME to the "
                    "folder of a CUDA toolkit")
     else:
+        warn_of_drivers(nvcc, info["build_info"]["cuda_version"])
         return nvcc
     if wish == "1":
         sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA=1, but {problem}, or leave TF_POSEIDON_CUDA away to build for "
@@ -94,11 +95,20 @@ def find_nvcc():
     return None
 
 
-def cuda_library_folders(nvcc):
-    """Returns the folders that hold the libraries of a CUDA toolkit, as nvcc would give them to the linker."""
+def warn_of_drivers(nvcc, tensorflow_cuda):
+    """Says so if the kernels need a newer driver than TensorFlow, whose CUDA `tensorflow_cuda` is."""
+    shown = subprocess.run([nvcc, "--version"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    major = re.search(r"release (\d+)", shown)[1]
+    if int(major) > int(tensorflow_cuda.partition(".")[0]):
+        print(f"tf_poseidon: {nvcc} is of CUDA {major}, and TensorFlow of CUDA {tensorflow_cuda}: GPU kernels will need "
+              f"a driver for CUDA {major}. Set CUDA_HOME to an older toolkit where there is none.", file=sys.stderr)
+
+
+def cuda_link_flags(nvcc):
+    """Returns what nvcc would tell the linker of its toolkit's libraries."""
     shown = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", os.devnull], check=True, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
-    return re.findall(r'"-L([^"]+)"', re.search(r"^#\$ LIBRARIES=(.*)$", shown, re.MULTILINE)[1])
+    return [*re.findall(r'"(-L[^"]+)"', shown), *CUDA_LIBRARIES]
 
 
 class BuildLibraries(build_ext.build_ext):
@@ -111,16 +121,13 @@ class BuildLibraries(build_ext.build_ext):
         return ext.export_symbols
 
     def build_extension(self, ext):
-        compiler, compile_flags, link_flags = {
+        compiler, compile_flags, link_flags, nvcc = {
             "libposeidon_ops": self.tensorflow_toolchain,
             "libposeidon_mpi": self.mpi_toolchain,
         }[ext.name.rpartition(".")[2]]()
         command = [*compiler, *COMPILE_FLAGS, *compile_flags]
-        commands = dict.fromkeys(ext.sources, command)
-        if ext.sources == OP_SOURCES:
-            of_gpu, gpu_link_flags = self.gpu_toolchain(command)
-            commands |= of_gpu
-            link_flags = [*link_flags, *gpu_link_flags]
+        commands = {source: [nvcc, *NVCC_FLAGS] if source.endswith(".cu.cc") else command
+                    for source in [*ext.sources, *(GPU_SOURCES if nvcc else ())]}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(self.compile, commands.values(), commands))
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
@@ -129,35 +136,23 @@ class BuildLibraries(build_ext.build_ext):
                           library, objects)
 
     def tensorflow_toolchain(self):
-        """Returns compiler, compile flags and link flags of the op library."""
+        """Returns compiler, compile flags and link flags of the op library, and nvcc if it gets GPU kernels."""
         _, version = installed_tensorflow()
         if version is None:
             sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
                      f"'tensorflow-cpu=={SUPPORTED['TENSORFLOW_SERIES']}.*' first.")
-        package = tensorflow_package()
+        package, nvcc = tensorflow_package(), find_nvcc()
         return (shlex.split(os.environ.get("CXX", "g++")),
                 ["-isystem", f"{package}/include", "-Ikernels", "-Ikernels/communicator",
                  "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1",
                  f'-DPOSEIDON_TENSORFLOW_VERSION="{version}"'],
-                [f"-L{package}", "-l:libtensorflow_framework.so.2"])
-
-    def gpu_toolchain(self, command):
-        """Returns the commands that compile GPU_SOURCES, by source, and link flags; none without CUDA.
-
-        Args:
-            command: The one of the op library's other sources.
-        """
-        nvcc = find_nvcc()
-        if nvcc is None:
-            return {}, []
-        return ({source: [nvcc, *NVCC_FLAGS] if source.endswith(".cu.cc") else command
-                 for source in GPU_SOURCES},
-                [*(f"-L{folder}" for folder in cuda_library_folders(nvcc)), *CUDA_LIBRARIES])
+                [f"-L{package}", "-l:libtensorflow_framework.so.2",
+                 *(cuda_link_flags(nvcc) if nvcc else ())], nvcc)
 
     def mpi_toolchain(self):
-        """Returns compiler, compile flags and link flags of the MPI transport."""
+        """Returns compiler, compile flags and link flags of the MPI transport, and None."""
         if "MPICXX" in os.environ:  # a cluster's own MPI: its wrapper knows everything
-            return shlex.split(os.environ["MPICXX"]), ["-Ikernels/communicator"], []
+            return shlex.split(os.environ["MPICXX"]), ["-Ikernels/communicator"], [], None
         header, library = mpich_wheel("mpi.h"), mpich_wheel("libmpi.so.12")
         if header is None or library is None:
             sys.exit("tf_poseidon: no MPI to build against; run pip install mpich, or set MPICXX "
@@ -165,7 +160,7 @@ class BuildLibraries(build_ext.build_ext):
         # Not the wheel's mpicxx: it would write the path of this (perhaps temporary) environment
         # into the library. tf_poseidon/engines/mpi.py finds libmpi when it runs.
         return (shlex.split(os.environ.get("CXX", "g++")),
-                ["-Ikernels/communicator", "-isystem", os.path.dirname(header)], [library])
+                ["-Ikernels/communicator", "-isystem", os.path.dirname(header)], [library], None)
 
     def compile(self, command, source):
         """Compiles one source unless its object is newer than all it includes."""

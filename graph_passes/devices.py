@@ -1,9 +1,13 @@
 """What the passes know of devices: which have a kernel, and where their host is."""
 
+from tensorflow.python.framework import config
 from tensorflow.python.framework import device_spec
 from tensorflow.python.framework import kernels
 
 from tf_poseidon.errors import PoseidonError
+
+# The compute capability from which on GPUs have what the kernels are compiled for.
+OLDEST_GPU = (8, 0)
 
 
 def has_kernel(op, device, **types):
@@ -18,6 +22,20 @@ def has_kernel(op, device, **types):
     return kind is None or any(
         kernel.device_type in (kind, "DEFAULT") and _takes(kernel, types)
         for kernel in kernels.get_registered_kernels_for_op(op).kernel)
+
+
+def can_multiply(device, **types):
+    """Whether a device multiplies factors: it has a kernel, and if this process sees it, it is new enough.
+
+    Args:
+        device: Name of the device.
+        **types: As for `has_kernel`.
+    """
+    if not has_kernel("SufficientFactorOuterProduct", device, **types):
+        return False
+    return _parsed(device).device_type != "GPU" or all(
+        config.get_device_details(gpu).get("compute_capability", OLDEST_GPU) >= OLDEST_GPU
+        for gpu in config.get_visible_devices("GPU"))
 
 
 def host_of(device):

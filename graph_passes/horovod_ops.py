@@ -83,7 +83,7 @@ class HorovodOps(collectives.Collectives):
 
     def _where_run(self, op):
         """Returns where an op of Horovod runs: beside the gradient, if it has a kernel for that device."""
-        return self._device if devices.has_kernel(op, self._device) else self._host
+        return self._gradient_device if devices.has_kernel(op, self._gradient_device) else self._host
 
     def _opaque(self, name, tensor, dtype):
         with self.writer.placed(self._host):

@@ -50,7 +50,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def dense(self):
         """gradient -> Send -> Recv, the last under the marker's name."""
-        with self.writer.placed(self._device):
+        with self.writer.placed(self._gradient_device):
             self._exchange_dense("", self._marker.gradient, "")
 
     def slices(self):
@@ -144,7 +144,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def _merge_with_dense(self, total, is_complete):
         dtype = self._marker.dtype
-        with self.writer.placed(self._device):  # else it would be copied before
+        with self.writer.placed(self._gradient_device):  # else it would be copied before
             gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
                                        T=dtype)
         dense = self._exchange_dense("dense_", gradient, "dense_recv")

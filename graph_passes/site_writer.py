@@ -31,7 +31,7 @@ class SiteWriter:
         self._verifier = verifier  # the site's PoseidonVerify node
         self._node = graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
-        self._device = graph.node(marker.gradient).device
+        self._gradient_device = graph.node(marker.gradient).device
         self._host = devices.host_of(self._node.device)
         self.writer = graph_lib.Writer(marker.prefix, self._host)
 
@@ -45,7 +45,7 @@ class SiteWriter:
         """
         first = match.products[0]
         dtype = self._on_wire(first.dtype)
-        with self.writer.placed(self._device):
+        with self.writer.placed(self._gradient_device):
             u = self._matrices("u", [p.u for p in match.products], first.dtype)
             v = self._matrices("v", [p.v for p in match.products], first.dtype,
                                [p.scale for p in match.products])
@@ -61,9 +61,8 @@ class SiteWriter:
 
     def _where_rebuilt(self, dtype):
         """Returns the gradient's device if that can multiply factors of `dtype`, else the host."""
-        can_multiply = devices.has_kernel("SufficientFactorOuterProduct", self._device, T=dtype,
-                                          Tout=self._made_of(dtype))
-        return self._device if can_multiply else self._host
+        can_multiply = devices.can_multiply(self._gradient_device, T=dtype, Tout=self._made_of(dtype))
+        return self._gradient_device if can_multiply else self._host
 
     def _masks(self, match):
         return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
@@ -125,7 +124,7 @@ class SiteWriter:
             return
         data, controls = map(list, (graph_lib.data_inputs(self._verifier),
                                     graph_lib.control_inputs(self._verifier)))
-        is_on_host = self._device == devices.host_of(self._device)
+        is_on_host = self._gradient_device == devices.host_of(self._gradient_device)
         self.writer.copy(self._verifier, inputs=[*data, *masks, *factors, *controls], num_masks=len(masks),
                          F=types, may_use_tf32=not is_on_host)
 

@@ -182,7 +182,8 @@ class VerifyKernel : public AsyncOpKernel {
       rounding = roundings * std::max(UnitRoundoff(v.dtype()), UnitRoundoff(sum.dtype()));
       if (may_use_tf32_ && factors.size() == 2 && v.dtype() == tensorflow::DT_FLOAT &&
           tensorflow::tensor_float_32_execution_enabled()) {
-        rounding += 4 * 0x1p-10;  // of both factors, in the plain sum and in the rebuilt one
+        // Of both factors, in the plain sum and in the rebuilt one; a library may cut off instead of rounding.
+        rounding += 4 * 0x1p-10;
       }
     }
     int64_t worst = -1;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs with it the tests of
-# the passes, of placement, and of the outer product on the CPU. Needs nvcc, and no GPU: two to three minutes.
+# the passes, of placement, and of factors. Needs nvcc, and no GPU: two to three minutes.
 #
 #   scripts/check_cuda_wheel.sh [PYTHON]     PYTHON: python3, for an environment of its own in build/cuda
 set -euo pipefail
@@ -18,4 +18,4 @@ TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --bui
 # Not from the root: there Python would take this source tree, whose library is for CPUs.
 cd tests
 PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3 "$python" -m pytest --quiet --rootdir . \
-  test_placement.py test_passes.py test_ops.py -k "placement or passes or outer_product"
+  test_placement.py test_passes.py test_factors.py test_gpus.py

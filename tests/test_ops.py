@@ -165,16 +165,16 @@ def test_verify_knows_tf32():
     rank.use_for_ops()
     u, v = (tf.constant([[1 + 2.0**-11 - 2.0**-23]]) for _ in "uv")
 
-    def verify(may_use_tf32):
+    def verify():
         library.load()[0].poseidon_verify(
             gradient=u * v, synchronised=[[1.0]], contributes=True, is_due=True, masks=[], factors=[u, v],
-            site="kernel", may_use_tf32=may_use_tf32)
+            site="kernel", may_use_tf32=True)
 
     try:
-        verify(True)
+        verify()
         tf.config.experimental.enable_tensor_float_32_execution(False)
         with pytest.raises(tf.errors.DataLossError):
-            verify(True)
+            verify()
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(True)
         rank.leave()
@@ -187,9 +187,9 @@ def test_rounding_names_the_gpu_that_multiplies(tf32, expected, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_device_details",
                         lambda gpu: {"device_name": "NVIDIA H200", "compute_capability": (9, 0)})
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
-    monkeypatch.setattr(devices, "has_kernel", lambda op, device: False)
+    monkeypatch.setattr(devices, "can_multiply", lambda device: False)
     assert ops.rounding() == on_cpu
-    monkeypatch.setattr(devices, "has_kernel", lambda op, device: device == "/device:GPU:0")
+    monkeypatch.setattr(devices, "can_multiply", lambda device: device == "/device:GPU:0")
     assert ops.rounding() == on_cpu + expected
 
 

@@ -178,10 +178,27 @@ def test_gradients_are_rebuilt_where_the_product_has_a_kernel(dtype, out, is_on_
 def test_every_node_has_a_kernel_for_its_device(policy):
     for builder in (*graphs.RECOGNISED, *graphs.SLICES):
         before = on(GPU, builder)
-        known = {node.name for node in before.node}
+        known = {(node.name, node.op) for node in before.node}
         for node in rewrite(before, policy).graph_def.node:
             types = {key: value.type for key, value in node.attr.items() if value.type}
-            assert node.name in known or devices.has_kernel(node.op, node.device, **types), node
+            assert (node.name, node.op) in known or devices.has_kernel(node.op, node.device, **types), node
+
+
+@pytest.mark.parametrize("device, expected", [(GPU, True), (ITS_HOST, False), ("", False)])
+def test_verify_mode_allows_for_tf32_on_gpus(device, expected):
+    nodes = {node.name: node for node in rewrite(on(device, graphs.verified)).graph_def.node}
+    assert nodes["verify_kernel"].attr["may_use_tf32"].b is expected
+
+
+@pytest.mark.parametrize("capability, can_multiply", [((7, 5), False), ((8, 0), True), ((9, 0), True), (None, True)])
+def test_old_gpus_leave_products_to_the_host(capability, can_multiply, monkeypatch):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(devices.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(devices.config, "get_device_details",
+                        lambda _: {"compute_capability": capability} if capability else {})
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: True)
+    assert devices.can_multiply(GPU) is can_multiply
+    assert devices.can_multiply(ITS_HOST)
 
 
 @pytest.mark.parametrize("policy, op", [("ps", "HorovodAllreduce"), ("sfb", "HorovodAllgather")])

@@ -19,8 +19,10 @@ _ROUND_TRIPS = 30
 # Tensors grow until their sum takes this long: then latency does not matter, even on a slow network.
 _LONG_ENOUGH_S = 0.05
 _FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
-# As large as the factors of a wide layer: 2 K M N = 0.27e9 operations.
-_K, _M, _N = 128, 1024, 1024
+# As large as the factors of a wide layer: 2 K M N = 0.27e9 operations, or 4.3e9 where a GPU is to be busy. It is
+# given some at a time, or what is measured would be the giving.
+_K, _SIZE, _SIZE_ON_GPU = 128, 1024, 4096
+_AT_A_TIME_ON_GPU = 20
 _COMPUTE_S = 0.1
 
 # The exchanges by which it is measured: no part of training.
@@ -84,19 +86,23 @@ def measure(communicator, sum_in_place, num_servers=0, ranks_per_node=1):
 def measure_gflops():
     """Returns how fast this process multiplies factors, in 10^9 operations per second."""
     rng = np.random.default_rng(0)
-    with tf.device(f"{ops.multiplying_device().device_type}:0"):
-        u, v = (tf.constant(rng.normal(size=(_K, size)), tf.float32) for size in (_M, _N))
-        _multiply(u, v)
+    kind = ops.multiplying_device().device_type
+    size, count = (_SIZE_ON_GPU, _AT_A_TIME_ON_GPU) if kind == "GPU" else (_SIZE, 1)
+    with tf.device(f"{kind}:0"):
+        u, v = (tf.constant(rng.normal(size=(_K, size)), tf.float32) for _ in "uv")
+        _multiply(u, v, count)
         times, end = [], time.perf_counter() + _COMPUTE_S
         while time.perf_counter() < end or len(times) < 3:
             begin = time.perf_counter()
-            _multiply(u, v)
+            _multiply(u, v, count)
             times.append(time.perf_counter() - begin)
-    return 2e-9 * _K * _M * _N / statistics.median(times)
+    return 2e-9 * count * _K * size**2 / statistics.median(times)
 
 
-def _multiply(u, v):
-    ops.outer_product(u, v)[0, 0].numpy()  # waits for a GPU, but copies no more than a number
+def _multiply(u, v, count):
+    for _ in range(count):
+        product = ops.outer_product(u, v)
+    product[0, 0].numpy()  # waits for a GPU, but copies no more than a number
 
 
 def _latency(time_sums):

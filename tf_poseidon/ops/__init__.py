@@ -213,7 +213,7 @@ def multiplying_device():
     """Returns the `tf.config.PhysicalDevice` that multiplies factors in this process: its GPU, or its CPU."""
     library.load()
     gpus = tf.config.get_visible_devices("GPU")
-    on_gpu = gpus and devices.has_kernel("SufficientFactorOuterProduct", "/device:GPU:0")
+    on_gpu = gpus and devices.can_multiply("/device:GPU:0")
     return gpus[0] if on_gpu else tf.config.get_visible_devices("CPU")[0]
 
 
