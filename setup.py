@@ -28,10 +28,8 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "
 # of the libraries that it names.
 LINK_FLAGS = ["-shared", "-Wl,--no-undefined", "-Wl,--as-needed", "-pthread", "-ldl"]
 
-# Machine code for Ampere and Hopper, and PTX that drivers of later GPUs translate.
-NVCC_FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-gencode=arch=compute_80,code=sm_80",
-              "-gencode=arch=compute_90,code=[sm_90,compute_90]",
-              "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall"]
+NVCC_FLAGS = [*runpy.run_path(str(ROOT / "kernels" / "cuda" / "nvcc_flags.py"))["FLAGS"],
+              "-Xcompiler=-fvisibility=hidden,-Wall"]
 # Static, so that the library loads where there is no CUDA.
 CUDA_LIBRARIES = ["-lcudart_static", "-lrt", "-ldl", "-lpthread"]
 

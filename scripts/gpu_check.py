@@ -16,13 +16,18 @@ import collections
 import ctypes
 import dataclasses
 import json
+import math
+import os
 import pathlib
 import re
+import runpy
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy as np
 
@@ -31,16 +36,22 @@ from gpu_outer_product import Case
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "kernels" / "cuda" / "outer_product.cu.cc"
-NVCC_FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-gencode", "arch=compute_80,code=sm_80",
-              "-gencode", "arch=compute_90,code=[sm_90,compute_90]", "-Werror", "all-warnings",
-              "-Xcompiler", "-Wall,-Wextra,-Werror,-fPIC", "-Xptxas", "-v"]
+NVCC_FLAGS = [*runpy.run_path(str(SOURCE.with_name("nvcc_flags.py")))["FLAGS"], "--threads", "0",
+              "-Werror", "all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror", "-Xptxas", "-v"]
+
+
+def find_nvcc():
+    """Returns the path of nvcc, of CUDA_HOME if that is set, or None."""
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=home and os.path.join(home, "bin"))
 
 
 def build(output, *options):
     """Compiles the kernels and returns what nvcc has said."""
-    nvcc = shutil.which("nvcc")
+    nvcc = find_nvcc()
     if nvcc is None:
-        raise SystemExit("gpu_check: no nvcc in PATH; install the CUDA toolkit.")
+        raise SystemExit("gpu_check: no nvcc in PATH or in CUDA_HOME/bin, if CUDA_HOME is set; install the CUDA "
+                         "toolkit.")
     done = subprocess.run([nvcc, *NVCC_FLAGS, *map(str, options), str(SOURCE), "-o", str(output)],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
@@ -48,15 +59,16 @@ def build(output, *options):
     return done.stdout
 
 
-Usage = collections.namedtuple("Usage", "kernel gpu registers spilled_bytes")
+Usage = collections.namedtuple("Usage", "kernel gpu registers stack_bytes spilled_bytes")
 
 
 def resources(report):
     """Returns the Usage of every kernel in nvcc's report."""
-    return [Usage(kernel, gpu, int(registers), int(stores) + int(loads))
-            for kernel, gpu, stores, loads, registers in re.findall(
-                r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, "
-                r"(\d+) bytes spill loads.*?Used (\d+) registers", report, re.DOTALL)]
+    return [Usage(kernel, gpu, int(registers), int(stack), int(stores) + int(loads))
+            for kernel, gpu, stack, stores, loads, registers in re.findall(
+                r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, "
+                r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
+                report, re.DOTALL)]
 
 
 class Driver:
@@ -144,7 +156,7 @@ class Clock:
     def __init__(self, driver):
         self._driver = driver
         self._blocks = [DeviceMemory(driver).allocate(self.BLOCKING_BYTES) for _ in range(2)]
-        self._events = [ctypes.c_void_p(), ctypes.c_void_p()]
+        self._events = [ctypes.c_void_p() for _ in range(3)]
         for event in self._events:
             driver.call("cuEventCreate", ctypes.byref(event), 0)
 
@@ -155,23 +167,38 @@ class Clock:
     def measure(self, run, launches=20):
         """Returns the median time of run(i) in seconds, and its quartiles.
 
-        The GPU is kept busy while the calls are put into its queue, so that it does not wait for this
-        process.
+        The GPU is kept busy with copies while the calls are put into its queue, so that it does not
+        wait for this process: for twice the time that this took when it was tried.
         """
-        times = []
-        for repeat in range(self.REPEATS + 1):
-            self.copy()
-            self._driver.call("cuEventRecord", self._events[0], None)
-            for i in range(launches):
-                run(i)
-            self._driver.call("cuEventRecord", self._events[1], None)
-            self._driver.call("cuEventSynchronize", self._events[1])
-            milliseconds = ctypes.c_float()
-            self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events)
-            if repeat:  # the first warms up
-                times.append(milliseconds.value / 1e3 / launches)
+        run(0)  # what is loaded at the first call does not count
+        queueing, copying, _ = self._repeat(run, launches, copies=1)  # also warms up
+        copies = max(1, math.ceil(2 * queueing / copying))
+        times = [self._repeat(run, launches, copies)[2] / launches for _ in range(self.REPEATS)]
         low, median, high = statistics.quantiles(times, n=4)
         return median, (low, high)
+
+    def _repeat(self, run, launches, copies):
+        """Returns the seconds of this process for queueing the calls, and of the GPU for copies and calls."""
+        self._record(0)
+        for _ in range(copies):
+            self.copy()
+        self._record(1)
+        began = time.perf_counter()
+        for i in range(launches):
+            run(i)
+        queueing = time.perf_counter() - began
+        self._record(2)
+        self._driver.call("cuEventSynchronize", self._events[2])
+        return queueing, self._elapsed(0), self._elapsed(1)
+
+    def _record(self, number):
+        self._driver.call("cuEventRecord", self._events[number], None)
+
+    def _elapsed(self, number):
+        """Returns the seconds from one event to the next."""
+        milliseconds = ctypes.c_float()
+        self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events[number:number + 2])
+        return milliseconds.value / 1e3
 
 
 class Torch:
@@ -250,13 +277,18 @@ class CuPy:
 
 
 def find_cublas():
-    """Returns a Torch, a CuPy or None."""
+    """Returns a Torch, a CuPy or None; says why it is not one of the first."""
     for kind in Torch, CuPy:
         try:
             return kind()
-        except ImportError:
-            continue
+        except Exception as error:  # whatever is wrong with it, our kernels can be measured
+            print(f"no {kind.__name__}: {describe(error)}", flush=True)
     return None
+
+
+def describe(error):
+    """Returns an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 # More than the emulation has time for.
@@ -278,6 +310,8 @@ def check_all(library, seed):
     for case in [*outer_product.cases(), *LARGER, *random]:
         kind = f"{case.factors}->{case.out}"
         worst[kind] = max(worst[kind], outer_product.check(library, case, rng))
+    for exact in outer_product.exact_cases():
+        outer_product.check_exact(library, *exact)
     for case in LARGEST:
         check_rows(library, case, rng)
     return worst
@@ -304,6 +338,9 @@ SANITIZED = [Case(factors, out, 40, 130, n, beta=beta)
     for factors in outer_product.TYPES for n, momentum in ((264, None), (257, 0.5))]
 
 
+SANITIZER_SECONDS = 60  # for each of its tools
+
+
 def sanitize(path):
     """Returns for each tool of compute-sanitizer "passed", why it did not run, or what is wrong."""
     sanitizer = shutil.which("compute-sanitizer")
@@ -313,12 +350,17 @@ def sanitize(path):
     for tool in "memcheck", "racecheck":
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9",
                    sys.executable, __file__, "--sanitized", str(path)]
-        try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  timeout=60)
-            outcome[tool] = "passed" if done.returncode == 0 else done.stdout[-2000:]
-        except subprocess.TimeoutExpired:
-            outcome[tool] = "took longer than 60 s"
+        # In a session of its own, so that all the processes it starts can be ended: none may stay on the GPU.
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              start_new_session=True) as process:
+            try:
+                said, _ = process.communicate(timeout=SANITIZER_SECONDS)
+                outcome[tool] = "passed" if process.returncode == 0 else said[-2000:]
+            except subprocess.TimeoutExpired:
+                outcome[tool] = f"took longer than {SANITIZER_SECONDS} s"
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
     return outcome
 
 
@@ -343,15 +385,18 @@ def min_bytes(case):
 
 
 def measure_rates(clock, cublas):
-    """Returns bytes/s of a copy, and for each type operations/s of cuBLAS on large square factors."""
+    """Returns bytes/s of a copy, for each type operations/s of cuBLAS on large square factors, and its errors."""
     seconds, _ = clock.measure(lambda i: clock.copy(), launches=2)
-    rates = {}
+    rates, errors = {}, {}
     for factors in outer_product.TYPES if cublas else ():
         case = Case(factors, "float32" if factors == "tf32" else factors, 8192, 8192, 8192)
-        run = cublas.product(case, 1)
-        if run:
-            rates[factors] = 2 * 8192 ** 3 / clock.measure(run, launches=2)[0]
-    return 2 * clock.BLOCKING_BYTES / seconds, rates
+        try:
+            run = cublas.product(case, 1)
+            if run:
+                rates[factors] = 2 * 8192 ** 3 / clock.measure(run, launches=2)[0]
+        except Exception as error:
+            errors[factors] = describe(error)
+    return 2 * clock.BLOCKING_BYTES / seconds, rates, errors
 
 
 def measure_case(library, clock, cublas, case, copy_rate, rates):
@@ -369,10 +414,13 @@ def measure_case(library, clock, cublas, case, copy_rate, rates):
     # Where no rate was measured, of the bytes alone: too low a fraction if operations take longer.
     roofline = max(min_bytes(case) / copy_rate, operations / rates.get(case.factors, float("inf")))
     row["fraction_of_roofline"] = roofline / seconds
-    other = cublas and (cublas.update if case.out == "weights" else cublas.product)(case, sets)
-    if other:
-        row["other_seconds"], row["other_quartiles"] = clock.measure(other)
-        row["speedup"] = row["other_seconds"] / seconds
+    try:
+        other = cublas and (cublas.update if case.out == "weights" else cublas.product)(case, sets)
+        if other:
+            row["other_seconds"], row["other_quartiles"] = clock.measure(other)
+            row["speedup"] = row["other_seconds"] / seconds
+    except Exception as error:
+        row["other_error"] = describe(error)
     return row
 
 
@@ -394,19 +442,28 @@ def print_table(rows):
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
 
 
-def report(rows):
-    """Prints the rows of measure_case."""
-    table = [["factors", "out", "K", "M x N", "momentum", "us", "GB/s", "TFLOP/s", "of roofline",
-              "PyTorch/CuPy us", "speedup"]]
-    for row in rows:
-        other = ["", ""]
-        if "speedup" in row:
-            other = [f"{1e6 * row['other_seconds']:.1f}", f"{row['speedup']:.2f}"]
-        table.append([row["factors"], row["out"], str(row["k"]), f"{row['m']} x {row['n']}",
-                      "" if row["momentum"] is None else str(row["momentum"]), f"{1e6 * row['seconds']:.1f}",
-                      f"{row['bytes_per_s'] / 1e9:.0f}", f"{row['operations_per_s'] / 1e12:.1f}",
-                      f"{row['fraction_of_roofline']:.2f}", *other])
-    print_table(table)
+# Titles and widths of the columns of measured cases: a row is printed before the next is known.
+COLUMNS = (("factors", 8), ("out", 8), ("K", 4), ("M x N", 11), ("momentum", 8), ("us", 8), ("GB/s", 5),
+           ("TFLOP/s", 7), ("of roofline", 11), ("PyTorch/CuPy us", 15), ("speedup", 7))
+
+
+def print_cells(cells):
+    """Prints a line of the measured cases; what is beyond the columns follows as it is."""
+    widths = [width for _, width in COLUMNS] + [0] * (len(cells) - len(COLUMNS))
+    print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths)), flush=True)
+
+
+def report(row):
+    """Prints a row of measure_case."""
+    other = ["", ""]
+    if "speedup" in row:
+        other = [f"{1e6 * row['other_seconds']:.1f}", f"{row['speedup']:.2f}"]
+    elif "other_error" in row:
+        other = ["", "", row["other_error"]]
+    print_cells([row["factors"], row["out"], str(row["k"]), f"{row['m']} x {row['n']}",
+                 "" if row["momentum"] is None else str(row["momentum"]), f"{1e6 * row['seconds']:.1f}",
+                 f"{row['bytes_per_s'] / 1e9:.0f}", f"{row['operations_per_s'] / 1e12:.1f}",
+                 f"{row['fraction_of_roofline']:.2f}", *other])
 
 
 def main(arguments=None):
@@ -416,6 +473,7 @@ def main(arguments=None):
     parser.add_argument("--sanitized", type=pathlib.Path, help=argparse.SUPPRESS)  # see sanitize()
     options = parser.parse_args(arguments)
     if options.sanitized:
+        outer_product.Buffer.GUARD = 0  # so that an access just beside an array is seen
         library = outer_product.Library(options.sanitized, DeviceMemory(Driver()))
         for case in SANITIZED:
             outer_product.check(library, case, np.random.default_rng(0))
@@ -424,29 +482,45 @@ def main(arguments=None):
     driver = Driver()
     seed = options.seed if options.seed is not None else np.random.SeedSequence().entropy % 2 ** 32
     print(f"{driver.name}, {driver.multiprocessors} multiprocessors; seed {seed}", flush=True)
+    results = {"gpu": driver.name, "seed": seed}
+
+    def save(**more):
+        """Writes what there is so far: whatever happens later, it stays."""
+        results.update(more)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
+
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory, "outer_product.so")
         build(path, "-shared")
         library = outer_product.Library(path, DeviceMemory(driver))
         worst = check_all(library, seed)
         print_table([["case", "largest error / bound"], *([k, f"{v:.3f}"] for k, v in worst.items())])
+        save(largest_error_of_bound=worst)
+        measure_all(library, driver, save)
+        # Last: it takes as long as it is let, and would share the GPU with the measurements.
         sanitized = sanitize(path)
-        for tool, outcome in sanitized.items():
-            print(f"{tool}: {outcome}", flush=True)
-
-    clock, cublas = Clock(driver), find_cublas()
-    copy_rate, rates = measure_rates(clock, cublas)
-    print(f"copy: {copy_rate / 1e9:.0f} GB/s", *(
-        f"cuBLAS {factors}: {rate / 1e12:.0f} TFLOP/s" for factors, rate in rates.items()),
-          sep="; ", flush=True)
-    rows = [measure_case(library, clock, cublas, case, copy_rate, rates) for case in TIMED]
-    report(rows)
-    if options.json:
-        options.json.write_text(json.dumps(
-            {"gpu": driver.name, "seed": seed, "largest_error_of_bound": worst, "sanitizer": sanitized,
-             "copy_bytes_per_s": copy_rate, "cublas_operations_per_s": rates, "cases": rows}, indent=1))
+    for tool, outcome in sanitized.items():
+        print(f"{tool}: {outcome}")
+    save(sanitizer=sanitized)
     if any(outcome not in ("passed", "not installed") for outcome in sanitized.values()):
         raise SystemExit("gpu_check: compute-sanitizer has not passed, see above.")
+
+
+def measure_all(library, driver, save):
+    """Measures all of TIMED; prints and saves every row as soon as it is there."""
+    clock, cublas = Clock(driver), find_cublas()
+    copy_rate, rates, errors = measure_rates(clock, cublas)
+    print(f"copy: {copy_rate / 1e9:.0f} GB/s",
+          *(f"cuBLAS {factors}: {rate / 1e12:.0f} TFLOP/s" for factors, rate in rates.items()),
+          *(f"cuBLAS {factors}: {error}" for factors, error in errors.items()), sep="; ", flush=True)
+    rows = []
+    save(copy_bytes_per_s=copy_rate, cublas_operations_per_s=rates, cublas_errors=errors, cases=rows)
+    print_cells([title for title, _ in COLUMNS])
+    for case in TIMED:
+        rows.append(measure_case(library, clock, cublas, case, copy_rate, rates))
+        report(rows[-1])
+        save()
 
 
 if __name__ == "__main__":

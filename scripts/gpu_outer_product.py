@@ -174,6 +174,53 @@ def _check(library, case, rng, whole):
                for buffer, (exact, bound) in zip(results, expect(case, u, v, old)))
 
 
+def exact_cases():
+    """Returns calls whose factors are chosen, with their results, which have to be equal: (case, u, v, result)."""
+    return [*(_nan_and_infinity(factors) for factors in TYPES), _nearest_tf32()]
+
+
+def _nan_and_infinity(factors):
+    """They stay. With all bits of NaN's fraction set too, as GPUs make it: adding to these would give 0."""
+    v = encode(np.ones((1, 4)), factors)
+    u = encode([[0, 0, np.inf, -np.inf]], factors)
+    bits = u.itemsize * 8
+    u.view(f"uint{bits}")[0, :2] = 2 ** (bits - 1) - 1, 2 ** bits - 1
+    result = np.repeat(np.array([[np.nan], [np.nan], [np.inf], [-np.inf]], np.float32), 4, axis=1)
+    return Case(factors, "float32", 1, 4, 4), u, v, result
+
+
+def _nearest_tf32():
+    """Factors that are not in TF32, but none halfway between two numbers that are.
+
+    Rounded to nearest, they have 11 bits, so that the products are exact in float32. The first of
+    each factor is 1: beside it, what is done with a number of the other factor shows in the result.
+    """
+    rng = np.random.default_rng(0)
+    factors, rounded = [], []
+    for size in (150, 300):
+        fraction = 1024 + rng.integers(0, 1024, size)
+        rest = rng.choice([0.0, 2 ** -13, 0.25, 0.5 - 2 ** -13, 0.5 + 2 ** -13, 0.75, 1 - 2 ** -13], size)
+        scale = rng.choice([-1.0, 1.0], size) * 2.0 ** rng.integers(-30, 10, size)
+        fraction[0], rest[0], scale[0] = 1024, 0, 2.0 ** -10
+        fraction[1], rest[1] = 2047, 1 - 2 ** -13  # rounded to the next power of two
+        factors.append(encode([(fraction + rest) * scale], "tf32"))
+        rounded.append((fraction + (rest > 0.5)) * scale)
+    u, v = factors
+    return Case("tf32", "float32", 1, 150, 300), u, v, np.outer(*rounded).astype(np.float32)
+
+
+def check_exact(library, case, u, v, result):
+    """Runs one of exact_cases().
+
+    Raises:
+        AssertionError: the result is another one.
+    """
+    out = np.full(result.shape, np.nan, result.dtype)
+    buffers = [Buffer(library.memory, stored) for stored in (u, v, out)]
+    library.call(case, *(buffer.address for buffer in buffers))
+    np.testing.assert_array_equal(buffers[2].read(), result, err_msg=str(case))
+
+
 def compare(case, found, exact, bound, whole=False):
     """Returns the largest error of stored results as a share of its bound; if `whole`, it must be 0.
 
@@ -192,7 +239,10 @@ def compare(case, found, exact, bound, whole=False):
 
 
 class Buffer:
-    """An array in the library's memory, between guard zones of NaN."""
+    """An array in the library's memory, between guard zones of NaN.
+
+    With a GUARD of 0 the array ends where its allocation does, for tools that watch allocations.
+    """
     GUARD = 1 << 12  # bytes
 
     def __init__(self, memory, stored, offset=0):

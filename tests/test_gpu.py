@@ -4,6 +4,7 @@ The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.
 instructions of a GPU; those are for scripts/gpu_check.py, with the same cases.
 """
 
+import collections
 import copy
 import ctypes
 import dataclasses
@@ -11,9 +12,10 @@ import json
 import mmap
 import os
 import pathlib
-import shutil
+import runpy
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -155,17 +157,11 @@ def test_without_products_factors_are_not_read(emulated, k, alpha):
     assert (out == 1.5).all()
 
 
-@pytest.mark.parametrize("factors", outer_product.TYPES)
-def test_nan_and_infinity_stay(emulated, factors):
-    """With all bits of NaN's fraction set too, as GPUs make it: adding to these would give 0."""
+@pytest.mark.parametrize("case, u, v, result", outer_product.exact_cases(),
+                         ids=[str(case) for case, *_ in outer_product.exact_cases()])
+def test_exact_case(emulated, case, u, v, result):
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
-    v = outer_product.encode(np.ones((1, 4)), factors)
-    u = outer_product.encode([[0, 0, np.inf, -np.inf]], factors)
-    bits = u.itemsize * 8
-    u.view(f"uint{bits}")[0, :2] = 2 ** (bits - 1) - 1, 2 ** bits - 1
-    out = np.zeros((4, 4), np.float32)
-    emulated.call(Case(factors, "float32", 1, 4, 4), u.ctypes.data, v.ctypes.data, out.ctypes.data)
-    np.testing.assert_array_equal(out[:, 0], [np.nan, np.nan, np.inf, -np.inf])
+    outer_product.check_exact(emulated, case, u, v, result)
 
 
 class Wrong:
@@ -234,6 +230,19 @@ class HostDriver:
     cuEventCreate = cuEventRecord = cuEventSynchronize = lambda self, *arguments: None
 
 
+def broken():
+    raise OSError("no cuBLAS today")
+
+
+class TooLarge:
+    """gpu_check.CuPy where memory is short."""
+
+    def product(self, case, sets):
+        raise MemoryError("too large")
+
+    update = product
+
+
 def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
     """That the script works, on the emulated GPU; and what it calculates of times that are all alike."""
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
@@ -248,7 +257,8 @@ def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "LARGEST", [Case("half", "half", 2, 300, 280)])
     monkeypatch.setattr(gpu_check, "TIMED", few)
     monkeypatch.setattr(gpu_check, "sanitize", lambda _: {"compute-sanitizer": "not installed"})
-    monkeypatch.setattr(gpu_check, "find_cublas", lambda: None)
+    monkeypatch.setattr(gpu_check, "Torch", broken)
+    monkeypatch.setattr(gpu_check, "CuPy", TooLarge)
     monkeypatch.setattr(gpu_check.Clock, "BLOCKING_BYTES", 1000)
 
     gpu_check.main(["--json", str(tmp_path / "out.json"), "--seed", "1"])
@@ -262,7 +272,59 @@ def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
         assert row["seconds"] == pytest.approx(1e-3 / 20)
         roofline = size / results["copy_bytes_per_s"]
         assert row["fraction_of_roofline"] == pytest.approx(roofline / row["seconds"])
-    assert "bfloat16  float32  20  40 x 60" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "bfloat16   float32    20      40 x 60" in out
+    assert "no cuBLAS today" in out
+    assert [row["other_error"] for row in results["cases"]] == ["MemoryError: too large"] * 2
+    assert set(results["cublas_errors"]) == set(outer_product.TYPES)
+    assert results["sanitizer"] == {"compute-sanitizer": "not installed"}
+
+
+def test_the_gpu_is_busy_while_calls_are_queued(monkeypatch):
+    """Copies take a millisecond here, and queueing 20 calls 10: so 20 copies are needed, or some more."""
+    driver, copies = HostDriver(), []
+    monkeypatch.setattr(gpu_check.Clock, "BLOCKING_BYTES", 1000)
+    driver.cuMemcpyDtoDAsync_v2 = lambda *arguments: copies.append(arguments)
+    clock = gpu_check.Clock(driver)
+    clock.measure(lambda i: time.sleep(5e-4))
+    assert len(copies) - 1 >= clock.REPEATS * 20
+
+
+def test_sanitizer_leaves_no_process(monkeypatch, tmp_path):
+    """A tool that hangs is ended with all that it has started."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/started\nwait\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(gpu_check, "SANITIZER_SECONDS", 1)
+    assert gpu_check.sanitize("library") == dict.fromkeys(("memcheck", "racecheck"), "took longer than 1 s")
+    pids = (tmp_path / "started").read_text().split()
+    assert len(pids) == 2
+    for _ in range(1000):
+        if not any(map(_runs, pids)):
+            return
+        time.sleep(0.01)
+    raise AssertionError("a process is left")
+
+
+def _runs(pid):
+    """Returns whether a process is there and not just to be waited for."""
+    try:
+        return pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_sanitized_arrays_end_with_their_allocations(emulated, monkeypatch):
+    emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
+    memory, sizes = outer_product.HostMemory(), []
+    monkeypatch.setattr(memory, "allocate", lambda nbytes: sizes.append(nbytes) or memory.Block(nbytes))
+    monkeypatch.setattr(gpu_check, "Driver", HostDriver)
+    monkeypatch.setattr(gpu_check.outer_product, "Library", lambda *_: _with_memory(emulated, memory))
+    monkeypatch.setattr(gpu_check, "SANITIZED", [Case("half", "half", 3, 5, 7, offset=2)])
+    monkeypatch.setattr(outer_product.Buffer, "GUARD", outer_product.Buffer.GUARD)  # to be set back
+    gpu_check.main(["--sanitized", "library"])
+    assert sizes == [2 * (2 + size) for size in (15, 21, 35)] * 2
 
 
 def _with_memory(library, memory):
@@ -271,12 +333,16 @@ def _with_memory(library, memory):
     return with_memory
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None and not os.environ.get("CI"), reason="nvcc is not installed")
-def test_compiles_without_spilled_registers(tmp_path):
-    """For all supported GPUs, without TensorFlow's headers."""
+# Products of 6 pairs of types, and updates by factors of 4, with velocity and without.
+PROGRAMS = 6 + 4 * 2
+
+
+@pytest.mark.skipif(gpu_check.find_nvcc() is None and not os.environ.get("CI"), reason="nvcc is not installed")
+def test_compiles_without_local_memory(tmp_path):
+    """For all supported GPUs, without TensorFlow's headers. Sums are registers: none spilled, and none indexed."""
     report = gpu_check.build(tmp_path / "object.o", "-c", "-MMD", "-MF", tmp_path / "dependencies")
     usage = gpu_check.resources(report)
-    assert {row.gpu for row in usage} == {"sm_80", "sm_90"}
-    assert [row for row in usage if row.spilled_bytes] == []
-    assert max(row.registers for row in usage) * 256 <= 65536  # of a multiprocessor
+    gpus = runpy.run_path(str(ROOT / "kernels" / "cuda" / "nvcc_flags.py"))["GPUS"]
+    assert collections.Counter(row.gpu for row in usage) == {f"sm_{gpu}": PROGRAMS for gpu in gpus}
+    assert [row for row in usage if row.stack_bytes or row.spilled_bytes] == []
     assert "tensorflow" not in (tmp_path / "dependencies").read_text()
