@@ -121,6 +121,48 @@ def test_sum_adds_ranks_of_a_node_first(ranks_per_node, expected, servers):
             np.testing.assert_array_equal(value, total)
 
 
+# As a transport knows nodes: ranks in any order, and not as many on each.
+@pytest.mark.parametrize("nodes, ranks_per_node, expected", [
+    ([0, 1, 0, 1], None, (0, 1, 0, 1)), ([5, 5, 2, 5, 2], None, (0, 0, 1, 0, 1)),
+    ([0, 1, 1, 1], None, (0, 1, 1, 1)), ([0, 1, 1, 1], 2, (0, 1, 1, 2)), ([0, 0, 0, 0], 2, (0, 0, 1, 1)),
+    ([0, 1, 0, 1], 1, (0, 1, 2, 3)), ([0, 1, 0, 1], 3, (0, 1, 0, 1))])
+def test_nodes_in_any_order(nodes, ranks_per_node, expected):
+    size = len(nodes)
+    values = [np.random.default_rng(r).normal(size=100_003).astype(np.float32) for r in range(size)]
+    sums = {}
+    for value, node in zip(values, expected):
+        sums[node] = sums[node] + value if node in sums else value
+    total = sum(list(sums.values())[1:], list(sums.values())[0])
+    ranks = join_loopback(size, nodes=nodes, ranks_per_node=ranks_per_node)
+    for rank in ranks:
+        first = {node: i for i, node in reversed(list(enumerate(rank.nodes)))}
+        assert [sorted(first.values()).index(first[node]) for node in rank.nodes] == list(expected)
+    for result in all_submit(ranks, "sum", values):
+        np.testing.assert_array_equal(result, total)
+    for root in range(size):
+        for result in all_submit(ranks, f"from {root}", values, root=root):
+            np.testing.assert_array_equal(result, values[root])
+    waits = [rank.submit_factors("factors", [value[:50_000, None]]) for rank, value in zip(ranks, values)]
+    for gathered, in (wait() for wait in waits):
+        np.testing.assert_array_equal(gathered[:, 0], np.concatenate([value[:50_000] for value in values]))
+    in_parallel(ranks, lambda rank: rank.goodbye())
+    for rank in ranks:
+        rank.leave()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("server", range(5))
+def test_half_precision_of_nodes_is_rounded_for_each(server, dtype):
+    """Whichever rank is the server: verify mode compares sums of different servers."""
+    with job(5, ranks_per_node=2, servers=(server,)) as ranks:
+        values = [np.random.default_rng(r).normal(size=10_001).astype(dtype) for r in range(5)]
+        wide = [value.astype(np.float32) for value in values]
+        nodes = [(wide[0] + wide[1]).astype(dtype), (wide[2] + wide[3]).astype(dtype), values[4]]
+        a, b, c = (node.astype(np.float32) for node in nodes)
+        for result in all_submit(ranks, "x", values):
+            np.testing.assert_array_equal(result, (a + b + c).astype(dtype))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_added_in_float_and_rounded_once(dtype):
     with job(3) as ranks:
@@ -298,10 +340,10 @@ def test_deadline_names_site_and_ranks(size, ranks_per_node):
     """Also if the missing rank is of another node, and whichever rank holds the KV pair."""
     with contextlib.ExitStack() as jobs:
         waits = [rank.submit("dense/kernel", np.ones(3)) for server in range(size) for rank in
-                 jobs.enter_context(job(size, goodbye=False, timeout_s=1.0, servers=(server,),
+                 jobs.enter_context(job(size, goodbye=False, timeout_s=2.0, servers=(server,),
                                         ranks_per_node=ranks_per_node)) if rank.rank != 1]
         for wait in waits:
-            with pytest.raises(JobEndedError, match="waited 1 s for rank 1 to exchange "
+            with pytest.raises(JobEndedError, match="waited 2 s for rank 1 to exchange "
                                                     r"'dense/kernel' \(ps\)"):
                 wait()
 

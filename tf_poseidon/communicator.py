@@ -42,7 +42,7 @@ def _functions():
         ("join_sockets", handle, [number, number, ctypes.POINTER(number), ctypes.POINTER(_Options),
                                   text]),
         ("join_loopback", ctypes.c_bool,
-         [number, ctypes.POINTER(_Options), ctypes.POINTER(handle), text]),
+         [number, ctypes.POINTER(number), ctypes.POINTER(_Options), ctypes.POINTER(handle), text]),
         ("set_process_communicator", None, [handle]),
         ("rank", number, [handle]),
         ("size", number, [handle]),
@@ -76,7 +76,7 @@ class Communicator:
     Attributes:
         rank: This rank, 0 to size - 1.
         size: The number of ranks.
-        nodes: A number for each rank, the same for those that share a node.
+        nodes: A number for each rank, the same for those that combine what they have.
     """
 
     def __init__(self, handle):
@@ -255,7 +255,7 @@ class Communicator:
         self._lib.poseidon_leave(handle)
 
 
-def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None):
+def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None, nodes=None):
     """Returns the communicators of a job whose ranks are threads of this process, in rank order.
 
     Args:
@@ -263,14 +263,17 @@ def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks
         servers: Ranks that own KV pairs; empty for all. Or a list with what each rank is told.
         kv_pair_bytes: Largest KV pair.
         timeout_s: Longest wait for another rank, in seconds.
-        ranks_per_node: How many ranks that follow each other share a node; None for one.
+        ranks_per_node: How many ranks combine, of those that share a node or, without `nodes`, of those that
+            follow each other.
+        nodes: A number for each rank, the same for those that are to share a node.
     """
     told = servers if isinstance(servers, list) else [servers] * size
     options = (_Options * size)(*(_options(kv_pair_bytes, timeout_s, timeout_s, s, ranks_per_node)
                                   for s in told))
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    if not _functions().poseidon_join_loopback(size, options, handles, error):
+    nodes = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
+    if not _functions().poseidon_join_loopback(size, nodes, options, handles, error):
         raise PoseidonError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
 

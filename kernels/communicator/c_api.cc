@@ -112,10 +112,11 @@ Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* s
   }
 }
 
-bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options, Communicator** ranks,
-                            char* error) {
+bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOptions* options,
+                            Communicator** ranks, char* error) {
   try {
-    auto transports = poseidon::MakeLoopbackTransports(size);
+    auto transports = poseidon::MakeLoopbackTransports(
+        size, nodes ? std::vector<int>(nodes, nodes + size) : std::vector<int>());
     for (int rank = 0; rank < size; ++rank) {
       auto transport = std::make_shared<std::unique_ptr<poseidon::Transport>>(
           std::move(transports[rank]));

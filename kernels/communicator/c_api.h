@@ -43,8 +43,9 @@ poseidon::Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const 
                                               const PoseidonOptions* options, char* error);
 
 // Makes a job of `size` ranks in this process, with options for each rank, and writes its
-// communicators to `ranks`.
-bool poseidon_join_loopback(int32_t size, const PoseidonOptions* options,
+// communicators to `ranks`. `nodes` has a number for each rank, the same for those that are to share a
+// node; null if nothing is known of nodes.
+bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOptions* options,
                             poseidon::Communicator** ranks, char* error);
 
 // Lets this process's ops use `communicator`, or none when it is null.

@@ -65,7 +65,7 @@ class Communicator::Impl {
     lock.unlock();
 
     auto protocol = std::make_unique<Protocol>(
-        std::move(transport), options_, &statistics_,
+        std::move(transport), options_, nodes_, &statistics_,
         [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
     // After a failure the network may still write to our buffers: they live as long as the process.

@@ -18,6 +18,10 @@
 
 namespace poseidon {
 
+// Whoever waits for a rank that itself waits for others gives it, for each of these, this share of the time
+// limit more: that rank knows who is missing, so its message should come first.
+inline constexpr double kPatience = 0.1;
+
 inline double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -88,7 +92,8 @@ struct ActiveExchange {
   // start itself to end.
   size_t pending;
   std::vector<char> has_result;  // by KV pair
-  std::vector<char> is_sending;  // by KV pair: the network still reads its part of `input`
+  // By KV pair: the network still reads what the result overwrites, an input in place or a node's sum.
+  std::vector<char> is_sending;
   std::map<size_t, FrameHeader> deferred;  // results by KV pair, until `is_sending` has passed
 };
 

@@ -1,6 +1,8 @@
 #include "factors.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -70,9 +72,11 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
+  ++num_passing_on_;  // from now on there may be somebody who waits for it
   auto take = [this, key, arrival] {
     arrival->is_ready = true;
     PassOn(arrival);
+    --num_passing_on_;
     FinishIfOver(key);
   };
   if (header.is_bulk) {  // received even if for nobody: the sender waits until it has left
@@ -213,7 +217,11 @@ std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(
     Clock::time_point now, double seconds) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || Seconds(now - state.own->start) < seconds) continue;
-    std::vector<int> missing = Missing(state);
+    std::vector<int> missing = Missing(state), direct;
+    std::copy_if(missing.begin(), missing.end(), std::back_inserter(direct),
+                 [this](int rank) { return routes_->IsDirect(rank); });
+    if (!direct.empty()) return Overdue{state.own->factors.site, std::move(direct)};
+    if (Seconds(now - state.own->start) < (1 + kPatience) * seconds) continue;
     if (missing.empty()) {  // all have sent theirs; somebody does not take ours
       for (int rank = 0; rank < transport_->size(); ++rank) {
         if (rank != transport_->rank()) missing.push_back(rank);

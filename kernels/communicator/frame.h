@@ -15,8 +15,8 @@ namespace poseidon {
 
 enum class FrameKind : uint8_t {
   kContribution,  // a worker's part of a sum, or a node's, to the server of that KV pair
-  kResult,        // the finished KV pair, from its server to a worker
-  kFactors,       // one part of a worker's factors, to every other worker
+  kResult,        // the finished KV pair, from its server to a worker, perhaps by its gateway
+  kFactors,       // one part of a worker's factors, to every other worker, perhaps by its gateway
   kRefusal,       // the sender has no factors of this site in `step`
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program

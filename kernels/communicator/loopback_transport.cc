@@ -36,11 +36,12 @@ using World = std::vector<Mailbox>;
 
 class LoopbackTransport : public Transport {
  public:
-  LoopbackTransport(std::shared_ptr<World> world, int rank)
-      : world_(std::move(world)), rank_(rank) {}
+  LoopbackTransport(std::shared_ptr<World> world, int rank, std::vector<int> nodes)
+      : world_(std::move(world)), rank_(rank), nodes_(std::move(nodes)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_->size()); }
+  std::vector<int> nodes() const override { return nodes_; }
 
   void SendPacket(int peer, std::vector<char> packet) override {
     (*world_)[peer].Put({Letter::kPacket, rank_, std::move(packet)});
@@ -108,6 +109,7 @@ class LoopbackTransport : public Transport {
 
   std::shared_ptr<World> world_;
   const int rank_;
+  const std::vector<int> nodes_;
   std::list<Letter> offers_;  // announced to us, not yet asked for
   std::map<std::pair<int, uint32_t>, Completion> sends_;
   std::map<std::pair<int, uint32_t>, Receive> receives_;
@@ -115,11 +117,12 @@ class LoopbackTransport : public Transport {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size) {
+std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size,
+                                                               const std::vector<int>& nodes) {
   auto world = std::make_shared<World>(size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) {
-    transports.push_back(std::make_unique<LoopbackTransport>(world, rank));
+    transports.push_back(std::make_unique<LoopbackTransport>(world, rank, nodes));
   }
   return transports;
 }

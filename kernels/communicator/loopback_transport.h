@@ -10,8 +10,10 @@
 
 namespace poseidon {
 
-// Returns the transports of a job of `size` ranks in this process, in rank order.
-std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size);
+// Returns the transports of a job of `size` ranks in this process, in rank order. `nodes` is what they say of
+// nodes, see Transport.
+std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size,
+                                                               const std::vector<int>& nodes);
 
 }  // namespace poseidon
 

@@ -1,8 +1,9 @@
 // The transport over MPI point-to-point messages: a library of its own, so that the op library
 // links no MPI and a job without MPI loads none.
 //
-// Every call is non-blocking except MPI_Init_thread and MPI_Finalize. Packets are received into a
-// ring of buffers posted in advance; bulk data goes from and into the caller's memory.
+// Every call is non-blocking except MPI_Init_thread, MPI_Finalize and, when all ranks have met, those
+// that find out which share a node. Packets are received into a ring of buffers posted in advance;
+// bulk data goes from and into the caller's memory.
 
 #include <mpi.h>
 
@@ -149,8 +150,8 @@ class MpiTransport : public Transport {
     return copy;
   }
 
-  // A node is what can share memory; its number is that of its first rank. All ranks are here, so nothing
-  // waits for long.
+  // A node is what can share memory; its number is that of its first rank. These calls block, but all
+  // ranks are here.
   void FindNodes() {
     MPI_Comm node;
     Check(MPI_Comm_split_type(packets_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -9,10 +10,6 @@
 
 namespace poseidon {
 namespace {
-
-// Who waits for a rank that itself waits for others allows it this part more time than it allows them: it
-// knows who is missing, so its message should come first.
-constexpr double kPatience = 0.1;
 
 // FNV-1a, 64 bits.
 uint64_t Hash(const std::string& text) {
@@ -42,13 +39,17 @@ uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
 
 std::vector<int> NodesOf(const Options& options, const Transport& transport) {
   std::vector<int> nodes = transport.nodes();
-  std::map<int, int> ranks;
-  int most = 0;
-  for (int node : nodes) most = std::max(most, ++ranks[node]);
-  if (most > 0 && (options.ranks_per_node == 0 || options.ranks_per_node == most)) return nodes;
-  nodes.clear();
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    nodes.push_back(rank / std::max(options.ranks_per_node, 1));
+  int ranks_per_node = options.ranks_per_node;
+  if (nodes.empty()) {
+    nodes.resize(transport.size());
+    ranks_per_node = std::max(ranks_per_node, 1);
+  }
+  if (ranks_per_node == 0) return nodes;
+  std::map<int, int> found;  // ranks by node
+  std::map<std::pair<int, int>, int> parts;
+  for (int& node : nodes) {
+    const int part = found[node]++ / ranks_per_node;
+    node = parts.emplace(std::make_pair(node, part), static_cast<int>(parts.size())).first->second;
   }
   return nodes;
 }
@@ -60,14 +61,15 @@ std::string RankList(const std::vector<int>& ranks) {
   return out.str();
 }
 
-Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, Statistics* statistics,
+Protocol::Protocol(std::unique_ptr<Transport> transport, Options options,
+                   const std::vector<int>& nodes, Statistics* statistics,
                    std::function<void(const std::string& reason)> on_failure)
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
       options_(WithServers(std::move(options), size_)),
-      routes_(rank_, NodesOf(options_, *transport_)),
-      plan_(PlanDigest(options_, NodesOf(options_, *transport_))),
+      routes_(rank_, nodes),
+      plan_(PlanDigest(options_, nodes)),
       statistics_(statistics),
       on_failure_(std::move(on_failure)),
       sender_(transport_.get(), plan_, statistics_),
@@ -144,7 +146,8 @@ size_t Protocol::FirstPair(const KvPairs& pairs) const {
 void Protocol::StartPair(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
   const int server = active->pairs[pair].server;
   const int root = active->exchange.root;
-  if (root < 0 ? routes_.Collects(server) : routes_.Collects(server) && routes_.SourceOf(root, server) >= 0) {
+  const bool adds_up = routes_.Collects(server) && (root < 0 || routes_.SourceOf(root, server) >= 0);
+  if (adds_up) {
     FailIf(server_.AddOwn(active, pair));
     FailIfLeftBehind();
   } else if (root < 0) {
@@ -348,6 +351,17 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
 }
 
 void Protocol::SayGoodbye() {
+  wants_goodbye_ = true;
+  Flush();
+}
+
+void Protocol::Flush() {
+  if (wants_goodbye_ && !broadcasting_.is_passing_on()) SendGoodbye();
+  sender_.Flush();
+}
+
+void Protocol::SendGoodbye() {
+  wants_goodbye_ = false;
   if (has_failed()) return;
   has_left_[rank_] = 1;
   FailIfLeftBehind();
@@ -436,13 +450,13 @@ void Protocol::FailOverdue(const std::string& site, const std::string& scheme,
 }
 
 Protocol::Awaited Protocol::AwaitedBy(const ActiveExchange& active) const {
-  const std::vector<int> parts = server_.Missing(active);
-  if (!parts.empty()) {
-    const bool is_sum = std::all_of(parts.begin(), parts.end(), [this](int peer) {
-      return !routes_.IsLocal(peer) && routes_.IsShared(peer);
-    });
-    return {parts, is_sum ? 1 : 0};
-  }
+  const std::vector<int> sums = server_.Missing(active);
+  std::vector<int> parts;
+  std::copy_if(sums.begin(), sums.end(), std::back_inserter(parts), [this](int peer) {
+    return routes_.IsLocal(peer) || !routes_.IsShared(peer);  // gives what it has, and no sum
+  });
+  if (!parts.empty()) return {parts, 0};
+  if (!sums.empty()) return {sums, 1};
   std::set<int> servers, gateways;
   for (size_t i = 0; i < active.pairs.size(); ++i) {
     const int server = active.pairs[i].server;

@@ -25,13 +25,13 @@ namespace poseidon {
 struct Options {
   int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
-  // How many ranks share a node: those of which the transport says so, or others that follow each other if
-  // it says otherwise. 0: as the transport says.
+  // At most how many ranks combine, of those that share a node as the transport knows. 0: all of them.
   int ranks_per_node = 0;
   double timeout_s = 600;                    // longest wait for another rank
 };
 
-// The node of each rank, as the options or the transport say.
+// A number for each rank, the same for those that combine: ranks of one node, or as many of them as the
+// options say. Where the transport knows no nodes, all ranks share one, but combine only if they are told to.
 std::vector<int> NodesOf(const Options& options, const Transport& transport);
 
 // "rank 1" or "ranks 1, 2".
@@ -40,9 +40,9 @@ std::string RankList(const std::vector<int>& ranks);
 // One thread makes all calls. Nothing blocks, and nothing is sent before Flush or Poll.
 class Protocol {
  public:
-  // `on_failure` is told the reason of the first failure, before any exchange is.
-  Protocol(std::unique_ptr<Transport> transport, Options options, Statistics* statistics,
-           std::function<void(const std::string& reason)> on_failure);
+  // `nodes` are those of NodesOf. `on_failure` is told the reason of the first failure, before any exchange is.
+  Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
+           Statistics* statistics, std::function<void(const std::string& reason)> on_failure);
 
   // Starts an exchange that was submitted at `submitted`.
   void Start(Exchange exchange, Done done, Clock::time_point submitted);
@@ -52,12 +52,12 @@ class Protocol {
   bool Poll();
 
   // Sends the frames that are ready, those for one peer together.
-  void Flush() { sender_.Flush(); }
+  void Flush();
 
   // Fails when an exchange has waited too long.
   void CheckDeadlines();
 
-  // Tells the other ranks that this one has reached its end.
+  // Tells the other ranks that this one has reached its end, once it has nothing of others' to pass on.
   void SayGoodbye();
 
   // Ends every exchange, and this rank's part in the job, with an error. With `tell_peers` the
@@ -108,6 +108,8 @@ class Protocol {
             const void* data, uint32_t form);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
 
+  void SendGoodbye();
+
   // Failures.
   void FailIf(const std::string& disagreement);
   void FailIfLeftBehind();
@@ -115,7 +117,11 @@ class Protocol {
   void FailOverdue(const std::string& site, const std::string& scheme,
                    const std::vector<int>& ranks);
 
-  // Ranks that this one waits for, and how many others these may be waiting for, one for the other.
+  // Ranks that this one waits for, and how many ranks, one after the other, they may be waiting for:
+  //   0  for parts of what this rank adds up
+  //   1  for sums of nodes, which wait for parts
+  //   2  for a server's results, which wait for sums
+  //   3  for results that come by a gateway
   struct Awaited {
     std::vector<int> ranks;
     int others;
@@ -144,6 +150,7 @@ class Protocol {
   Sender sender_;
   Server server_;
   FactorBroadcasting broadcasting_;
+  bool wants_goodbye_ = false;
   std::vector<char> has_left_;      // by rank: has said goodbye
   std::string failure_;
 };

@@ -2,8 +2,8 @@
 // gradient crosses the network once for a node, not once for a rank.
 //
 // H. Zhang et al., USENIX ATC 2017, collect what the GPUs of a node have at one of them, which alone uses
-// the network. Here that is another rank of the node for every KV pair and every rank's factors, its
-// *gateway*, so that no rank has all the work. Ranks of one node, or one on each, need none.
+// the network. Here the rank that does so, the *gateway*, is another one for each server of KV pairs and
+// for each rank's factors, so that the work is spread. Ranks of one node, or one on each, need none.
 
 #ifndef POSEIDON_COMMUNICATOR_ROUTES_H_
 #define POSEIDON_COMMUNICATOR_ROUTES_H_

@@ -88,7 +88,8 @@ void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& grou
                void* output) {
   std::vector<const void*> sums;
   for (const std::vector<const void*>& group : groups) {
-    if (group.size() < 2 || sums.empty()) {  // of the first group: (a + b) + c is a + b + c
+    // Of the first group, (a + b) + c is a + b + c, but where a + b is rounded to less than it is added in.
+    if (group.size() < 2 || (sums.empty() && ElementBytes(dtype) > 2)) {
       sums.insert(sums.end(), group.begin(), group.end());
     } else {
       SumInOrder(dtype, group, bytes, output);
