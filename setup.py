@@ -98,8 +98,9 @@ def warn_of_drivers(nvcc, tensorflow_cuda):
     shown = subprocess.run([nvcc, "--version"], check=True, text=True, stdout=subprocess.PIPE).stdout
     major = re.search(r"release (\d+)", shown)[1]
     if int(major) > int(tensorflow_cuda.partition(".")[0]):
-        print(f"tf_poseidon: {nvcc} is of CUDA {major}, and TensorFlow of CUDA {tensorflow_cuda}: GPU kernels will need "
-              f"a driver for CUDA {major}. Set CUDA_HOME to an older toolkit where there is none.", file=sys.stderr)
+        print(f"tf_poseidon: {nvcc} is of CUDA {major}, and TensorFlow of CUDA {tensorflow_cuda}: GPU kernels will "
+              f"need a driver for CUDA {major}. Set CUDA_HOME to an older toolkit where there is none.",
+              file=sys.stderr)
 
 
 def cuda_link_flags(nvcc):

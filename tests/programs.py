@@ -295,9 +295,6 @@ def refuse():
     def no_rank_on_a_node():
         poseidon.PoseidonStrategy(ranks_per_node=0)
 
-    def nodes_of_others():
-        poseidon.PoseidonStrategy(ranks_per_node=2, cluster=poseidon.Cluster(2))
-
     def no_pin():
         poseidon.PoseidonStrategy(pins={"*": "fast"})
 
@@ -314,7 +311,7 @@ def refuse():
                  gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
                  metric_without_aggregation, other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
-                 nodes_of_others, no_kv_pair, no_time, no_steps, no_policy, other_policy,
+                 no_kv_pair, no_time, no_steps, no_policy, other_policy,
                  plan_and_policy, plan_of_others, other_cluster, no_pin, no_wire_dtype,
                  verify_what_is_rounded):
         try:

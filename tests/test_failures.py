@@ -124,7 +124,6 @@ REFUSALS = {
     "unequal_parts": "parts of a batch have [6, 7] rows",
     "server_out_of_range": "servers=[5], expected distinct ranks from 0 to 1",
     "no_rank_on_a_node": "ranks_per_node=0, expected a whole number, at least 1",
-    "nodes_of_others": "ranks_per_node=2, but the cluster is for 1; leave it away, or change the cluster",
     "no_kv_pair": "kv_pair_bytes=0, expected 4096 to 2**30",
     "no_time": "timeout_s=0, expected a positive number of seconds",
     "no_steps": "verify=0, expected the number of steps",

@@ -36,6 +36,12 @@ def test_each_process_takes_one(visible, number, local_rank, own):
     assert visible == ([] if own is None else [gpu(own)])
 
 
+def test_processes_that_share_a_gpu_are_told(visible, caplog):
+    visible[:] = map(gpu, range(2))
+    gpus.take_own(None)
+    assert visible == [gpu(0)] and "each takes /physical_device:GPU:0: let each see a GPU" in caplog.text
+
+
 def test_gpus_in_use_are_refused(visible, monkeypatch):
     def refuse(device, kind):
         raise RuntimeError("Visible devices cannot be modified after being initialized")
@@ -47,8 +53,8 @@ def test_gpus_in_use_are_refused(visible, monkeypatch):
 
 
 @pytest.mark.parametrize("engine, environment, local_rank", [
-    ("mpi", {}, 0), ("mpi", {"MPI_LOCALRANKID": "2"}, 2), ("mpi", {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1),
-    ("mpi", {"SLURM_LOCALID": "3"}, 3), ("mpi", {"HOROVOD_LOCAL_RANK": "1"}, 0), ("horovod", {}, 0),
+    ("mpi", {}, None), ("mpi", {"MPI_LOCALRANKID": "2"}, 2), ("mpi", {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1),
+    ("mpi", {"SLURM_LOCALID": "3"}, 3), ("mpi", {"HOROVOD_LOCAL_RANK": "1"}, None), ("horovod", {}, None),
     ("horovod", {"HOROVOD_LOCAL_RANK": "1", "SLURM_LOCALID": "3"}, 1), ("horovod", {"MPI_LOCALRANKID": "2"}, 2)])
 def test_launchers_say_which_process_of_a_machine_this_is(engine, environment, local_rank):
     assert engines.load(engine).local_rank(environment) == local_rank

@@ -95,7 +95,8 @@ def rewrite(source, target):
             batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
             gflops=_GFLOPS.value, accelerators=_ACCELERATORS.value, servers=_SERVERS.value,
             ranks_per_node=_RANKS_PER_NODE.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
-            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value, engine=_ENGINE.value or engines.DEFAULT, progress=show)
+            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value,
+            engine=_ENGINE.value or engines.DEFAULT, progress=show)
     print(report)
     _save_predictions(report.plan)
 

@@ -68,6 +68,9 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
                             "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
                             "asks for it.")
     pins = tuple((pins or {}).items())
+    if cluster is not None and cluster.ranks_per_node > 1:
+        raise PoseidonError(f"The cluster has {cluster.ranks_per_node} ranks to a node, which is for sums of "
+                            "PoseidonStrategy: of these libraries', every rank is on its own; give it 1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:

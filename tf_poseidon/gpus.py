@@ -1,8 +1,12 @@
 """Which GPU of a machine each of its processes uses."""
 
+import logging
+
 import tensorflow as tf
 
 from tf_poseidon.errors import PoseidonError
+
+_log = logging.getLogger("tf_poseidon")
 
 
 def take_own(local_rank):
@@ -11,7 +15,7 @@ def take_own(local_rank):
     Where there are fewer GPUs than processes, they take turns.
 
     Args:
-        local_rank: Which of this machine's processes this is.
+        local_rank: Which of this machine's processes this is, None if that is not known.
 
     Raises:
         PoseidonError: If TensorFlow uses several already.
@@ -19,7 +23,10 @@ def take_own(local_rank):
     gpus = tf.config.get_visible_devices("GPU")
     if len(gpus) < 2:
         return
-    own = gpus[local_rank % len(gpus)]
+    if local_rank is None:
+        _log.warning("The launcher does not say which of this machine's processes this is, so each takes %s: let "
+                     "each see a GPU of its own, by CUDA_VISIBLE_DEVICES.", gpus[0].name)
+    own = gpus[(local_rank or 0) % len(gpus)]
     try:
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:

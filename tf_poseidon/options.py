@@ -1,6 +1,7 @@
 """The options of PoseidonStrategy: whether they make sense, and whether all ranks have the same."""
 
 import importlib.metadata
+import itertools
 import json
 import random
 
@@ -24,12 +25,7 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_no
     if plan is not None and (pins or policy != "auto"):
         raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
                             "every gradient travels; leave these away, or make another plan.")
-    if ranks_per_node is not None:
-        planning.Cluster(size, ranks_per_node=ranks_per_node)  # checks it
-        for name, given in (("plan", plan and plan.cluster), ("cluster", cluster)):
-            if given is not None and given.ranks_per_node != ranks_per_node:
-                raise PoseidonError(f"ranks_per_node={ranks_per_node}, but the {name} is for "
-                                    f"{given.ranks_per_node}; leave it away, or change the {name}.")
+    check_ranks_per_node(ranks_per_node, size, plan, cluster, engine)
     if plan is not None and size > 1:
         plan.check(plan.sites, planning.Cluster(size, num_servers,
                                                 ranks_per_node=plan.cluster.ranks_per_node))
@@ -44,10 +40,7 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_no
             f"verify={verify} compares gradients with their exact sums, but wire_dtype="
             f"{wire_dtype!r} rounds them; leave one of the two away.")
     if engines.load(engine).collective_ops is not None:
-        if cluster is not None and cluster.ranks_per_node > 1:
-            ranks_per_node = cluster.ranks_per_node
-        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None),
-                            ("ranks_per_node", ranks_per_node)):
+        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
             if value is not None:
                 raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
                                     "ops sum the gradients; leave it away, or use engine='mpi'.")
@@ -63,6 +56,27 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_no
     for name, value in (("timeout_s", timeout_s), ("startup_timeout_s", startup_timeout_s)):
         if not value > 0:
             raise PoseidonError(f"{name}={value}, expected a positive number of seconds.")
+
+
+def check_ranks_per_node(ranks_per_node, size, plan, cluster, engine):
+    """Raises PoseidonError if options say different things of how many ranks combine, or what is not possible."""
+    told = {"ranks_per_node": ranks_per_node, "the plan": plan and plan.cluster.ranks_per_node,
+            "the cluster": told_by(cluster)}
+    told = {name: value for name, value in told.items() if value is not None}
+    shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
+    for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
+        if first != second:
+            raise PoseidonError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
+                                f"{told[other]} do; leave one of the two away, or change it.")
+    for name, value in told.items():
+        if value > 1 and engines.load(engine).collective_ops is not None:
+            raise PoseidonError(f"ranks_per_node={value} ({name}) is not possible with engine='{engine}', whose own "
+                                "ops sum the gradients; leave it away, or use engine='mpi'.")
+
+
+def told_by(cluster):
+    """Returns how many ranks of a node combine in a cluster, None if it leaves that to the job."""
+    return cluster.ranks_per_node if cluster is not None and cluster.ranks_per_node > 1 else None
 
 
 def agree(communicator, **options):

@@ -1,6 +1,7 @@
 """PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
 
 import contextlib
+import dataclasses
 import re
 import weakref
 
@@ -49,7 +50,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             parameter server; "sfb", factors wherever it is possible; "paper", whichever sends fewer
             numbers (Algorithm 1 of Zhang et al.).
         plan: A `Plan`, or the file of one, to follow instead of a policy. Training functions that it
-            was not made for fail. The same plan gives the same bits in every run.
+            was not made for fail. The same plan gives the same bits in every run with ranks that are
+            placed alike.
         pins: {pattern: scheme}: the first pattern that fits a variable's path decides it, as far as
             that is possible, before the policy does: {"*/embeddings": "ps"}.
         cluster: The `Cluster` to plan for, with its speeds. None measures them when the policy is
@@ -61,9 +63,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             are ready at the same time always do, and waiting has not measured faster yet.
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
         ranks_per_node: How many ranks of a node combine what they have before it leaves the node: they add
-            up dense gradients, and lay factors end to end. 1 for none. None for those of a plan or cluster
-            that is given, else for all that share a node. It changes the order in which gradients are added
-            up, and so their last bits.
+            up dense gradients, and lay factors end to end. 1 for none. None for those of a plan that is given,
+            or of a cluster with more than one to a node, else for all that share a node. It changes the order
+            in which gradients are added up, and so their last bits.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
         global_batch_logs: Whether the logs that callbacks see after a batch are those of all ranks,
@@ -95,10 +97,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
             plan = planning.Plan.load(plan)
         options.check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_node, verify,
                        kv_pair_bytes, timeout_s, startup_timeout_s)
-        planned = plan.cluster if plan else cluster
+        ranks_per_node = plan.cluster.ranks_per_node if plan else ranks_per_node or options.told_by(cluster)
         communicator = runtime.start(
-            engine=engine, servers=servers, ranks_per_node=planned.ranks_per_node if planned else ranks_per_node,
-            kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
+            engine=engine, servers=servers, ranks_per_node=ranks_per_node, kv_pair_bytes=kv_pair_bytes,
+            timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
         super().__init__(Extended(self, communicator))
         self.extended.global_batch_logs = global_batch_logs
         self.extended.wire_dtype = wire_dtype
@@ -111,8 +113,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             if cluster is None:
                 is_measured = policy == "auto" and plan is None
                 cluster = (calibration.calibrate() if is_measured else
-                           planning.Cluster(communicator.size, len(servers),
-                                            ranks_per_node=runtime.ranks_that_combine()))
+                           planning.Cluster(communicator.size, len(servers)))
+            cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             options.agree_on_seed(communicator)
@@ -185,7 +187,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             {"header_bytes": bytes of frame headers sent, "waiting_seconds": how long steps have
             waited for others after their last gradient was ready, "sites": {site: {"count":
             exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": what of it was sent to
-            other nodes, "seconds": from the gradient being ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
+            ranks that this one does not combine with, "seconds": from the gradient being ready to its
+            sum being there, over all exchanges}}}. One process alone exchanges nothing.
         """
         communicator = self.extended.communicator
         if communicator is None:

@@ -29,8 +29,8 @@ class Engine(typing.Protocol):
         Without its launcher this is (1, None).
         """
 
-    def local_rank(self, environment) -> int:
-        """Returns which of this machine's processes its launcher says this is, 0 if it does not say."""
+    def local_rank(self, environment) -> int | None:
+        """Returns which of this machine's processes its launcher says this is, None if it does not say."""
 
     def join(self, size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
         """Returns the `Communicator` of this process in a job of `size` processes.

@@ -37,18 +37,23 @@ def launched_size(environment=os.environ):
 
 
 def local_rank(environment=os.environ):
-    """Returns which of this machine's processes this is, as horovodrun or the launcher of MPI says."""
-    return int(environment.get("HOROVOD_LOCAL_RANK", mpi.local_rank(environment)))
+    """Returns which of this machine's processes this is, as horovodrun or MPI's launcher says; None if unknown."""
+    found = environment.get("HOROVOD_LOCAL_RANK")
+    return mpi.local_rank(environment) if found is None else int(found)
 
 
 def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
-    """Joins the job that this process was launched in; which ranks share a node is Horovod's matter.
+    """Joins the job that this process was launched in.
+
+    Which ranks share a node is Horovod's matter.
 
     Raises:
         PoseidonError: If Horovod is not installed, sees another number of processes than the launcher,
             or the ranks cannot connect.
     """
-    del ranks_per_node
+    if (ranks_per_node or 1) > 1:
+        raise PoseidonError(f"ranks_per_node={ranks_per_node} is not possible with engine='horovod', whose own ops sum "
+                            "the gradients; leave it away.")
     hvd = _horovod()
     if not hvd.is_initialized():
         # A rank that never comes is an error for Horovod too, after as long as for us.

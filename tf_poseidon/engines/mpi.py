@@ -29,8 +29,8 @@ def launched_size(environment=os.environ):
 
 
 def local_rank(environment=os.environ):
-    """Returns which of this machine's processes a launcher says this is, 0 if none says so."""
-    return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), 0)
+    """Returns which of this machine's processes a launcher says this is, None if none says so."""
+    return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), None)
 
 
 def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):

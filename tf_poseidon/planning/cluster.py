@@ -22,9 +22,9 @@ class Cluster:
         gflops: How fast a rank multiplies matrices, in 10^9 additions and multiplications per second.
         accelerators: Whether ranks compute on accelerators, which go on undisturbed while processors
             exchange; then what backpropagation hides of an exchange costs nothing.
-        ranks_per_node: How many ranks share a node and its link. They combine what they have before it
-            leaves the node: add up dense gradients, and lay factors end to end. What they exchange with
-            each other costs nothing.
+        ranks_per_node: How many ranks share a node and its link; the last may have fewer. They combine what
+            they have before it leaves the node: add up dense gradients, and lay factors end to end. What
+            they exchange with each other costs nothing.
 
     Raises:
         PoseidonError: If a value is out of range.

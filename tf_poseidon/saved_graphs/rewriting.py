@@ -166,8 +166,9 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
         raise PoseidonError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
     engine = engines.load(engine)
     engine.register_ops()
-    if wire_dtype and engine.collective_ops:
-        raise PoseidonError(f"wire_dtype={wire_dtype!r} is for the engine 'mpi' only; leave it away.")
+    for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1)):
+        if value != default and engine.collective_ops:
+            raise PoseidonError(f"{name}={value!r} is for the engine 'mpi' only; leave it away.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
                                    or not 1 <= batch_size < 1 << 31):
         raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker.")

@@ -1,0 +1,29 @@
+"""Options of PoseidonStrategy that mean the same, or contradict each other: without a job."""
+
+import contextlib
+
+import pytest
+
+import tf_poseidon as poseidon
+from tf_poseidon import options
+from tf_poseidon import planning
+
+
+@pytest.mark.parametrize("ranks_per_node, plan, cluster, message", [
+    (None, None, None, None), (2, None, None, None), (None, 2, None, None), (2, 2, 2, None), (2, None, 1, None),
+    (None, 1, 1, None), (1, 2, None, "ranks_per_node says that 1 ranks of a node combine, and the plan that 2 do"),
+    (None, 1, 2, "the plan says that 1 ranks of a node combine, and the cluster that 2 do"),
+    (4, 1, None, None), (0, None, None, "ranks_per_node=0, expected a whole number, at least 1")])
+def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, message):
+    """Of a job of 4 ranks. A cluster with one rank to a node leaves it to the job; 4 on one node are on their own."""
+    plan, cluster = (value and planning.Cluster(4, ranks_per_node=value) for value in (plan, cluster))
+    plan = plan and planning.Plan("ps", plan)
+    with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
+        options.check_ranks_per_node(ranks_per_node, 4, plan, cluster, "mpi")
+
+
+def test_horovod_has_its_own_way_with_nodes():
+    options.check_ranks_per_node(1, 4, None, None, "horovod")
+    plan = planning.Plan("ps", planning.Cluster(4, ranks_per_node=2))
+    with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 .the plan. is not possible with engine='h"):
+        options.check_ranks_per_node(None, 4, plan, None, "horovod")
