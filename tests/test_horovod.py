@@ -256,7 +256,7 @@ def test_pass_that_does_not_run(tmp_path, how):
 REFUSALS = {
     "wire_dtype": "wire_dtype='bfloat16' is not possible with engine='horovod'",
     "servers": "servers=(0,) is not possible with engine='horovod'",
-    "ranks_per_node": "ranks_per_node=2 (ranks_per_node) is not possible with engine='horovod'",
+    "ranks_per_node": "ranks_per_node=2 is not possible with engine='horovod'",
     "engine": "engine='nccl', expected one of horovod, mpi",
     "mpi": "engine='mpi', but this is one of 2 processes that another launcher has started (HOROVOD_SIZE=2)",
 }

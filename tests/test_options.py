@@ -25,5 +25,5 @@ def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, messag
 def test_horovod_has_its_own_way_with_nodes():
     options.check_ranks_per_node(1, 4, None, None, "horovod")
     plan = planning.Plan("ps", planning.Cluster(4, ranks_per_node=2))
-    with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 .the plan. is not possible with engine='h"):
+    with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 of the plan is not possible with engine='h"):
         options.check_ranks_per_node(None, 4, plan, None, "horovod")

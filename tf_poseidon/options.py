@@ -70,7 +70,8 @@ def check_ranks_per_node(ranks_per_node, size, plan, cluster, engine):
                                 f"{told[other]} do; leave one of the two away, or change it.")
     for name, value in told.items():
         if value > 1 and engines.load(engine).collective_ops is not None:
-            raise PoseidonError(f"ranks_per_node={value} ({name}) is not possible with engine='{engine}', whose own "
+            whose = "" if name == "ranks_per_node" else f" of {name}"
+            raise PoseidonError(f"ranks_per_node={value}{whose} is not possible with engine='{engine}', whose own "
                                 "ops sum the gradients; leave it away, or use engine='mpi'.")
 
 
