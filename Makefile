@@ -1,6 +1,6 @@
 # make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
-# make test    sets everything up and runs the tests (some 23 minutes on 2 cores)
+# make test    sets everything up and runs the tests (some 20 minutes on 2 cores)
 # make bench   measures all that docs/results/ has (some hours; parts of it as root alone)
 # make paper   sets the paper's results beside what was measured and simulated: docs/results/paper.md
 
