@@ -7,6 +7,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
+from tf_poseidon import runtime
 
 
 @pytest.mark.parametrize("ranks_per_node, plan, cluster, message", [
@@ -20,6 +21,13 @@ def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, messag
     plan = plan and planning.Plan("ps", plan)
     with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
         options.check_ranks_per_node(ranks_per_node, 4, plan, cluster, "mpi")
+
+
+def test_whoever_joins_first_is_checked():
+    with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=0, expected a whole number, at least 1"):
+        runtime.start(ranks_per_node=0)
+    with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 is not possible with engine='horovod'"):
+        runtime.start(engine="horovod", ranks_per_node=2)
 
 
 def test_horovod_has_its_own_way_with_nodes():

@@ -17,7 +17,7 @@ import traceback
 
 from tf_poseidon import engines
 from tf_poseidon import gpus
-from tf_poseidon import planning
+from tf_poseidon import options as options_lib
 from tf_poseidon.errors import PoseidonError
 
 _communicator = None
@@ -62,8 +62,7 @@ def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, t
     """
     global _communicator, _options, _launch
     launch = engines.launch(engine)
-    if ranks_per_node is not None:
-        planning.Cluster(launch.size, ranks_per_node=ranks_per_node)  # checks it
+    options_lib.check_ranks_per_node(ranks_per_node, launch.size, None, None, launch.engine)
     options = dict(engine=launch.engine, servers=servers, ranks_per_node=ranks_per_node,
                    kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
     if _options is not None:
