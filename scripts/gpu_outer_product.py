@@ -1,6 +1,6 @@
 """What is expected of kernels/cuda/outer_product.h: cases, inputs, results and how far these may be off.
 
-tests/test_gpu.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy
+tests/test_cuda_kernels.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy
 alone, so that it runs where TensorFlow is not installed.
 """
 
