@@ -72,7 +72,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
-  ++num_passing_on_;  // from now on there may be somebody who waits for it
+  ++num_passing_on_;
   auto take = [this, key, arrival] {
     arrival->is_ready = true;
     PassOn(arrival);

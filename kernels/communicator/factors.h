@@ -112,7 +112,8 @@ class FactorBroadcasting {
 
   bool is_waiting() const { return num_active_ > 0 && !has_failed_; }
 
-  // Whether another rank's factors are still on their way from here.
+  // Whether others' factors are still on their way to here, where somebody else may wait for them, or from
+  // here to the ranks that they are passed on to.
   bool is_passing_on() const { return num_passing_on_ > 0 && !has_failed_; }
 
  private:
