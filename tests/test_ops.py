@@ -183,7 +183,8 @@ def test_verify_knows_tf32():
 @pytest.mark.parametrize("tf32, expected", [(True, "; on NVIDIA H200 9.0 with TF32"), (False, "; on NVIDIA H200 9.0")])
 def test_rounding_names_the_gpu_that_multiplies(tf32, expected, monkeypatch):
     on_cpu = ops.rounding()
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)])
+    monkeypatch.setattr(tf.config, "get_visible_devices",
+                        lambda kind: [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)])
     monkeypatch.setattr(tf.config.experimental, "get_device_details",
                         lambda gpu: {"device_name": "NVIDIA H200", "compute_capability": (9, 0)})
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
