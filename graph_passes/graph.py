@@ -86,12 +86,14 @@ class Graph:
 def in_order(graph_def):
     """Returns the nodes, each after its inputs; without those that depend on themselves.
 
-    Loops are closed by NextIteration: what it hands back does not count.
+    Loops are closed by NextIteration: the Merge that it hands back to does not wait for it.
     """
+    backs = {node.name for node in graph_def.node if node.op in ("NextIteration", "RefNextIteration")}
     readers, missing, ready, ordered = collections.defaultdict(list), {}, [], []
     for node in graph_def.node:
-        sources = set() if node.op in ("NextIteration", "RefNextIteration") else {
-            node_of(tensor) for tensor in node.input}
+        sources = {node_of(tensor) for tensor in node.input}
+        if node.op in ("Merge", "RefMerge"):
+            sources -= backs
         missing[node.name] = len(sources)
         for source in sources:
             readers[source].append(node)

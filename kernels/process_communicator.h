@@ -6,13 +6,28 @@
 #include <string>
 
 #include "c_api.h"
+#include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {
 
-// Returns the communicator of this process; fails the op and returns null if it is in no job.
+// The attribute of a node that names the rank it runs as, in a process that holds several ranks of a job.
+constexpr char kRankAttribute[] = "_poseidon_rank";
+
+// Returns the communicator of this process, or of the rank that the node names; fails the op and returns null if
+// there is none.
 inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context,
                                     const tensorflow::OpKernel& op, const std::string& site) {
+  int64_t rank;
+  if (tensorflow::TryGetNodeAttr(op.def(), kRankAttribute, &rank)) {
+    Communicator* communicator = ProcessRank(rank);
+    if (!communicator) {
+      context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
+          op.type_string(), " '", site, "' runs as rank ", rank, ", which this process does not hold; call "
+          "tf_poseidon.communicator.use_ranks_for_ops() first.")));
+    }
+    return communicator;
+  }
   Communicator* communicator = ProcessCommunicator();
   if (!communicator) {
     context->SetStatus(absl::FailedPreconditionError(absl::StrCat(

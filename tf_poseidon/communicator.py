@@ -44,6 +44,7 @@ def _functions():
         ("join_loopback", ctypes.c_bool,
          [number, ctypes.POINTER(number), ctypes.POINTER(_Options), ctypes.POINTER(handle), text]),
         ("set_process_communicator", None, [handle]),
+        ("set_process_ranks", None, [number, ctypes.POINTER(handle)]),
         ("rank", number, [handle]),
         ("size", number, [handle]),
         ("nodes", None, [handle, ctypes.POINTER(number)]),
@@ -253,6 +254,17 @@ class Communicator:
         """Leaves the job and frees the communicator."""
         handle, self._handle = self._handle, None
         self._lib.poseidon_leave(handle)
+
+
+def use_ranks_for_ops(communicators):
+    """Lets the ops of this process whose nodes have the attribute `_poseidon_rank` exchange as that rank.
+
+    Args:
+        communicators: All ranks of one job, in rank order; empty for none. A rank that leaves its job is taken
+            from them.
+    """
+    handles = (ctypes.c_void_p * len(communicators))(*(rank._handle for rank in communicators))
+    _functions().poseidon_set_process_ranks(len(communicators), handles)
 
 
 def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None, nodes=None):

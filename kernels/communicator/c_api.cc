@@ -21,6 +21,9 @@ namespace {
 
 std::atomic<Communicator*> process_communicator{nullptr};
 
+std::mutex process_ranks_mutex;
+auto& process_ranks = *new std::vector<Communicator*>;  // kernels may run until the process ends
+
 void WriteText(const std::string& text, char* out) {
   std::strncpy(out, text.c_str(), kPoseidonTextBytes - 1);
   out[kPoseidonTextBytes - 1] = '\0';
@@ -81,6 +84,11 @@ Waiter& Of(void* handle) { return **static_cast<Handle*>(handle); }
 
 Communicator* ProcessCommunicator() { return process_communicator.load(); }
 
+Communicator* ProcessRank(int64_t rank) {
+  std::lock_guard<std::mutex> lock(process_ranks_mutex);
+  return rank >= 0 && rank < static_cast<int64_t>(process_ranks.size()) ? process_ranks[rank] : nullptr;
+}
+
 }  // namespace poseidon
 
 using poseidon::Communicator;
@@ -133,6 +141,11 @@ bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOp
 
 void poseidon_set_process_communicator(Communicator* communicator) {
   poseidon::process_communicator = communicator;
+}
+
+void poseidon_set_process_ranks(int32_t size, Communicator* const* ranks) {
+  std::lock_guard<std::mutex> lock(poseidon::process_ranks_mutex);
+  poseidon::process_ranks.assign(ranks, ranks + size);
 }
 
 int32_t poseidon_rank(const Communicator* communicator) { return communicator->rank(); }
@@ -238,5 +251,11 @@ size_t poseidon_events(Communicator* communicator, char* text, size_t capacity) 
 
 void poseidon_leave(Communicator* communicator) {
   if (poseidon::process_communicator == communicator) poseidon::process_communicator = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(poseidon::process_ranks_mutex);
+    for (Communicator*& rank : poseidon::process_ranks) {
+      if (rank == communicator) rank = nullptr;
+    }
+  }
   delete communicator;
 }

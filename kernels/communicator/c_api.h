@@ -16,6 +16,9 @@ namespace poseidon {
 // The communicator that this process's ops use: null before Python has started one.
 Communicator* ProcessCommunicator();
 
+// The communicator of one rank of the job that poseidon_set_process_ranks has named: null if it has no such rank.
+Communicator* ProcessRank(int64_t rank);
+
 }  // namespace poseidon
 
 // The library hides all other symbols, so that it cannot clash with another one in the process.
@@ -50,6 +53,10 @@ bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOp
 
 // Lets this process's ops use `communicator`, or none when it is null.
 void poseidon_set_process_communicator(poseidon::Communicator* communicator);
+
+// Lets this process's ops whose nodes name their rank (see CommunicatorOf) use the communicators of `size` ranks,
+// in rank order; none when it is 0.
+void poseidon_set_process_ranks(int32_t size, poseidon::Communicator* const* ranks);
 
 int32_t poseidon_rank(const poseidon::Communicator* communicator);
 int32_t poseidon_size(const poseidon::Communicator* communicator);

@@ -1,0 +1,72 @@
+"""Lists of tensors: where they come from, and what is put into them.
+
+Requires: a flat graph. What two lists may hold in common, since they come from the same place, counts for both.
+"""
+
+import collections
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+# Ops that hand a list on: all their inputs, or the first one, changed or not.
+_OF_ALL = ("Merge", "RefMerge", "AddN", "AddV2")
+_OF_FIRST = ("TensorListSetItem", "TensorListPushBack", "TensorListPopBack", "TensorListResize", "Identity", "Switch",
+             "Enter", "Exit", "NextIteration", "ZerosLike")
+# What an op puts into the list that it makes: which input; whether it is the elements together.
+PUTS = {"TensorListSetItem": (2, False), "TensorListPushBack": (1, False), "TensorListFromTensor": (0, True),
+        "TensorListScatterV2": (0, True)}
+# Which input is the shape of the elements that an op takes, and whether it takes them together.
+TAKES = {"TensorListGetItem": (2, False), "TensorListPopBack": (1, False), "TensorListStack": (1, True),
+         "TensorListGather": (2, True)}
+
+
+class Lists:
+    """Answers questions about the lists of one graph."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._origins = {}
+        self._puts = collections.defaultdict(list)  # by node that makes a list
+        for node in graph.graph_def.node:
+            if node.op in PUTS:
+                tensor, is_together = PUTS[node.op]
+                for origin in self.origins(node.name):
+                    self._puts[origin].append((graph.inputs(node)[tensor], is_together))
+
+    def origins(self, tensor):
+        """Returns the names of the nodes that make a list."""
+        start = graph_lib.node_of(tensor)
+        if start not in self._origins:
+            queue, seen, origins = [start], set(), []
+            while queue:
+                node = self._graph.nodes[queue.pop()]
+                if node.name in seen:
+                    continue
+                seen.add(node.name)
+                if node.op in _OF_ALL or node.op in _OF_FIRST:
+                    inputs = self._graph.inputs(node)
+                    queue += map(graph_lib.node_of, inputs if node.op in _OF_ALL else inputs[:1])
+                else:
+                    origins.append(node.name)
+            self._origins[start] = tuple(origins)
+        return self._origins[start]
+
+    def element_shape(self, tensor, shape_of):
+        """Returns the common shape of all that is put into a list; None if it is unknown, or nothing is.
+
+        Args:
+            tensor: The list.
+            shape_of: A function that returns the shape of a tensor, or None.
+        """
+        shapes = set()
+        for origin in self.origins(tensor):
+            for put, is_together in self._puts[origin]:
+                shape = shape_of(put)
+                shapes.add(shape[1:] if shape and is_together else shape)
+        return shapes.pop() if len(shapes) == 1 else None
+
+
+def is_list(dtype):
+    """Whether a `types_pb2.DataType` is that of lists."""
+    return dtype == types_pb2.DT_VARIANT

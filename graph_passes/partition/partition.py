@@ -1,0 +1,56 @@
+"""The pass: from the graph of a one-process step to the graph that each rank runs.
+
+Requires: a flat graph, one of whose nodes is a `PoseidonRows`. Ensures: on any number of ranks that run the result
+on the same inputs, its fetches are what the graph gives in one process, up to the order in which it adds.
+"""
+
+import dataclasses
+
+from tensorflow.core.framework import graph_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import write as write_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioned:
+    """A partitioned graph.
+
+    Attributes:
+        graph_def: The GraphDef.
+        fetches: What the fetches are called in it.
+        report: The `report.Report`.
+    """
+
+    graph_def: graph_pb2.GraphDef
+    fetches: tuple[str, ...]
+    report: report_lib.Report
+
+
+def partition(graph_def, fetches, add_shapes):
+    """Returns the `Partitioned` graph.
+
+    Args:
+        graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch, NextIteration and Exit.
+        fetches: Names of the tensors that are wanted whole.
+        add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
+
+    Raises:
+        PoseidonError: If the graph cannot be partitioned.
+    """
+    sizes = sizes_lib.Sizes(graph_def, add_shapes)
+    propagated = propagate_lib.propagate(sizes)
+    writer = write_lib.GraphWriter(sizes, propagated)
+    nodes, fetched = writer.write(fetches)
+    for node in nodes:
+        if "_output_shapes" in node.attr:
+            del node.attr["_output_shapes"]
+    ops = {node.name: node.op for node in propagated.ordered}
+    report = report_lib.Report(
+        tuple(writer.exchanges),
+        tuple(report_lib.WholeOp(name, ops[name]) for name in propagated.without_rule),
+        sum(write_lib.count_by_state(propagated)), len(propagated.ordered))
+    return Partitioned(graph_lib.with_nodes(graph_def, nodes), tuple(fetched), report)

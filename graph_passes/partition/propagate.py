@@ -1,0 +1,295 @@
+"""Finds the state of every tensor, and how every op runs.
+
+Requires: a flat graph, and sizes. Ensures: every op is given inputs in states that its rule allows; what no rule
+knows runs whole.
+
+States go forward through the graph. In loops they are found again until they stay the same, first as if nothing
+came back from the round before. A summand that one reader needs whole is whole for all its readers.
+"""
+
+import collections
+import dataclasses
+
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import rules
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_MERGES = ("Merge", "RefMerge")
+_BACK = ("NextIteration", "RefNextIteration")
+# What PoseidonAllGather takes.
+GATHERED = frozenset((
+    types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
+    types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
+    types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
+# How often a Merge may change its state before it is whole.
+_CHANGES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Propagated:
+    """The states of a graph.
+
+    Attributes:
+        ordered: The nodes, each after its inputs.
+        frames: The `frames.Frame` of each node, by name.
+        states: By tensor: what the op that makes it gives.
+        outcomes: By node: how it runs, an `Outcome`.
+        without_rule: Names of nodes that run whole since their op has no rule, or not for its inputs.
+    """
+
+    ordered: list
+    frames: dict
+    states: dict[str, State]
+    outcomes: dict[str, Outcome]
+    without_rule: tuple[str, ...]
+
+
+def propagate(sizes):
+    """Returns the `Propagated` states of a graph, given its `Sizes`."""
+    return _Propagation(sizes).run()
+
+
+class _Propagation:
+
+    def __init__(self, sizes):
+        self._sizes = sizes
+        self._graph = sizes.graph
+        self._ordered = graph_lib.in_order(self._graph.graph_def)
+        self._frames = frames_lib.find_frames(self._ordered)
+        self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
+        self._inner = self._frames[sizes_lib.rows_node(self._graph.graph_def).name]
+        self._forced = set()  # summands that somebody needs whole
+        self._merges = {}  # the states of Merges
+        self._changes = collections.Counter()
+        self._lists = lists_lib.Lists(self._graph)
+        self._kept_whole = set()  # nodes whose outputs cannot be gathered
+        self._wishes = {}  # the states of lists, by the node that makes them
+        self._states, self._outcomes, self._without_rule = {}, {}, []
+
+    def run(self):
+        self._settle()
+        if self._cut_earlier():
+            self._settle()
+        return Propagated(self._ordered, self._frames, self._states, self._outcomes, tuple(self._without_rule))
+
+    def _settle(self):
+        """Finds states until they stay the same."""
+        while True:
+            forced = len(self._forced)
+            if self._pass():
+                self._forced.clear()  # other states, other needs
+            elif len(self._forced) == forced:
+                return
+
+    def _pass(self):
+        """Finds all states once; returns whether loops, lists or texts have to have other ones."""
+        before = self._states  # what comes back in a loop
+        self._states, self._outcomes, self._without_rule = {}, {}, []
+        again = False
+        for node in self._ordered:
+            inputs = self._graph.inputs(node)
+            if node.op in _MERGES:
+                outcome = self._merge(node, inputs, before)
+            else:
+                outcome = self._outcome(node, inputs)
+            self._outcomes[node.name] = outcome
+            for i, state in enumerate(outcome.gives):
+                self._states[tensor_of(node.name, i)] = state
+        for node in self._ordered:
+            again |= self._take_back(node)
+        return again
+
+    def seen(self, tensor, states=None):
+        """Returns the state in which readers see a tensor."""
+        name = canonical(tensor)
+        return WHOLE if name in self._forced else (self._states if states is None else states).get(name, WHOLE)
+
+    def _outcome(self, node, inputs):
+        states = tuple(map(self.seen, inputs))
+        count = self._outputs[node.name]
+        whole = Outcome((WHOLE,) * len(inputs), (WHOLE,) * count)
+        if node.op not in rules.ALWAYS and all(state == WHOLE for state in states):
+            return whole
+        if node.name in self._kept_whole:
+            return whole
+        if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
+            return whole  # out of the loop in which there are rows
+        rule = rules.RULES.get(node.op)
+        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, self._wishes.get(node.name)))
+        if outcome and not self._can_be_taken(inputs, states, outcome):
+            outcome = None
+        if outcome is None:
+            if any(state != WHOLE for state in states) and not isinstance(
+                    next(state for state in states if state != WHOLE), Partial):
+                self._without_rule.append(node.name)
+            return whole
+        return outcome
+
+    def _can_be_taken(self, inputs, states, outcome):
+        """Whether each input can be converted to the state in which it is taken."""
+        return all(takes is None or takes == state or self._can_become(tensor, state, takes)
+                   for tensor, state, takes in zip(inputs, states, outcome.takes))
+
+    def _can_become(self, tensor, state, target):
+        if self._is_list(tensor):  # but if it is asked for when it is made
+            return target == WHOLE or state == WHOLE
+        if target == WHOLE:
+            return True
+        if isinstance(target, Partial):
+            return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
+        shape = self._sizes.shape(tensor)
+        return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
+
+    def _merge(self, node, inputs, before):
+        known = [tensor for tensor in inputs if self._graph.node(tensor).op not in _BACK or before]
+        states = [self.seen(t, before if self._graph.node(t).op in _BACK else None) for t in known]
+        state = self._common(node, known, states)
+        old = self._merges.get(node.name)
+        if old is not None and old != state:
+            self._changes[node.name] += 1
+        if self._changes[node.name] > _CHANGES:
+            state = WHOLE
+        self._merges[node.name] = state
+        return Outcome((state,) * len(inputs), (state, WHOLE))
+
+    def _common(self, node, inputs, states):
+        others = {state for state in states if state != WHOLE}
+        if len(others) != 1:
+            return WHOLE
+        state, = others
+        is_possible = all(self._can_become(tensor, s, state) for tensor, s in zip(inputs, states) if s != state)
+        return state if is_possible else WHOLE
+
+    def _take_back(self, node):
+        """Notes what a node's outcome asks of what comes before; returns whether that is new."""
+        outcome, inputs, again = self._outcomes[node.name], self._graph.inputs(node), False
+        for i, (tensor, takes) in enumerate(zip(inputs, outcome.takes)):
+            name, state = canonical(tensor), self.seen(tensor)
+            if self._is_list(tensor):
+                wish = outcome.wishes.get(i, takes if takes is not None and takes != state else None)
+                if node.op in _MERGES and takes == WHOLE and self._changes[node.name] <= _CHANGES:
+                    wish = None  # it may still become what the other rounds give
+                if wish is not None and (wish != state or state == WHOLE):
+                    again |= self._wish(tensor, wish)
+            elif takes == WHOLE and isinstance(state, Partial):
+                self._forced.add(name)
+            elif takes is not None and takes != state and isinstance(state, Rows):
+                again |= self._gather(tensor)
+        if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
+            states = [self.seen(tensor) for tensor in inputs]
+            found = self._common(node, inputs, states)
+            again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
+        return again
+
+    def _gather(self, tensor):
+        """Runs whole what makes a tensor, if that cannot be gathered; returns whether that is new."""
+        node = self._graph.node(tensor)
+        # To gather along another dimension than the first, their number has to be known.
+        can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
+            self.seen(tensor).dimension == 0 or self._sizes.shape(tensor) is not None)
+        if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
+            return False
+        self._kept_whole.add(node.name)
+        return True
+
+    def _wish(self, tensor, state):
+        """Asks for a state of a list where it is made; returns whether that is new."""
+        again = False
+        for origin in self._lists.origins(tensor):
+            old = self._wishes.get(origin)
+            new = state if old in (None, state) else WHOLE
+            again |= new != old
+            self._wishes[origin] = new
+        return again
+
+    def _is_list(self, tensor):
+        return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
+
+    def _cut_earlier(self):
+        """Where several readers of a summand make it smaller than all it is made into: makes it whole itself."""
+        costs, changed = {}, False
+        readers = collections.defaultdict(set)
+        for node in self._ordered:
+            for tensor in self._graph.inputs(node):
+                readers[canonical(tensor)].add(node.name)
+        for node in reversed(self._ordered):
+            for i in range(self._outputs[node.name]):
+                name = tensor_of(node.name, i)
+                if self._states.get(name) != SUM or node.op in _MERGES:
+                    continue
+                own = self._bytes(name)
+                if name in self._forced:
+                    costs[name] = own
+                    continue
+                later = {tensor_of(reader, 0) for reader in readers[name]
+                         if self._states.get(tensor_of(reader, 0)) == SUM}
+                after = sum(costs.get(tensor, 0) for tensor in later)
+                if len(later) > 1 and own < after:
+                    self._forced.add(name)
+                    changed = True
+                costs[name] = min(own, after)
+        return changed
+
+    def _bytes(self, tensor):
+        shape = self._sizes.shape(tensor)
+        if shape is None or None in shape:
+            return float("inf")
+        product = 1
+        for size in shape:
+            product *= size.values[0]
+        return product
+
+
+def _of_rows(size):
+    return size is not None and size.of_rows
+
+
+def tensor_of(name, i):
+    """Returns the name of an output of a node."""
+    return f"{name}:{i}" if i else name
+
+
+def canonical(tensor):
+    """Returns the name of a tensor without ":0"."""
+    return tensor.removesuffix(":0")
+
+
+def num_outputs(graph, node):
+    """Returns how many outputs a node has; of an op that is not known, how many are read."""
+    op = op_def_registry.get(node.op)
+    if op is None:
+        return 1 + max((graph_lib.output_of(tensor) for reader in graph.consumers(node.name)
+                        for tensor in graph.inputs(reader) if graph_lib.node_of(tensor) == node.name), default=0)
+    return len(types_of_outputs(node, op))
+
+
+def types_of_outputs(node, op=None):
+    """Returns the `types_pb2.DataType` of each output of a node of a known op."""
+    types = []
+    for argument in (op or op_def_registry.get(node.op)).output_arg:
+        if argument.type_list_attr:
+            types += node.attr[argument.type_list_attr].list.type
+        else:
+            count = node.attr[argument.number_attr].i if argument.number_attr else 1
+            types += [argument.type or node.attr[argument.type_attr].type] * count
+    return types
+
+
+def dtype_of(node, output):
+    """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is not known."""
+    op = op_def_registry.get(node.op)
+    types = types_of_outputs(node, op) if op else []
+    return types[output] if output < len(types) else types_pb2.DT_INVALID

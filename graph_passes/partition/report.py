@@ -1,0 +1,86 @@
+"""What a partitioned step exchanges, and what it computes on every rank."""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One tensor that ranks exchange in every step, or in every round of a loop.
+
+    Attributes:
+        site: Its name.
+        kind: "sum", or another reduction; "rows" that are gathered; "value" of rank 0.
+        tensor: The tensor of the one-process graph.
+        shape: Its one-process shape, None for unknown sizes and those that depend on rows; None if unknown.
+        dtype: Its `types_pb2.DataType`.
+        loop: Name of the loop it is in, "" of none.
+    """
+
+    site: str
+    kind: str
+    tensor: str
+    shape: tuple[int | None, ...] | None
+    dtype: int
+    loop: str = ""
+
+    def form(self):
+        """Returns what ranks have to have in common, as text."""
+        return f"{self.kind} '{self.site}' {self.dtype} {self.shape}"
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeOp:
+    """An op that every rank runs as one process would, on inputs that were cut into rows.
+
+    Attributes:
+        node: Its name.
+        op: Its op.
+    """
+
+    node: str
+    op: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the partitioner has made of a graph.
+
+    Attributes:
+        exchanges: The `Exchange`s, in the order of the graph.
+        whole: The `WholeOp`s: those without a rule for their inputs.
+        partitioned: Number of nodes that run on rows, or give summands.
+        nodes: Number of nodes of the graph.
+    """
+
+    exchanges: tuple[Exchange, ...]
+    whole: tuple[WholeOp, ...]
+    partitioned: int
+    nodes: int
+
+    def form(self):
+        """Returns what ranks have to have in common to run this graph, a line for each exchange."""
+        return "\n".join(exchange.form() for exchange in self.exchanges)
+
+    def __str__(self):
+        lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]
+        rows = [(e.kind, _shape_text(e.shape), e.site + (f" (in loop '{e.loop}')" if e.loop else ""))
+                for e in self.exchanges]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines += ["  " + "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[-1]])
+                  for row in rows]
+        if self.whole:
+            lines.append(f"{len(self.whole)} nodes run whole on every rank, since there is no rule for them:")
+            lines += [f"  {op.op} '{op.node}'" for op in self.whole]
+        return "\n".join(lines)
+
+
+def _shape_text(shape):
+    if shape is None:
+        return "?"
+    return "x".join("rows" if size is None else str(size) for size in shape) or "scalar"
+
+
+def elements(shape):
+    """Returns the number of elements of a shape, None if it is unknown."""
+    return None if shape is None or None in shape else math.prod(shape)

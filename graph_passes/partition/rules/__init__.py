@@ -1,0 +1,31 @@
+"""What each op makes of the states of its inputs: a table from op to rule.
+
+A rule is a function from a `Case` to an `Outcome`, or to None where its op needs whole inputs. An op without a
+rule has whole inputs, and so whole outputs, on every rank: right, but no faster than one process.
+
+To add a rule, add a line to the table of its family, and a case to `tests/partition_cases.py`.
+"""
+
+from tf_poseidon.graph_passes.partition.rules import contractions
+from tf_poseidon.graph_passes.partition.rules import control
+from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.rules import gathering
+from tf_poseidon.graph_passes.partition.rules import lists
+from tf_poseidon.graph_passes.partition.rules import reductions
+from tf_poseidon.graph_passes.partition.rules import shapes
+from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.partition.rules import windows
+
+RULES = {
+    **elementwise.RULES,
+    **reductions.RULES,
+    **contractions.RULES,
+    **shapes.RULES,
+    **windows.RULES,
+    **gathering.RULES,
+    **lists.RULES,
+    **control.RULES,
+    **sources.RULES,
+}
+# Rules that hold for whole inputs too.
+ALWAYS = sources.ALWAYS | lists.ALWAYS

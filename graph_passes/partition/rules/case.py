@@ -1,0 +1,127 @@
+"""What a rule sees of an op, and what it answers."""
+
+import collections.abc
+import dataclasses
+import math
+
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+TWO = sizes_lib.Size((2, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How an op runs on each rank.
+
+    Attributes:
+        takes: The state in which it takes each input; None takes it in whichever state it has.
+        gives: The state of each output.
+        local: By number of an input that is a shape: the dimension whose size becomes that of this rank's rows.
+        write: A function that writes the op's nodes (`write.NodeWriter`) if it does not stay the same op.
+        wishes: By number of an input that is a list: the state in which it should hold its elements.
+    """
+
+    takes: tuple[State | None, ...]
+    gives: tuple[State, ...]
+    local: dict[int, int] = dataclasses.field(default_factory=dict)
+    write: collections.abc.Callable | None = None
+    wishes: dict[int, State] = dataclasses.field(default_factory=dict)
+
+
+class Case:
+    """One op, and the states of its inputs.
+
+    Attributes:
+        node: The NodeDef.
+        inputs: Its inputs, names of tensors.
+        states: Their states.
+        num_outputs: How many outputs it has.
+        wish: Of an op that makes a list: the state that others want it to have; None if nobody does.
+    """
+
+    def __init__(self, node, inputs, states, num_outputs, sizes, wish=None):
+        self.node = node
+        self.inputs = inputs
+        self.states = states
+        self.num_outputs = num_outputs
+        self.wish = wish
+        self._sizes = sizes
+
+    def attr(self, name):
+        """Returns an attribute as a protocol buffer."""
+        return self.node.attr[name]
+
+    def shape(self, i):
+        """Returns what is known of an input's one-process shape, as of `Sizes.shape`."""
+        return self._sizes.shape(self.inputs[i])
+
+    def out_shape(self, i=0):
+        """Returns what is known of an output's one-process shape."""
+        return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
+
+    def rank(self, i):
+        """Returns the number of dimensions of an input, None if it is unknown."""
+        shape = self.shape(i)
+        return None if shape is None else len(shape)
+
+    def constant(self, i):
+        """Returns the value of an integer input if it does not depend on rows, as an array; else None."""
+        return self._sizes.constant(self.inputs[i])
+
+    def accumulates(self, i):
+        """Whether an input is what the rounds of a loop before have made."""
+        graph, node = self._sizes.graph, self._sizes.graph.node(self.inputs[i])
+        while node.op in ("Switch", "Identity"):
+            node = graph.node(node.input[0])
+        return node.op == "Merge" and any(graph.node(tensor).op == "NextIteration" for tensor in graph.inputs(node))
+
+    def all(self, takes, gives, **options):
+        """Returns an Outcome in which the inputs that `takes` does not name are whole, and all outputs alike.
+
+        Args:
+            takes: The states of some inputs, by number.
+            gives: The state of all outputs.
+            **options: As of Outcome.
+        """
+        return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(self.inputs))),
+                       (gives,) * self.num_outputs, **options)
+
+    def has_partial(self):
+        """Whether an input is partial."""
+        return any(isinstance(state, Partial) for state in self.states)
+
+    def rows_inputs(self):
+        """Returns the numbers of the inputs that have rows."""
+        return [i for i, state in enumerate(self.states) if isinstance(state, Rows)]
+
+    def elements(self, shape):
+        """Returns the number of elements of a shape with a usual number of rows; infinity if unknown."""
+        if shape is None or None in shape:
+            return math.inf
+        return math.prod(size.values[0] for size in shape)
+
+    def enlarges(self, partials):
+        """Whether the outputs have more elements than the inputs of these numbers have together."""
+        outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
+        inputs = sum(self.elements(self.shape(i)) for i in partials)
+        return outputs > inputs or (math.isinf(outputs) and math.isinf(inputs))
+
+
+def same_size(a, b):
+    """Whether two sizes are known and equal."""
+    return a is not None and a == b
+
+
+def is_one(size):
+    """Whether a size is 1."""
+    return size == sizes_lib.ONE
+
+
+def of_rows(size):
+    """Whether a size is known to be a multiple of the number of rows."""
+    return size is not None and size.of_rows

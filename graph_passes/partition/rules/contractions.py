@@ -1,0 +1,88 @@
+"""Products of tensors that are summed over common dimensions: MatMul, BatchMatMul, Einsum."""
+
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def contraction(case, terms, out):
+    """Of inputs whose dimensions have labels; dimensions without the label of an output's are summed over.
+
+    Rows under a label that the output has stay rows; under one that it has not, they give summands: that is the
+    gradient of a layer, a product over rows.
+
+    Args:
+        case: The `Case`.
+        terms: The labels of each input's dimensions.
+        out: Those of the output's.
+    """
+    partials = [i for i, state in enumerate(case.states) if state == SUM]
+    if partials:
+        others = [state for i, state in enumerate(case.states) if i != partials[0]]
+        if all(state == WHOLE for state in others) and not case.enlarges(partials[:1]):
+            return case.all({partials[0]: SUM}, SUM)
+        return None
+    # The largest input keeps its rows; those of others may have to be gathered.
+    for leading in sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i))):
+        label = terms[leading][case.states[leading].dimension]
+        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        for i, term in enumerate(terms):
+            if label in term:
+                if term.count(label) > 1 or not case_lib.same_size(case.shape(i)[term.index(label)], size):
+                    return None
+                takes[i] = Rows(term.index(label))
+        return case.all(takes, Rows(out.index(label)) if label in out else SUM)
+    return None
+
+
+def matmul(case):
+    first = "km" if case.attr("transpose_a").b else "mk"
+    second = "nk" if case.attr("transpose_b").b else "kn"
+    return contraction(case, (first, second), "mn")
+
+
+def batch_matmul(case):
+    """[..., m, k] times [..., k, n]; dimensions before these are broadcast."""
+    ranks = [case.rank(i) for i in (0, 1)]
+    if None in ranks:
+        return None
+    first = ("k", "m") if case.attr("adj_x").b else ("m", "k")
+    second = ("n", "k") if case.attr("adj_y").b else ("k", "n")
+    # A dimension of size 1 is not that of the other input, but repeated.
+    terms = [[*(_label(case, i, d) for d in range(rank - 2)), *last]
+             for i, (rank, last) in enumerate(zip(ranks, (first, second)))]
+    out = [*range(2 - max(ranks), 0), "m", "n"]
+    return contraction(case, terms, out)
+
+
+def _label(case, i, dimension):
+    """Returns a label for a dimension before the last two: which it is from the end, or one of its own."""
+    if case_lib.is_one(case.shape(i)[dimension]):
+        return (i, dimension)
+    return dimension + 2 - case.rank(i)
+
+
+def einsum(case):
+    equation = case.attr("equation").s.decode().replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or len(terms) != len(case.inputs) or any(case.rank(i) is None for i in range(len(terms))):
+        return None
+    terms = [_with_ellipsis(term, case.rank(i)) for i, term in enumerate(terms)]
+    rank = case.out_shape()
+    return None if rank is None else contraction(case, terms, _with_ellipsis(out, len(rank)))
+
+
+def _with_ellipsis(term, rank):
+    """Returns the labels of a term, with numbers from the end for those that "..." stands for."""
+    before, ellipsis, after = term.partition("...")
+    hidden = rank - len(before) - len(after)
+    return [*before, *(range(-hidden, 0) if ellipsis else ()), *after]
+
+
+RULES = {
+    "MatMul": matmul,
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), batch_matmul),
+    "Einsum": einsum,
+}

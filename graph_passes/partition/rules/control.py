@@ -1,0 +1,29 @@
+"""Control flow of a flat graph: Switch, Merge, Enter, Exit, NextIteration.
+
+Predicates are whole, so all ranks take the same branches, and as many rounds of a loop. What a Merge gives is
+for `propagate`, which knows the states of all rounds.
+"""
+
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def switch(case):
+    """Data goes to one of two outputs as it is."""
+    return Outcome((case.states[0], WHOLE), (case.states[0],) * 2)
+
+
+def passed_on(case):
+    return Outcome(case.states, case.states)
+
+
+def asserted(case):
+    """Assert(condition, data): the condition is that of one process; of data, a message shows what there is."""
+    return Outcome((WHOLE, *(None for _ in case.inputs[1:])), ())
+
+
+RULES = {
+    **dict.fromkeys(("Switch", "RefSwitch"), switch),
+    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration"), passed_on),
+    "Assert": asserted,
+}

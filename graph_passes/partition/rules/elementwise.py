@@ -1,0 +1,158 @@
+"""Ops that work element by element, with broadcasting; sums and products of summands among them."""
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4, types_pb2.DT_DOUBLE: 8}
+
+
+def elementwise(case):
+    """An input with rows gives rows; other inputs have the same rows, or one element there."""
+    leading = next(iter(sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i)))), None)
+    out = case.out_shape()
+    if leading is None or out is None or any(case.rank(i) is None for i in range(len(case.inputs))):
+        return None
+    # Dimensions are aligned at the last one.
+    position = case.states[leading].dimension - case.rank(leading)
+    size = case.shape(leading)[position]
+    if not case_lib.same_size(size, out[position]):
+        return None
+    takes = {}
+    for i in range(len(case.inputs)):
+        rank = case.rank(i)
+        if rank >= -position and not case_lib.is_one(case.shape(i)[position]):
+            if not case_lib.same_size(case.shape(i)[position], size):
+                return None
+            takes[i] = Rows(rank + position)
+    return case.all(takes, Rows(len(out) + position))
+
+
+def total(case):
+    """a + b + ...: a summand if all are, or are added to what a loop adds up.
+
+    Otherwise summands are summed over the ranks before whole terms, such as a regularizer's, are added.
+    """
+    partials = [i for i, state in enumerate(case.states) if state == SUM]
+    others = [i for i, state in enumerate(case.states) if state == WHOLE]
+    if not partials or len(partials) + len(others) < len(case.states) or case.enlarges(
+            [max(partials, key=lambda i: case.elements(case.shape(i)))]):
+        return elementwise(case)
+    if all(case.accumulates(i) for i in others):
+        return case.all(dict.fromkeys(range(len(case.inputs)), SUM), SUM)
+    if len(partials) > 1 and case.node.op == "AddN":
+        return case.all(dict.fromkeys(partials, SUM), WHOLE, write=_write_total)
+    return None
+
+
+def _write_total(writer):
+    """AddN of the summands, made whole; and then of the others."""
+    parts = [t for t, state in zip(writer.inputs, writer.states) if state == SUM]
+    whole = [t for t, state in zip(writer.inputs, writer.states) if state == WHOLE]
+    dtype = writer.node.attr["T"].type
+    summand = writer.add("summand", "AddN", parts, T=dtype, N=len(parts))
+    return [writer.add("", "AddN", [writer.made_whole(summand, SUM), *whole], T=dtype, N=len(whole) + 1)]
+
+
+def product(case):
+    """a * b: a summand if one of them is, and the other is whole."""
+    for i in (0, 1):
+        if case.states[i] == SUM and case.states[1 - i] == WHOLE and not case.enlarges([i]):
+            return case.all({i: SUM}, SUM)
+    return elementwise(case)
+
+
+def quotient(case):
+    """a / b: a summand if a is."""
+    if case.states == (SUM, WHOLE) and not case.enlarges([0]):
+        return case.all({0: SUM}, SUM)
+    return elementwise(case)
+
+
+def select(case):
+    """A condition chooses between two tensors; the first version of this op has conditions for whole rows."""
+    condition, *values = case.states
+    if SUM in values and condition == WHOLE and all(v in (SUM, WHOLE) for v in values):
+        shape = case.out_shape()
+        if shape is not None and case.shape(1) == case.shape(2) == shape:
+            return case.all({1: SUM, 2: SUM}, SUM)
+    if case.node.op == "Select" and case.rank(0) == 1 and case.rank(1) != 1:
+        rows = {i: Rows(0) for i in range(3)}
+        if Rows(0) in case.states and all(
+                case.rank(i) and case_lib.same_size(case.shape(i)[0], case.out_shape()[0]) for i in range(3)):
+            return case.all(rows, Rows(0))
+        return None
+    return elementwise(case)
+
+
+def linear(case):
+    """Of one input: a summand if that is."""
+    if case.states[0] == SUM:
+        return case.all({0: SUM}, SUM)
+    return elementwise(case)
+
+
+def passed_on(case):
+    """Outputs are the input, whatever state it has; other inputs are whole."""
+    return case.all({0: case.states[0]}, case.states[0])
+
+
+def cast(case):
+    """A Cast that rounds is not linear."""
+    source, target = case.attr("SrcT").type, case.attr("DstT").type
+    if case.states[0] == SUM and not _FLOATS.get(source, 9) <= _FLOATS.get(target, 0):
+        return None
+    return linear(case)
+
+
+def own_value(case):
+    """ZerosLike, OnesLike: made of the shape alone; of a summand, as a whole."""
+    if isinstance(case.states[0], Partial):
+        return Outcome((None,), (WHOLE,))
+    return passed_on(case)
+
+
+def matching_rows(case):
+    """All inputs and outputs have their rows first: losses, for each row one."""
+    if not any(state == Rows(0) for state in case.states):
+        return None
+    size = case.shape(case.states.index(Rows(0)))[0]
+    for i in range(len(case.inputs)):
+        if not case.rank(i) or not case_lib.same_size(case.shape(i)[0], size):
+            return None
+    return case.all(dict.fromkeys(range(len(case.inputs)), Rows(0)), Rows(0))
+
+
+UNARY = """
+Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Bitcast Ceil ClipByValue ComplexAbs
+Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log
+Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
+Tan Tanh CheckNumerics FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Bucketize AsString StringToNumber
+StringToHashBucketFast StringLower StringUpper StringStrip StringLength PopulationCount QuantizeAndDequantizeV4
+""".split()
+BINARY = """
+ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater GreaterEqual
+Igamma Igammac IgammaGradA LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter
+NotEqual Polygamma Pow RightShift SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Betainc
+EluGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad
+SqrtGrad TanhGrad InvGrad FakeQuantWithMinMaxArgsGradient
+""".split()
+
+RULES = {
+    **dict.fromkeys(UNARY, elementwise),
+    **dict.fromkeys(BINARY, elementwise),
+    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), total),
+    **dict.fromkeys(("Mul",), product),
+    **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), quotient),
+    **dict.fromkeys(("Neg", "Real", "Imag", "Conj"), linear),
+    **dict.fromkeys(("Identity", "StopGradient", "PreventGradient", "Snapshot", "DeepCopy"), passed_on),
+    **dict.fromkeys(("Select", "SelectV2"), select),
+    "Cast": cast,
+    **dict.fromkeys(("ZerosLike", "OnesLike"), own_value),
+    **dict.fromkeys(("SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2"), matching_rows),
+}

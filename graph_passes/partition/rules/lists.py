@@ -1,0 +1,104 @@
+"""Lists of tensors, in which loops keep what they read and write. A list has the state of its elements.
+
+A list is empty, or full of zeros, when it is made; which state it will have follows from what is put into it.
+So an op that puts rows into a whole list asks for a list of rows (`Outcome.wishes`).
+"""
+
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def _local(case, shape, state):
+    """Localises the shape of elements, input `shape`, if they have rows and it is not unknown."""
+    return {shape: state.dimension} if isinstance(state, Rows) and case.rank(shape) == 1 else {}
+
+
+def made(shape):
+    """Returns the rule of an op that makes a list; input `shape` is that of its elements."""
+
+    def rule(case):
+        state = case.wish or WHOLE
+        return case.all({}, state, local=_local(case, shape, state))
+
+    return rule
+
+
+def put(tensor):
+    """Returns the rule of an op that puts input `tensor` into the list that input 0 is."""
+
+    def rule(case):
+        holds, item = case.states[0], case.states[tensor]
+        state = item if holds == WHOLE else holds
+        if state == WHOLE:
+            return None
+        return case.all({0: state, tensor: state}, state, wishes={0: state if item in (state, WHOLE) else WHOLE})
+
+    return rule
+
+
+def taken(shape, shift=0):
+    """Returns the rule of an op that takes elements; if it stacks them, `shift` dimensions come before theirs."""
+
+    def rule(case):
+        state = case.states[0]
+        if state == WHOLE:
+            return None
+        gives = Rows(state.dimension + shift) if isinstance(state, Rows) else state
+        if case.node.op == "TensorListPopBack":
+            return Outcome((state, WHOLE), (state, state), local=_local(case, shape, state))
+        return case.all({0: state}, gives, local=_local(case, shape, state))
+
+    return rule
+
+
+def unstacked(shape):
+    """Returns the rule of an op that makes a list of a tensor's parts along its first dimension."""
+
+    def rule(case):
+        state = case.states[0]
+        if case.wish == WHOLE or state == Rows(0):
+            return None
+        element = Rows(state.dimension - 1) if isinstance(state, Rows) else state
+        return case.all({0: state}, element, local=_local(case, shape, element))
+
+    return rule
+
+
+def length(case):
+    return Outcome((None,) * len(case.inputs), (WHOLE,))
+
+
+def shape_of_elements(case):
+    if isinstance(case.states[0], Partial):
+        return Outcome((None,), (WHOLE,))
+    return Outcome((None,), (WHOLE,), write=_write_shape) if isinstance(case.states[0], Rows) else None
+
+
+def _write_shape(writer):
+    return [writer.made_global(writer.same("here"), writer.states[0].dimension, writer.node.attr["shape_type"].type)]
+
+
+def kept(case):
+    """The same list, or one like it."""
+    return case.all({0: case.states[0]}, case.states[0])
+
+
+RULES = {
+    "EmptyTensorList": made(0),
+    "TensorListReserve": made(0),
+    "TensorListSetItem": put(2),
+    "TensorListPushBack": put(1),
+    "TensorListGetItem": taken(2),
+    "TensorListPopBack": taken(1),
+    "TensorListStack": taken(1, shift=1),
+    "TensorListGather": taken(2, shift=1),
+    "TensorListFromTensor": unstacked(1),
+    "TensorListScatterV2": unstacked(2),
+    "TensorListLength": length,
+    "TensorListElementShape": shape_of_elements,
+    "TensorListResize": kept,
+}
+# Rules that hold for whole inputs too: what is put into a list may ask for rows.
+ALWAYS = frozenset(("EmptyTensorList", "TensorListReserve"))

@@ -1,0 +1,160 @@
+"""Ops that reduce dimensions, or work along one."""
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
+_HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+
+
+def _axes(case):
+    """Returns the dimensions that are reduced, None if unknown."""
+    axes, rank = case.constant(1), case.rank(0)
+    if axes is None or rank is None:
+        return None
+    return {int(axis) % rank for axis in axes.flatten()} if rank else set()
+
+
+def _after(dimension, axes, keeps):
+    """Returns where a dimension is after others were reduced."""
+    return dimension if keeps else dimension - sum(axis < dimension for axis in axes)
+
+
+def reduction(case):
+    """Over the rows: a summand; over other dimensions: rows."""
+    state, axes = case.states[0], _axes(case)
+    if state == SUM and case.node.op == "Sum":
+        return case.all({0: SUM}, SUM)
+    if not isinstance(state, Rows) or axes is None:
+        return None
+    if state.dimension in axes:
+        return case.all({0: state}, Partial(_REDUCES[case.node.op]))
+    return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
+
+
+def mean(case):
+    """Over the rows: the sum, over the number of elements in one process."""
+    state, axes = case.states[0], _axes(case)
+    if state == SUM:
+        return case.all({0: SUM}, SUM)
+    if not isinstance(state, Rows) or axes is None:
+        return None
+    if state.dimension not in axes:
+        return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
+    if case.attr("T").type in _HALVES:  # their sum may overflow
+        return None
+    return case.all({0: state}, SUM, write=_write_mean)
+
+
+def _write_mean(writer):
+    """sum(x) / (elements of x / elements of the sum), the numbers those of one process."""
+    node = writer.node
+    dtype = node.attr["T"].type
+    total = writer.add("sum", "Sum", writer.inputs, T=dtype, Tidx=node.attr["Tidx"].type,
+                       keep_dims=node.attr["keep_dims"].b)
+    count = writer.add("count", "RealDiv", [_elements(writer, "all", writer.global_shape(0), writer.inputs[0]),
+                                            _elements(writer, "sums", writer.shape_of(total), total)],
+                       T=types_pb2.DT_DOUBLE)
+    count = writer.add("divisor", "Cast", [count], SrcT=types_pb2.DT_DOUBLE, DstT=dtype)
+    return [writer.add("", "RealDiv", [total, count], T=dtype)]
+
+
+def _elements(writer, name, shape, beside):
+    axes = writer.constant(f"{name}/axes", [0], beside)
+    count = writer.add(f"{name}/count", "Prod", [shape, axes], T=types_pb2.DT_INT64, Tidx=types_pb2.DT_INT64,
+                       keep_dims=False)
+    return writer.add(f"{name}/elements", "Cast", [count], SrcT=types_pb2.DT_INT64, DstT=types_pb2.DT_DOUBLE)
+
+
+def half_of_squares(case):
+    """L2Loss: a sum over everything."""
+    return case.all({0: case.states[0]}, SUM) if isinstance(case.states[0], Rows) else None
+
+
+def along(case, axis, inputs=(0,)):
+    """Works along one dimension: rows stay where they are in another one."""
+    state, rank = case.states[inputs[0]], case.rank(inputs[0])
+    if not isinstance(state, Rows) or rank is None or axis is None or axis % rank == state.dimension:
+        return None
+    return case.all(dict.fromkeys(inputs, state), state)
+
+
+def along_last(case):
+    """All inputs with as many dimensions as the first work along their last one."""
+    return along(case, -1)
+
+
+def along_given(case):
+    """Cumsum and the like."""
+    axis = case.constant(1)
+    if case.states[0] == SUM and case.node.op == "Cumsum":
+        return case.all({0: SUM}, SUM)
+    return None if axis is None else along(case, int(axis))
+
+
+def index_of_extreme(case):
+    """ArgMax, ArgMin."""
+    axis, state = case.constant(1), case.states[0]
+    if not isinstance(state, Rows) or axis is None or case.rank(0) is None:
+        return None
+    axis = int(axis) % case.rank(0)
+    if axis == state.dimension:
+        return None
+    return case.all({0: state}, Rows(_after(state.dimension, {axis}, False)))
+
+
+def top(case):
+    """TopKV2 works along the last dimension, and k is whole."""
+    return along(case, -1)
+
+
+def cross_entropy(case):
+    """Of logits [K, C] and labels [K, C]: a loss [K], and a gradient [K, C]."""
+    if Rows(0) not in case.states or any(
+            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 1)):
+        return None
+    return Outcome((Rows(0), Rows(0)), (Rows(0), Rows(0)))
+
+
+def inner(dimensions):
+    """Returns the rule of an op that works on its inputs' last dimensions, for each of the others by itself."""
+
+    def rule(case):
+        leading = next((i for i in case.rows_inputs()), None)
+        if leading is None or any(case.rank(i) is None for i in range(len(case.inputs))):
+            return None
+        dimension, rank = case.states[leading].dimension, case.rank(leading)
+        if dimension >= rank - dimensions:
+            return None
+        size, takes = case.shape(leading)[dimension], {}
+        for i in range(len(case.inputs)):
+            if case.rank(i) >= dimensions and case.rank(i) > dimension and case.rank(i) == rank:
+                if not case_lib.same_size(case.shape(i)[dimension], size):
+                    return None
+                takes[i] = Rows(dimension)
+        return case.all(takes, Rows(dimension))
+
+    return rule
+
+
+RULES = {
+    **dict.fromkeys(_REDUCES, reduction),
+    "Mean": mean,
+    "L2Loss": half_of_squares,
+    **dict.fromkeys(("Softmax", "LogSoftmax"), along_last),
+    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp"), along_given),
+    **dict.fromkeys(("ArgMax", "ArgMin"), index_of_extreme),
+    "TopKV2": top,
+    "SoftmaxCrossEntropyWithLogits": cross_entropy,
+    **dict.fromkeys(("Cholesky", "CholeskyGrad", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant",
+                     "MatrixSolve", "MatrixTriangularSolve", "MatrixExponential", "MatrixSquareRoot",
+                     "MatrixDiagPart", "MatrixBandPart", "SelfAdjointEigV2", "Svd", "Qr"), inner(2)),
+    **dict.fromkeys(("FFT", "IFFT", "RFFT", "IRFFT"), inner(1)),
+}
+__all__ = ["RULES", "WHOLE"]

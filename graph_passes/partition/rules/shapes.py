@@ -1,0 +1,296 @@
+"""Ops that look at shapes, or change them."""
+
+import math
+
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def shape_of(case):
+    """Shape, ShapeN and Size: the sizes of one process."""
+    return Outcome(tuple(None for _ in case.inputs), (WHOLE,) * case.num_outputs, write=_write_shapes)
+
+
+def _write_shapes(writer):
+    node = writer.node
+    outputs = []
+    for i in range(len(writer.inputs)):
+        if isinstance(writer.states[i], Rows):
+            outputs.append(writer.global_shape(i, node.attr["out_type"].type, is_size=node.op == "Size"))
+        else:
+            op = "Size" if node.op == "Size" else "Shape"
+            outputs.append(writer.add(f"of{i}", op, [writer.inputs[i]], T=writer.type_of_input(i),
+                                      out_type=node.attr["out_type"].type))
+    return outputs
+
+
+def rank_of(case):
+    return Outcome((None,), (WHOLE,))
+
+
+def _same_rows(case, out=None):
+    """Where in the output the rows of input 0 are, if they are cut into the same parts; else None.
+
+    Elements keep their order, so it is where as many elements come before, and the size is of rows.
+    """
+    dimension, shape = case.states[0].dimension, case.shape(0)
+    out = case.out_shape() if out is None else out
+    if shape is None or out is None or None in shape[:dimension] or not case_lib.of_rows(shape[dimension]):
+        return None
+    before = _count(shape[:dimension])
+    for i, size in enumerate(out):
+        if None in out[:i]:
+            return None
+        if case_lib.of_rows(size) and _count(out[:i]) == before:
+            return i
+    return None
+
+
+def _count(sizes):
+    return tuple(math.prod(size.values[i] for size in sizes) for i in (0, 1))
+
+
+def reshape(case):
+    """Rows stay rows where all elements of a row stay together."""
+    state = case.states[0]
+    if isinstance(state, Partial):
+        return case.all({0: state}, state)
+    if not isinstance(state, Rows):
+        return None
+    dimension = _same_rows(case)
+    return None if dimension is None else case.all({0: state}, Rows(dimension), local={1: dimension})
+
+
+def squeeze(case):
+    """Dimensions of size 1 go. Which, is named, since one process may have a single row."""
+    state = case.states[0]
+    if isinstance(state, Partial):
+        return case.all({0: state}, state)
+    dimension = _same_rows(case) if isinstance(state, Rows) else None
+    if dimension is None:
+        return None
+    named = case.attr("squeeze_dims" if "squeeze_dims" in case.node.attr else "axis").list.i
+    return case.all({0: state}, Rows(dimension)) if named else None
+
+
+def expand(case):
+    state = case.states[0]
+    if isinstance(state, Partial):
+        return case.all({0: state}, state)
+    dimension = _same_rows(case) if isinstance(state, Rows) else None
+    return None if dimension is None else case.all({0: state}, Rows(dimension))
+
+
+def transpose(case):
+    """Only its own dimensions change their order."""
+    state, order = case.states[0], case.constant(1)
+    if isinstance(state, Partial):
+        return case.all({0: state}, state)
+    if not isinstance(state, Rows) or order is None:
+        return None
+    return case.all({0: state}, Rows([int(d) for d in order].index(state.dimension)))
+
+
+def _together(case, inputs, dimension_of):
+    """Tensors that are joined: all have the same rows, or are summands alike.
+
+    Args:
+        case: The `Case`.
+        inputs: The numbers of the inputs that are joined.
+        dimension_of: A function from the dimension of rows in an input to that in the output; None where
+            the rows do not stay together.
+    """
+    states = [case.states[i] for i in inputs]
+    if any(isinstance(state, Partial) for state in states):
+        if all(state in (SUM, WHOLE) for state in states):
+            return case.all(dict.fromkeys(inputs, SUM), SUM)
+        return None
+    state = next(state for state in states if isinstance(state, Rows))
+    leading = case.shape(inputs[states.index(state)])
+    dimension = None if leading is None else dimension_of(state.dimension)
+    if dimension is None:
+        return None
+    for i in inputs:
+        shape = case.shape(i)
+        if shape is None or len(shape) <= state.dimension or not case_lib.same_size(
+                shape[state.dimension], leading[state.dimension]):
+            return None
+    return case.all(dict.fromkeys(inputs, state), Rows(dimension))
+
+
+def pack(case):
+    rank = case.rank(0)
+    if rank is None:
+        return None
+    axis = case.attr("axis").i % (rank + 1)
+    return _together(case, range(len(case.inputs)), lambda d: d + (axis <= d))
+
+
+def unpack(case):
+    state, rank = case.states[0], case.rank(0)
+    if isinstance(state, Partial):
+        return case.all({0: state}, state)
+    if rank is None:
+        return None
+    axis = case.attr("axis").i % rank
+    if axis == state.dimension:
+        return None
+    return case.all({0: state}, Rows(state.dimension - (axis < state.dimension)))
+
+
+def concat(case):
+    axis, rank = case.constant(len(case.inputs) - 1), case.rank(0)
+    if axis is None or rank is None:
+        return None
+    axis = int(axis) % rank
+    return _together(case, range(len(case.inputs) - 1), lambda d: None if d == axis else d)
+
+
+def split(which, value):
+    """Returns the rule of an op that cuts input `value` along a dimension that input `which` names."""
+
+    def rule(case):
+        axis, state = case.constant(which), case.states[value]
+        if isinstance(state, Partial):
+            return case.all({value: state}, state)
+        if not isinstance(state, Rows) or axis is None or case.rank(value) is None:
+            return None
+        if int(axis) % case.rank(value) == state.dimension:
+            return None
+        return case.all({value: state}, state)
+
+    return rule
+
+
+def untouched(case):
+    """Changes other dimensions than that of the rows: that has its size before and after."""
+    state, out = case.states[0], case.out_shape()
+    if state == SUM and case.node.op in ("Tile", "Pad"):
+        return None if case.enlarges([0]) else case.all({0: SUM}, SUM)
+    if not isinstance(state, Rows) or out is None or case.rank(0) != len(out):
+        return None
+    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+        return None
+    return case.all({0: state}, state)
+
+
+def cut(case):
+    """Slice(x, begin, size): the rows are taken all."""
+    if case.states[0] == SUM:
+        return case.all({0: SUM}, SUM)
+    outcome = untouched(case)
+    return outcome and case.all({0: case.states[0]}, case.states[0], local={2: case.states[0].dimension})
+
+
+def broadcast(case):
+    """BroadcastTo(x, shape): dimensions are aligned at the last one."""
+    state, out = case.states[0], case.out_shape()
+    if not isinstance(state, Rows) or out is None or case.rank(0) is None:
+        return None
+    dimension = state.dimension + len(out) - case.rank(0)
+    if not case_lib.same_size(case.shape(0)[state.dimension], out[dimension]):
+        return None
+    return case.all({0: state}, Rows(dimension), local={1: dimension})
+
+
+def along_others(case):
+    """ReverseV2, Roll: along given dimensions, which are not that of the rows."""
+    which = {"ReverseV2": 1, "Roll": 2}[case.node.op]
+    axes, state = case.constant(which), case.states[0]
+    if state == SUM:
+        return case.all({0: SUM}, SUM)
+    if not isinstance(state, Rows) or axes is None or case.rank(0) is None:
+        return None
+    if state.dimension in {int(axis) % case.rank(0) for axis in axes.flatten()}:
+        return None
+    return case.all({0: state}, state)
+
+
+def _strided(case, tensor_rank):
+    """Returns what a StridedSlice does with dimensions that are not shrunk; None if its strides are unknown.
+
+    Args:
+        case: The `Case`, of a StridedSlice or its gradient.
+        tensor_rank: Number of dimensions of the tensor that is sliced.
+
+    Returns:
+        [(dimension of the tensor, dimension of the slice, whether all of it is taken), ...].
+    """
+    strides = case.constant(3)
+    if strides is None:
+        return None
+    masks = {name: case.attr(f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    specified, pairs, position, out = len(strides), [], 0, 0
+    hidden = tensor_rank - sum(not (masks["new_axis"] >> i & 1 or masks["ellipsis"] >> i & 1)
+                               for i in range(specified))
+    for i in range(specified):
+        bit = 1 << i
+        if masks["ellipsis"] & bit:
+            for _ in range(hidden):
+                pairs.append((position, out, True))
+                position, out = position + 1, out + 1
+        elif masks["new_axis"] & bit:
+            out += 1
+        elif masks["shrink_axis"] & bit:
+            position += 1
+        else:
+            is_all = bool(masks["begin"] & bit and masks["end"] & bit and strides[i] == 1)
+            pairs.append((position, out, is_all))
+            position, out = position + 1, out + 1
+    if not masks["ellipsis"]:
+        for _ in range(hidden):
+            pairs.append((position, out, True))
+            position, out = position + 1, out + 1
+    return pairs
+
+
+def strided_slice(case):
+    """x[...]: all rows, by a range without begin and end, or by none at all."""
+    state = case.states[0]
+    if state == SUM:
+        return case.all({0: SUM}, SUM)
+    pairs = _strided(case, case.rank(0)) if isinstance(state, Rows) and case.rank(0) is not None else None
+    for position, out, is_all in pairs or ():
+        if position == state.dimension:
+            return case.all({0: state}, Rows(out)) if is_all else None
+    return None
+
+
+def strided_slice_gradient(case):
+    """StridedSliceGrad(shape, begin, end, strides, dy): dy among zeros of that shape."""
+    state, out = case.states[4], case.out_shape()
+    if state == SUM:
+        return None if case.enlarges([4]) else case.all({4: SUM}, SUM)
+    pairs = _strided(case, len(out)) if isinstance(state, Rows) and out is not None else None
+    for position, sliced, is_all in pairs or ():
+        if sliced == state.dimension:
+            if not is_all:
+                return None
+            return case.all({4: state}, Rows(position), local={0: position})
+    return None
+
+
+RULES = {
+    **dict.fromkeys(("Shape", "ShapeN", "Size"), shape_of),
+    "Rank": rank_of,
+    "Reshape": reshape,
+    "Squeeze": squeeze,
+    "ExpandDims": expand,
+    "Transpose": transpose,
+    "ConjugateTranspose": transpose,
+    "Pack": pack,
+    "Unpack": unpack,
+    "ConcatV2": concat,
+    "Split": split(0, 1),
+    "SplitV": split(2, 0),
+    **dict.fromkeys(("Tile", "Pad", "PadV2", "MirrorPad", "MirrorPadGrad"), untouched),
+    "Slice": cut,
+    "BroadcastTo": broadcast,
+    **dict.fromkeys(("ReverseV2", "Roll"), along_others),
+    "StridedSlice": strided_slice,
+    "StridedSliceGrad": strided_slice_gradient,
+}

@@ -1,0 +1,38 @@
+"""Ops that make something new: random numbers, the inputs themselves."""
+
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def inputs_with_rows(case):
+    """PoseidonRows: each rank takes its rows of the global batch, which all have."""
+    return Outcome((WHOLE,) * len(case.inputs), tuple(map(Rows, case.attr("dimensions").list.i)))
+
+
+def drawn(case):
+    """Random numbers without a seed are other ones in each process: all take those of rank 0."""
+    if any(case.attr(name).i for name in ("seed", "seed2")):
+        return None
+    return case.all({}, WHOLE, write=_write_taken)
+
+
+def taken_from_one(case):
+    """What processes would find different: the time."""
+    return case.all({}, WHOLE, write=_write_taken)
+
+
+def _write_taken(writer):
+    return [writer.of_one_rank(writer.same("here"))]
+
+
+UNSEEDED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
+            "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal")
+
+RULES = {
+    "PoseidonRows": inputs_with_rows,
+    **dict.fromkeys(UNSEEDED, drawn),
+    "Timestamp": taken_from_one,
+}
+# Rules that hold for whole inputs too.
+ALWAYS = frozenset(RULES)

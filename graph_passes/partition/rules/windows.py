@@ -1,0 +1,75 @@
+"""Ops on images: convolutions, pooling, resizing. Their rows are images, and these come first."""
+
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+
+
+def images(*numbers, local=None):
+    """Returns the rule of an op whose inputs of these numbers have rows, and its outputs too.
+
+    Args:
+        *numbers: Of inputs.
+        local: Number of an input that is the output's shape, None without.
+    """
+
+    def rule(case):
+        if Rows(0) not in [case.states[i] for i in numbers] or any(
+                not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in numbers):
+            return None
+        # A convolution's input sizes may be those of an image alone.
+        is_whole_shape = local is not None and (case.shape(local) or (None,))[0] not in (None, case_lib.TWO)
+        return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
+
+    return rule
+
+
+def filters(case):
+    """Gradients of filters are sums over images."""
+    if Rows(0) not in (case.states[0], case.states[2]) or any(
+            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 2)):
+        return None
+    return case.all({0: Rows(0), 2: Rows(0)}, SUM)
+
+
+def add_bias(case):
+    """BiasAdd(x, bias)."""
+    state = case.states[0]
+    if not isinstance(state, Rows) or isinstance(case.states[1], Partial):
+        return None
+    return None if state.dimension == _channels(case, 0) else case.all({0: state}, state)
+
+
+def gradient_of_bias(case):
+    """BiasAddGrad: a sum over all dimensions but that of the channels."""
+    state = case.states[0]
+    if state == SUM:
+        return case.all({0: SUM}, SUM)
+    if not isinstance(state, Rows) or case.rank(0) is None:
+        return None
+    return None if state.dimension == _channels(case, 0) else case.all({0: state}, SUM)
+
+
+def _channels(case, i):
+    return 1 if case.attr("data_format").s.startswith(b"NC") else (case.rank(i) or 0) - 1
+
+
+RULES = {
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"), images(0)),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+                    filters),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
+                    images(2, local=0)),
+    **dict.fromkeys(("MaxPool", "MaxPoolV2", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN", "DepthToSpace",
+                     "SpaceToDepth", "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea",
+                     "ResizeNearestNeighborGrad", "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV",
+                     "HSVToRGB", "ExtractImagePatches"), images(0)),
+    **dict.fromkeys(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad", "LRNGrad"),
+                    images(0, 1, 2)),
+    **dict.fromkeys(("AvgPoolGrad", "AvgPool3DGrad"), images(1, local=0)),
+    **dict.fromkeys(("ResizeBilinearGrad", "ResizeBicubicGrad"), images(0, 1)),
+    "BiasAdd": add_bias,
+    "BiasAddV1": add_bias,
+    "BiasAddGrad": gradient_of_bias,
+}

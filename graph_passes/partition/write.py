@@ -1,0 +1,368 @@
+"""Writes the partitioned graph: each op with inputs in the states that it takes, and what converts them.
+
+Requires: the `Propagated` states of a graph. Ensures: nodes keep their names where they stay the same op; what
+converts a tensor is below "poseidon/" and the tensor's name, in the tensor's own loop. A loop in which ranks
+exchange something runs one round after the other, since exchanges are matched by name and count.
+
+| from | to | by |
+|---|---|---|
+| whole | rows | a slice |
+| whole | partial | the value on rank 0, zeros elsewhere |
+| partial | whole | `PoseidonSync`, the site of which graph passes then plan; other reductions by gathering |
+| rows | whole | `PoseidonAllGather` |
+| inputs with rows | whole | the global batch, which every rank has |
+"""
+
+import collections
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.propagate import canonical
+from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+PREFIX = "poseidon"
+_HOST = "/device:CPU:0"
+_INT64 = types_pb2.DT_INT64
+# What PoseidonSync adds up.
+_SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
+           types_pb2.DT_INT64)
+_REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": "All", "any": "Any"}
+
+
+class GraphWriter:
+    """Writes one partitioned graph.
+
+    Attributes:
+        nodes: The NodeDefs so far.
+        exchanges: The `report.Exchange`s so far.
+    """
+
+    def __init__(self, sizes, propagated):
+        self.nodes = []
+        self.exchanges = []
+        self._sizes = sizes
+        self._graph = sizes.graph
+        self._propagated = propagated
+        self._native = {}  # by tensor: its name where that has changed
+        self._converted = {}  # by (tensor, state)
+        self._controls = {}  # by name of a node that is gone: what stands for it
+        self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
+                        if node.op in frames_lib.ENTERS}
+        self._marker = sizes_lib.rows_node(self._graph.graph_def)
+        self._home = propagated.frames[self._marker.name]  # the loop that the rows are in
+        self._parts = {}  # by frame: the outputs of PoseidonPart there
+        self._serial = set()  # names of loops that run one round after the other
+
+    def write(self, fetches):
+        """Writes all nodes.
+
+        Args:
+            fetches: Names of the tensors that shall be whole.
+
+        Returns:
+            (NodeDefs, what the fetches are called now).
+        """
+        self._write_inputs()
+        for node in self._propagated.ordered:
+            if node.name != self._marker.name:
+                self._write_node(node)
+        fetched = [self.tensor(fetch, WHOLE) for fetch in fetches]
+        return [self._finished(node) for node in self.nodes], fetched
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def _write_inputs(self):
+        """Writes PoseidonPart, and takes this rank's rows of each input."""
+        marker, inputs = self._marker, self._graph.inputs(self._marker)
+        writer = self._writer(f"{PREFIX}/{marker.name}", _HOST)
+        dimensions = list(marker.attr["dimensions"].list.i)
+        counts = []
+        for i, (tensor, dimension, dtype) in enumerate(zip(inputs, dimensions, marker.attr["T"].list.type)):
+            shape = writer.add(f"shape{i}", "Shape", [tensor], T=dtype, out_type=_INT64)
+            bounds = [writer.constant(f"{name}{i}", np.array([value]), tensor)
+                      for name, value in (("begin", dimension), ("end", dimension + 1), ("stride", 1))]
+            counts.append(writer.add(f"count{i}", "StridedSlice", [shape, *bounds], T=_INT64, Index=_INT64,
+                                     begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=1))
+        controls = graph_lib.control_inputs(marker)
+        part = writer.add("part", "PoseidonPart", [*counts, *controls], N=len(counts), site=marker.name)
+        writer.nodes[-1].attr["names"].CopyFrom(marker.attr["names"])
+        self._parts[self._home] = part, f"{part}:1", f"{part}:2"
+        self._controls[marker.name] = part
+        for i, (tensor, dimension) in enumerate(zip(inputs, dimensions)):
+            name = propagate_lib.tensor_of(marker.name, i)
+            self._converted[name, WHOLE] = tensor
+            self._native[name] = self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
+                                               f"{PREFIX}/{marker.name}/rows{i}", self._home)
+
+    def _write_node(self, node):
+        outcome = self._propagated.outcomes[node.name]
+        inputs = self._graph.inputs(node)
+        taken = [self.tensor(tensor, takes) for tensor, takes in zip(inputs, outcome.takes)]
+        frame = self._propagated.frames[node.name]
+        for i, dimension in outcome.local.items():
+            taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, frame)
+        controls = graph_lib.control_inputs(node)
+        if outcome.write is None:
+            self._writer("", node.device).copy(node, [*taken, *controls])
+            if node.op in propagate_lib.rules.sources.UNSEEDED:
+                self._serialise(frame)
+            return
+        states = [self.native_state(tensor) if takes is None else takes
+                  for tensor, takes in zip(inputs, outcome.takes)]
+        writer = NodeWriter(self, node, taken, states, controls, frame)
+        outputs = outcome.write(writer)
+        for i, tensor in enumerate(outputs):
+            self._native[propagate_lib.tensor_of(node.name, i)] = tensor
+        if outputs:
+            self._controls[node.name] = graph_lib.node_of(outputs[0])
+
+    def _finished(self, node):
+        """Returns a node with control edges from what has replaced others, and its loop's rounds in order."""
+        for i, tensor in enumerate(node.input):
+            if graph_lib.is_control(tensor):
+                node.input[i] = f"^{self._controls.get(graph_lib.node_of(tensor), graph_lib.node_of(tensor))}"
+        if node.op in frames_lib.ENTERS and node.attr["frame_name"].s.decode() in self._serial:
+            node.attr["parallel_iterations"].i = 1
+        return node
+
+    def _local_shape(self, node, tensor, original, i, dimension, frame):
+        """Returns a shape in which a dimension has the size of this rank's rows."""
+        prefix = f"{PREFIX}/{node.name}/local{i}"
+        static = self._sizes.static(node.name)
+        dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
+        if node.op == "Reshape" and static is not None and all(
+                size for d, size in enumerate(static) if d != dimension):
+            # Shapes that TensorFlow knows for any number of rows: it should know them afterwards too.
+            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
+            return self._writer(prefix, "").constant(
+                "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
+        writer = self._writer(prefix, _HOST)
+        return writer.add("", "PoseidonLocalShape", [tensor, self.part(frame)[0]], Tshape=dtype, dimension=dimension)
+
+    # ---- conversions --------------------------------------------------------------------------
+
+    def native_state(self, tensor):
+        """Returns the state in which a tensor is made."""
+        return self._propagated.states.get(canonical(tensor), WHOLE)
+
+    def tensor(self, tensor, state):
+        """Returns the name of a tensor in a state; None is the state in which it is made."""
+        name = canonical(tensor)
+        native = self.native_state(name)
+        if state is None or state == native:
+            return self._native.get(name, name)
+        if (name, state) not in self._converted:
+            self._converted[name, state] = self._convert(name, native, state)
+        return self._converted[name, state]
+
+    def _convert(self, name, native, state):
+        node = self._graph.node(name)
+        dtype = propagate_lib.dtype_of(node, graph_lib.output_of(name))
+        frame = self._propagated.frames[node.name]
+        prefix = f"{PREFIX}/{name.replace(':', '_output')}"
+        value = self._native.get(name, name)
+        if native != WHOLE and state != WHOLE:
+            return self._from_whole(self.tensor(name, WHOLE), state, dtype, prefix, frame)
+        if native == WHOLE:
+            return self._from_whole(value, state, dtype, prefix, frame)
+        shape = self._sizes.static(name)
+        if isinstance(native, Rows):
+            return self.gathered(value, native.dimension, dtype, self._sizes.shape(name), prefix, frame, name, shape)
+        return self.reduced(value, native, dtype, shape, prefix, frame, name)
+
+    def _from_whole(self, value, state, dtype, prefix, frame):
+        if isinstance(state, Rows):
+            return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", frame)
+        if state.reduce in IDEMPOTENT:
+            return value
+        writer = self._writer(f"{prefix}/summand", self._device_of(value))
+        zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
+        return writer.add("", "SelectV2", [self.part(frame)[2], value, zeros], T=dtype)
+
+    def _rows_of(self, value, dimension, dtype, prefix, frame):
+        """Slices this rank's rows."""
+        writer = self._writer(prefix, _HOST)
+        shape = writer.add("shape", "Shape", [value], T=dtype, out_type=_INT64)
+        bounds = writer.add("range", "PoseidonRowRange", [shape, self.part(frame)[0]], Tshape=_INT64,
+                            dimension=dimension)
+        strides = writer.constant("strides", np.ones(dimension + 1, np.int64), shape)
+        before = (1 << dimension) - 1
+        with writer.placed(self._device_of(value)):
+            return writer.add("", "StridedSlice", [value, bounds, f"{bounds}:1", strides], T=dtype, Index=_INT64,
+                              begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
+                              shrink_axis_mask=0)
+
+    def gathered(self, value, dimension, dtype, sizes, prefix, frame, name, shape):
+        """Gathers the rows of all ranks."""
+        if dtype not in propagate_lib.GATHERED:
+            raise PoseidonError(f"The rows of '{name}' have a type that cannot be gathered, "
+                                f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
+        writer = self._writer(f"{prefix}/whole", _HOST)
+        if dimension:
+            order = [dimension, *(d for d in range(len(sizes)) if d != dimension)]
+            value = self._transposed(writer, "first", value, order, dtype)
+        site = self._exchange("rows", name, shape, dtype, frame)
+        rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(frame)[1]], T=dtype,
+                          site=site)
+        if dimension:
+            return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
+        return rows
+
+    @staticmethod
+    def _transposed(writer, suffix, value, order, dtype):
+        order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
+        return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
+
+    def reduced(self, value, state, dtype, shape, prefix, frame, name):
+        """Adds up the summands of all ranks, or reduces them otherwise."""
+        contributes = self.part(frame)[1]
+        writer = self._writer(f"{prefix}/whole", _HOST)
+        site = self._exchange(state.reduce, name, shape, dtype, frame)
+        if state == SUM and dtype in _SUMMED:
+            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, site=site, shape=shape)
+        axis = writer.constant("axis", np.array(0, np.int32), value)
+        one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
+        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, site=site)
+        op = _REDUCE_OPS[state.reduce]
+        types = {} if op in ("All", "Any") else {"T": dtype}
+        return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
+
+    def taken_from_one(self, value, dtype, shape, prefix, frame, name):
+        """Gives every rank the value of rank 0."""
+        site = self._exchange("value", name, shape, dtype, frame)
+        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
+
+    def _exchange(self, kind, name, shape, dtype, frame):
+        self._serialise(frame)
+        site = name if kind == "sum" else f"{kind}/{name}"
+        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, frame.name))
+        return site
+
+    def _serialise(self, frame):
+        while frame.outer is not None:
+            self._serial.add(frame.name)
+            frame = frame.outer
+
+    # ---- rows ---------------------------------------------------------------------------------
+
+    def part(self, frame):
+        """Returns the outputs of PoseidonPart, as a node of a loop reads them: (part, contributes, is first)."""
+        if frame not in self._parts:
+            if not frame.within(self._home) or frame.outer is None:
+                raise PoseidonError(f"The inputs with rows ('{self._marker.name}') are in a loop, and what is made of "
+                                    "them is needed outside of it.")
+            outer = self.part(frame.outer)
+            enter = self._enters[frame.name]
+            writer = self._writer(f"{PREFIX}/{frame.name}", _HOST)
+            self._parts[frame] = tuple(
+                writer.add(name, "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
+                           parallel_iterations=enter.attr["parallel_iterations"].i)
+                for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer,
+                                               (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)))
+        return self._parts[frame]
+
+    def _device_of(self, tensor):
+        node = self._graph.nodes.get(graph_lib.node_of(tensor))
+        return node.device if node is not None else ""
+
+    def _writer(self, prefix, device):
+        writer = graph_lib.Writer(prefix, device)
+        writer.nodes = self.nodes
+        return writer
+
+
+class NodeWriter:
+    """Writes what stands for one op.
+
+    Attributes:
+        node: Its NodeDef in the one-process graph.
+        inputs: Its inputs, in the states that it takes.
+        states: These states.
+    """
+
+    def __init__(self, graph_writer, node, inputs, states, controls, frame):
+        self.node = node
+        self.inputs = inputs
+        self.states = states
+        self._controls = controls
+        self._frame = frame
+        self._all = graph_writer
+        self._writer = graph_lib.Writer(node.name, node.device)
+        self._writer.nodes = graph_writer.nodes
+
+    def add(self, suffix, op, inputs, **attributes):
+        """Adds a node, as of `graph.Writer.add`."""
+        return self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
+
+    def constant(self, suffix, value, beside):
+        """Adds a Const, as of `graph.Writer.constant`."""
+        return self._writer.constant(suffix, value, beside)
+
+    def type_of_input(self, i):
+        """Returns the `types_pb2.DataType` of an input."""
+        tensor = graph_lib.data_inputs(self.node)[i]
+        return propagate_lib.dtype_of(self._all._graph.node(tensor), graph_lib.output_of(tensor))
+
+    def same(self, suffix):
+        """Adds the op itself, and returns its first output."""
+        self._all.nodes.append(type(self.node)())
+        self._all.nodes[-1].CopyFrom(self.node)
+        self._all.nodes[-1].name = f"{self.node.name}/{suffix}"
+        self._all.nodes[-1].input[:] = [*self.inputs, *self._controls]
+        return self._all.nodes[-1].name
+
+    def shape_of(self, tensor):
+        """Returns the shape of a tensor of this op, [rank] of int64, as this rank has it."""
+        dtype = self.node.attr["T"].type
+        return self.add(f"shape_of_{graph_lib.node_of(tensor).rpartition('/')[2]}", "Shape", [tensor], T=dtype,
+                        out_type=_INT64)
+
+    def global_shape(self, i, out_type=_INT64, is_size=False):
+        """Returns the one-process shape, or number of elements, of an input with rows."""
+        local = self.add(f"of{i}/local", "Size" if is_size else "Shape", [self.inputs[i]], T=self.type_of_input(i),
+                         out_type=out_type)
+        return self.made_global(local, 0 if is_size else self.states[i].dimension, out_type, f"of{i}")
+
+    def made_global(self, shape, dimension, dtype, suffix=""):
+        """Returns a shape of this rank's rows as that of one process."""
+        with self._writer.placed(_HOST):
+            return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._frame)[0]], Tshape=dtype,
+                            dimension=dimension)
+
+    def made_whole(self, tensor, state):
+        """Returns what was made for this op, a summand like its output, as the one-process value."""
+        node = self.node
+        return self._all.reduced(tensor, state, node.attr["T"].type, self._all._sizes.static(node.name),
+                                 f"{PREFIX}/{tensor}", self._frame, tensor)
+
+    def of_one_rank(self, tensor):
+        """Returns rank 0's value of what was made for this op."""
+        dtype = propagate_lib.dtype_of(self.node, 0)
+        return self._all.taken_from_one(tensor, dtype, self._all._sizes.static(self.node.name), self.node.name,
+                                        self._frame, self.node.name)
+
+
+def count_by_state(propagated):
+    """Returns how many nodes have outputs in each kind of state."""
+    kinds = collections.Counter()
+    for outcome in propagated.outcomes.values():
+        kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
+        kinds[kind] += 1
+    return kinds[Rows], kinds[Partial]
+
+
+def is_registered(node):
+    """Whether TensorFlow knows a node's op."""
+    return op_def_registry.get(node.op) is not None

@@ -1,0 +1,124 @@
+"""Runs one-process graphs, partitioned, on many ranks in this process, over the loopback transport."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import graph_pb2
+
+from tf_poseidon import communicator
+from tf_poseidon import grappler
+from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.ops import library
+
+RANKS = (1, 2, 3, 5)
+
+
+def rows(*tensors, dimensions=None):
+    """Marks tensors as inputs with rows, and returns what the graph then reads."""
+    return library.load()[0].poseidon_rows(
+        values=tensors, dimensions=dimensions or [0] * len(tensors), names=[f"input{i}" for i in range(len(tensors))])
+
+
+@functools.cache
+def _job(size):
+    return communicator.join_loopback(size)
+
+
+class Partitioned:
+    """A graph, and what the partitioner has made of it.
+
+    Attributes:
+        partitioned: The `partition.Partitioned` graph.
+        report: Its report.
+    """
+
+    def __init__(self, build, optimize=True):
+        """Makes a graph.
+
+        Args:
+            build: A function that makes it, and returns its fetches; it is fed by the names of placeholders.
+            optimize: Whether TensorFlow optimizes graphs before it runs them.
+        """
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            tf.compat.v1.set_random_seed(7)
+            self._fetches = tf.nest.flatten(build())
+            self._fetches = [t.name if hasattr(t, "name") else t for t in map(tf.convert_to_tensor, self._fetches)]
+        self._config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+        self._config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
+        keep = [*self._fetches, *self._initializers()]
+        flat = inline.inline(self._graph.as_graph_def(), keep)
+        self.partitioned = partition_lib.partition(flat, self._fetches, grappler.add_shapes)
+        self.report = self.partitioned.report
+
+    def alone(self, feeds):
+        """Returns what one process computes."""
+        with tf.compat.v1.Session(graph=self._graph, config=self._config) as session:
+            self._initialize(session, self._graph, "")
+            return session.run(self._fetches, {f"{name}:0": value for name, value in feeds.items()})
+
+    def on_ranks(self, feeds, size):
+        """Returns what each rank computes of the partitioned graph."""
+        communicator.use_ranks_for_ops(_job(size))
+        with tf.Graph().as_default() as graph:
+            for rank in range(size):
+                tf.import_graph_def(_of_rank(self.partitioned.graph_def, rank), name=f"rank{rank}")
+            fetches = [[f"rank{rank}/{name}" if ":" in name else f"rank{rank}/{name}:0"
+                        for name in self.partitioned.fetches] for rank in range(size)]
+            with tf.compat.v1.Session(graph=graph, config=self._config) as session:
+                for rank in range(size):
+                    self._initialize(session, graph, f"rank{rank}/")
+                return session.run(fetches, {f"rank{rank}/{name}:0": value for name, value in feeds.items()
+                                             for rank in range(size)})
+
+    def _initializers(self):
+        return [op.name for op in self._graph.get_operations()
+                if op.type == "AssignVariableOp" and op.name.endswith("/Assign")]
+
+    def _initialize(self, session, graph, prefix):
+        session.run([graph.get_operation_by_name(prefix + name) for name in self._initializers()])
+
+
+def _of_rank(graph_def, rank):
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    for node in result.node:
+        if node.op.startswith("Poseidon"):
+            node.attr["_poseidon_rank"].CopyFrom(attr_value_pb2.AttrValue(i=rank))
+        elif node.op == "VarHandleOp":
+            node.attr["shared_name"].s = f"rank{rank}/{node.name}".encode()
+        elif node.op == "Enter":
+            node.attr["frame_name"].s = f"rank{rank}/".encode() + node.attr["frame_name"].s
+    return result
+
+
+def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True):
+    """Compares what ranks compute with what one process does, for one or several sets of feeds.
+
+    Returns:
+        The `Partitioned` graph.
+    """
+    made = Partitioned(build, optimize)
+    for feed in feeds if isinstance(feeds, list) else [feeds]:
+        expected = made.alone(feed)
+        for size in ranks:
+            results = made.on_ranks(feed, size)
+            for rank, values in enumerate(results):
+                for got, want, name in zip(values, expected, made.partitioned.fetches):
+                    compare(got, want, tolerance, f"{name} on rank {rank} of {size}")
+                    first = np.asarray(results[0][made.partitioned.fetches.index(name)])
+                    assert np.asarray(got).tobytes() == first.tobytes(), f"{name}: bits of rank {rank} of {size}"
+    return made
+
+
+def compare(got, want, tolerance, what):
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, one process has {want.shape}"
+    if want.dtype.kind in "fc":
+        scale = max(np.abs(want[np.isfinite(want)]).max(initial=0.0), 1.0)
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * scale, err_msg=what)
+    else:
+        np.testing.assert_array_equal(got, want, err_msg=what)

@@ -1,0 +1,232 @@
+"""The ops that give the ranks their rows of a global batch, with all ranks in this process."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from tf_poseidon import communicator
+from tf_poseidon import data
+from tf_poseidon.ops import library
+
+RANKS = [1, 2, 3, 5]
+TOTALS = [0, 1, 2, 3, 4, 7, 10, 15]
+
+
+def raw():
+    return library.load()[0]
+
+
+@contextlib.contextmanager
+def job(size):
+    """The ranks of a job, which nodes can name."""
+    ranks = communicator.join_loopback(size)
+    communicator.use_ranks_for_ops(ranks)
+    try:
+        yield ranks
+    finally:
+        communicator.use_ranks_for_ops([])
+        for rank in ranks:
+            rank.leave()
+
+
+def as_rank(outputs, rank):
+    """Lets the op that made `outputs`, a tensor or a tuple of them, run as one rank; returns them."""
+    op = tf.nest.flatten(outputs)[0].op
+    op._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
+    return outputs
+
+
+def run(build):
+    """Returns the values of the structure of tensors that `build()` makes in a graph of its own."""
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        return session.run(build())
+
+
+def parts(totals, size, names=None):
+    """Returns (part, contributes, is_first) of each rank."""
+    def build():
+        sizes = [tf.constant(total, tf.int64) for total in totals]
+        given = names or [f"input{i}" for i in range(len(totals))]
+        return [tuple(as_rank(raw().poseidon_part(sizes=sizes, names=given, site="step"), rank))
+                for rank in range(size)]
+
+    with job(size):
+        return run(build)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("total", TOTALS)
+def test_parts_of_the_ranks(total, size):
+    for rank, (part, contributes, is_first) in enumerate(parts([total, total], size)):
+        first, count = data.part_of_rank(total, rank, size)
+        if count > 0:
+            assert part.tolist() == [total, first, count] and contributes
+        elif total > 0:
+            assert part.tolist() == [total, 0, 1] and not contributes  # a borrowed row
+        else:
+            assert part.tolist() == [0, 0, 0] and contributes == (rank == 0)
+        assert is_first == (rank == 0)
+
+
+def test_parts_of_small_batches():
+    """A table by hand, which does not lean on data.part_of_rank."""
+    assert [part.tolist() for part, _, _ in parts([7], 3)] == [[7, 0, 3], [7, 3, 2], [7, 5, 2]]
+    assert [part.tolist() for part, _, _ in parts([2], 3)] == [[2, 0, 1], [2, 1, 1], [2, 0, 1]]
+    assert [bool(contributes) for _, contributes, _ in parts([2], 3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("totals, message", [
+    ([7, 7, 5], "'x' has 7 rows, but 'z' has 5; give both the same number of rows, or name one of them as the same on "
+                "all ranks with inputs=."),
+    ([-1, 7, 7], "'x' has -1 rows, expected 0 or more."),
+])
+def test_part_refuses_sizes(totals, message):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        parts(totals, 2, ["x", "y", "z"])
+    assert message in str(error.value)
+
+
+def test_part_wants_a_name_for_each_size():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="'names' has 1 elements, but there are 2 inputs"):
+        parts([7, 7], 1, ["x"])
+
+
+def test_part_outside_a_job():
+    with pytest.raises(tf.errors.FailedPreconditionError, match="PoseidonPart 'step' runs outside a job"):
+        raw().poseidon_part(sizes=[tf.constant(3, tf.int64)], names=["x"], site="step")
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_sizes_of_a_rank(total, size, dtype):
+    """What the three ops of shapes say fits together, also where a dimension is a multiple of the rows."""
+    for part, _, _ in parts([total], size):
+        _, first, count = part
+        for multiple in (1, 6):
+            whole = tf.constant([4, total * multiple, 9], dtype)
+            local = raw().poseidon_local_shape(whole, part, dimension=1)
+            assert local.dtype == dtype and local.numpy().tolist() == [4, count * multiple, 9]
+            again = raw().poseidon_global_shape(local, part, dimension=1)
+            assert again.dtype == dtype and again.numpy().tolist() == whole.numpy().tolist()
+            begin, end = raw().poseidon_row_range(whole, part, dimension=1)
+            assert begin.dtype == end.dtype == dtype
+            assert begin.numpy().tolist() == [0, first * multiple]
+            assert end.numpy().tolist() == [0, (first + count) * multiple]
+
+
+@pytest.mark.parametrize("total", TOTALS)
+def test_row_range_is_for_strided_slice(total):
+    value = np.arange(3 * total * 4).reshape(3, total * 2, 2)
+    pieces = []
+    for part, contributes, _ in parts([total], 3):
+        begin, end = raw().poseidon_row_range(tf.shape(value), part, dimension=1)
+        piece = tf.strided_slice(value, begin, end, begin_mask=1, end_mask=1).numpy()
+        assert piece.shape == tuple(raw().poseidon_local_shape(tf.shape(value), part, dimension=1))
+        pieces += [piece] if contributes else []
+    np.testing.assert_array_equal(np.concatenate(pieces, 1), value)
+
+
+@pytest.mark.parametrize("op", ["poseidon_local_shape", "poseidon_global_shape"])
+@pytest.mark.parametrize("part", [[6, 2, 2], [0, 0, 0]])
+def test_unknown_size_stays_unknown(op, part):
+    part = tf.constant(part, tf.int64)
+    assert getattr(raw(), op)([-1, 4], part, dimension=0).numpy().tolist() == [-1, 4]
+
+
+def test_single_sizes():
+    part = tf.constant([6, 2, 2], tf.int64)
+    assert raw().poseidon_local_shape(12, part, dimension=0).numpy() == 4
+    assert raw().poseidon_global_shape(4, part, dimension=0).numpy() == 12
+
+
+@pytest.mark.parametrize("op, shape, part, dimension, message", [
+    ("local_shape", [7, 2], [6, 2, 2], 0, "dimension 0 of 'shape' is 7, expected a multiple of its 6 rows."),
+    ("local_shape", [-2, 2], [6, 2, 2], 0, "dimension 0 of 'shape' is -2, expected a multiple of its 6 rows."),
+    ("local_shape", [2, 7], [0, 0, 0], 1, "dimension 1 of 'shape' is 7, expected 0, since there are no rows."),
+    ("global_shape", [3], [6, 2, 2], 0, "dimension 0 of 'shape' is 3, expected a multiple of its 2 rows."),
+    ("global_shape", [2**30], [6, 2, 2], 0, "dimension 0 of the result is 536870912 * 6, expected at most 2147483647."),
+    ("row_range", [3, 8], [6, 2, 2], 1, "dimension 1 of 'shape' is 8, expected a multiple of its 6 rows."),
+    ("row_range", [-1, 8], [6, 2, 2], 0, "dimension 0 of 'shape' is -1, expected a multiple of its 6 rows."),
+    ("local_shape", [6], [6, 5, 2], 0, "'part' is [6, 5, 2], expected the rows of a batch"),
+    ("local_shape", [6], [6, 2, 0], 0, "'part' is [6, 2, 0], expected the rows of a batch"),
+    ("local_shape", [6], [6, 2], 0, "[2]"),
+    ("local_shape", [6, 1], [6, 2, 2], 2, "of more than 2 elements"),
+    ("local_shape", 6, [6, 2, 2], 1, "a vector of more than 1 elements"),
+    ("local_shape", [[6]], [6, 2, 2], 0, "a vector of more than 0 elements, or a scalar"),
+    ("row_range", 6, [6, 2, 2], 0, "a vector of more than 0 elements"),
+])
+def test_sizes_that_are_refused(op, shape, part, dimension, message):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        getattr(raw(), f"poseidon_{op}")(shape, tf.constant(part, tf.int64), dimension=dimension)
+    assert message in str(error.value)
+
+
+def test_shapes_of_sizes():
+    with tf.Graph().as_default():
+        part = tf.compat.v1.placeholder(tf.int64, None)
+        for length in (None, 3):
+            shape = tf.compat.v1.placeholder(tf.int32, [length])
+            for op in (raw().poseidon_local_shape, raw().poseidon_global_shape):
+                assert op(shape, part, dimension=1).shape.as_list() == [length]
+            assert [o.shape.as_list() for o in raw().poseidon_row_range(shape, part, dimension=1)] == [[2], [2]]
+        with pytest.raises(ValueError, match="'shape' has 3 elements, expected more than 'dimension', which is 3"):
+            raw().poseidon_local_shape(shape, part, dimension=3)
+
+
+@pytest.mark.parametrize("rows, expected", [(-1, [[8, 2], [3, None]]), (4, [[4, 2], [3, 4]])])
+def test_rows_are_the_inputs(rows, expected):
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        x = tf.compat.v1.placeholder(tf.int64, [8, 2])
+        y = tf.compat.v1.placeholder(tf.string, [3, None])
+        outputs = raw().poseidon_rows(values=[x, y], dimensions=[0, 1], names=["x", "y"], rows=rows)
+        assert [output.shape.as_list() for output in outputs] == expected
+        given = [np.arange(16).reshape(8, 2), np.full((3, 8), b"text", object)]
+        for output, value in zip(session.run(outputs, dict(zip([x, y], given))), given):
+            np.testing.assert_array_equal(output, value)
+
+
+@pytest.mark.parametrize("dimensions, names, message", [
+    ([0, 0], ["x"], "'dimensions' has 2 elements, but there are 1 inputs"),
+    ([0], [], "'names' has 0 elements, but there are 1 inputs"),
+    ([1], ["x"], "'x' has shape [3], expected one with rows along dimension 1."),
+    ([-1], ["x"], "'x' has shape [3], expected one with rows along dimension -1."),
+])
+def test_rows_refuses(dimensions, names, message):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        raw().poseidon_rows(values=[tf.ones(3)], dimensions=dimensions, names=names)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_sums_over_the_ranks_of_one_graph(size):
+    def build():
+        sums = []
+        for rank in range(size):
+            sums.append(as_rank(raw().poseidon_sync(
+                gradient=tf.fill([3], float(10**rank)), contributes=rank != 1, site="kernel"), rank))
+        return sums
+
+    with job(size):
+        for total in run(build):
+            assert total.tolist() == [sum(10**rank for rank in range(size) if rank != 1)] * 3
+
+
+def test_a_rank_that_is_not_there():
+    def build():
+        return as_rank(raw().poseidon_sync(gradient=tf.ones(3), contributes=True, site="kernel"), 2)
+
+    message = "PoseidonSync 'kernel' runs as rank 2, which this process does not hold"
+    with job(2):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=message):
+            run(build)
+    ranks = communicator.join_loopback(3)
+    communicator.use_ranks_for_ops(ranks)
+    for rank in ranks:
+        rank.leave()  # which takes it from the ops, too
+    with pytest.raises(tf.errors.FailedPreconditionError, match=message):
+        run(build)
+    communicator.use_ranks_for_ops([])
