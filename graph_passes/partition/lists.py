@@ -52,19 +52,24 @@ class Lists:
             self._origins[start] = tuple(origins)
         return self._origins[start]
 
-    def element_shape(self, tensor, shape_of):
-        """Returns the common shape of all that is put into a list; None if it is unknown, or nothing is.
+    def element(self, tensor, of):
+        """Returns what all that is put into a list has in common; None if that is unknown, or nothing is put.
 
         Args:
             tensor: The list.
-            shape_of: A function that returns the shape of a tensor, or None.
+            of: A function that returns something of a tensor, a tuple, or None: its shape, its value.
         """
-        shapes = set()
+        found = set()
         for origin in self.origins(tensor):
             for put, is_together in self._puts[origin]:
-                shape = shape_of(put)
-                shapes.add(shape[1:] if shape and is_together else shape)
-        return shapes.pop() if len(shapes) == 1 else None
+                what = of(put)
+                found.add(what[1:] if what and is_together else what)
+        return found.pop() if len(found) == 1 else None
+
+
+def taken(node):
+    """Returns the tensor that a node takes out of a list."""
+    return f"{node.name}:1" if node.op == "TensorListPopBack" else node.name
 
 
 def is_list(dtype):

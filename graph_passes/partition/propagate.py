@@ -29,6 +29,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _MERGES = ("Merge", "RefMerge")
 _BACK = ("NextIteration", "RefNextIteration")
+_HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
 # What PoseidonAllGather takes.
 GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
@@ -103,6 +104,8 @@ class _Propagation:
             inputs = self._graph.inputs(node)
             if node.op in _MERGES:
                 outcome = self._merge(node, inputs, before)
+            elif node.op in _HANDS_OVER and any(reader.op in _MERGES for reader in self._graph.consumers(node.name)):
+                outcome = self._hand_over(node, inputs)
             else:
                 outcome = self._outcome(node, inputs)
             self._outcomes[node.name] = outcome
@@ -153,10 +156,25 @@ class _Propagation:
         shape = self._sizes.shape(tensor)
         return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
 
+    def _hand_over(self, node, inputs):
+        """Enter and NextIteration give a Merge the state that it has: nothing may come between them."""
+        states = {self._merges.get(merge.name) for merge in self._graph.consumers(node.name) if merge.op in _MERGES}
+        state = states.pop() if len(states) == 1 else WHOLE
+        if state is None or not (state == self.seen(inputs[0]) or self._can_become(
+                inputs[0], self.seen(inputs[0]), state)):
+            state = self.seen(inputs[0])
+        return Outcome((state,), (state,))
+
+    def _can_hand(self, tensor, merge):
+        """Whether an Enter or NextIteration can give a Merge the state that it has."""
+        source, state = self._before_merge(tensor), self._merges[merge.name]
+        return (self._hand_over(self._graph.node(tensor), [source]).gives[0] == state)
+
     def _merge(self, node, inputs, before):
-        known = [tensor for tensor in inputs if self._graph.node(tensor).op not in _BACK or before]
-        states = [self.seen(t, before if self._graph.node(t).op in _BACK else None) for t in known]
-        state = self._common(node, known, states)
+        handed = [self._before_merge(tensor) for tensor in inputs]
+        known = [(t, before if source != t and self._graph.node(source).op in _BACK else None)
+                 for source, t in zip(inputs, handed) if self._graph.node(source).op not in _BACK or before]
+        state = self._common([t for t, _ in known], [self.seen(t, states) for t, states in known])
         old = self._merges.get(node.name)
         if old is not None and old != state:
             self._changes[node.name] += 1
@@ -165,7 +183,13 @@ class _Propagation:
         self._merges[node.name] = state
         return Outcome((state,) * len(inputs), (state, WHOLE))
 
-    def _common(self, node, inputs, states):
+    def _before_merge(self, tensor):
+        """Returns what an Enter or NextIteration hands to a Merge; of others, the tensor itself."""
+        node = self._graph.node(tensor)
+        return self._graph.inputs(node)[0] if node.op in _HANDS_OVER else tensor
+
+    def _common(self, inputs, states):
+        """Returns the state that all inputs of a Merge can have."""
         others = {state for state in states if state != WHOLE}
         if len(others) != 1:
             return WHOLE
@@ -180,7 +204,7 @@ class _Propagation:
             name, state = canonical(tensor), self.seen(tensor)
             if self._is_list(tensor):
                 wish = outcome.wishes.get(i, takes if takes is not None and takes != state else None)
-                if node.op in _MERGES and takes == WHOLE and self._changes[node.name] <= _CHANGES:
+                if takes == WHOLE and not self._is_settled(node):
                     wish = None  # it may still become what the other rounds give
                 if wish is not None and (wish != state or state == WHOLE):
                     again |= self._wish(tensor, wish)
@@ -189,10 +213,19 @@ class _Propagation:
             elif takes is not None and takes != state and isinstance(state, Rows):
                 again |= self._gather(tensor)
         if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
-            states = [self.seen(tensor) for tensor in inputs]
-            found = self._common(node, inputs, states)
+            handed = [self._before_merge(tensor) for tensor in inputs]
+            found = self._common(handed, [self.seen(tensor) for tensor in handed])
             again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
+        if node.op in _MERGES:  # what comes before it is to be given to it in its state
+            again |= any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
+                         if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
         return again
+
+    def _is_settled(self, node):
+        """Whether a node is no Merge, and hands nothing to one, whose state may change."""
+        merges = [node] if node.op in _MERGES else [] if node.op not in _HANDS_OVER else [
+            reader for reader in self._graph.consumers(node.name) if reader.op in _MERGES]
+        return all(self._changes[merge.name] > _CHANGES for merge in merges)
 
     def _gather(self, tensor):
         """Runs whole what makes a tensor, if that cannot be gathered; returns whether that is new."""

@@ -11,6 +11,7 @@ primes (a minimum with a larger constant) is caught when the graph runs: whateve
 """
 
 import dataclasses
+import math
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2
@@ -19,6 +20,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import constant_op
+from tensorflow.python.framework import dtypes
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework import ops
 
@@ -86,10 +88,8 @@ class Sizes:
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         """
         self.graph = graph_lib.Graph(add_shapes(graph_def))
-        self._marker = rows_node(self.graph.graph_def)
-        self._generic = [_generic(self.graph, add_shapes, *primes) for primes in _PRIMES]
+        self._generic = [_with_elements(generic, add_shapes) for generic in _generic_graphs(self.graph, add_shapes)]
         self._shapes = {}
-        self._values = {}
 
     def static(self, tensor):
         """Returns the shape that holds for any number of rows: a tuple with None, or None."""
@@ -98,41 +98,64 @@ class Sizes:
     def shape(self, tensor):
         """Returns a tuple of `Size`s, None where one is unknown; None if the rank is."""
         if tensor not in self._shapes:
-            self._shapes[tensor] = self._shape(tensor)
+            first, second = (generic.shape(tensor) for generic in self._generic)
+            is_known = first is not None and second is not None and len(first) == len(second)
+            self._shapes[tensor] = tuple(
+                None if None in pair else Size(pair) for pair in zip(first, second)) if is_known else None
         return self._shapes[tensor]
 
-    def _shape(self, tensor):
-        if graph_lib.node_of(tensor) == self._marker.name:
-            tensor = _placeholder(self._marker, graph_lib.output_of(tensor))
-        first, second = (generic.shape(tensor) for generic in self._generic)
-        if first is not None and second is not None and len(first) == len(second):
-            if None not in first and None not in second:
-                return tuple(map(Size, zip(first, second)))
-        followed = self._followed(tensor) if graph_lib.node_of(tensor) in self.graph.nodes else None
-        if followed is not None or first is None or second is None or len(first) != len(second):
-            return followed
-        return tuple(None if None in pair else Size(pair) for pair in zip(first, second))
+    def constant(self, tensor):
+        """Returns the value of an integer tensor as an array, if it does not depend on rows; else None."""
+        first, second = (generic.value(tensor) for generic in self._generic)
+        if first is None or second is None or not np.array_equal(first, second):
+            return None
+        return first
+
+
+class _Generic:
+    """The shapes and values of a graph for one number of rows."""
+
+    def __init__(self, graph, marker):
+        self.graph = graph
+        self.marker = marker
+        self._values = {}
+
+    def _stands_for(self, tensor):
+        """Returns the tensor of this graph that has the shape and value of one of the original graph."""
+        name = graph_lib.node_of(tensor)
+        if name == self.marker.name:
+            return _placeholder(self.marker, graph_lib.output_of(tensor))
+        shown = _shown(name)
+        if shown in self.graph.nodes and lists_lib.taken(self.graph.nodes[name]) == tensor:
+            return shown
+        return tensor
+
+    def shape(self, tensor):
+        """Returns the shape of a tensor of the original graph: a tuple with None, or None."""
+        tensor = self._stands_for(tensor)
+        shape = self.graph.shape(tensor)
+        return self._followed(tensor) or shape if shape is None or None in shape else shape
 
     def _followed(self, tensor):
         """Returns a shape that follows from integers whose values TensorFlow does not follow; None if unknown."""
         node = self.graph.node(tensor)
         inputs = self.graph.inputs(node)
         if node.op in _REDUCTIONS:
-            shape, axes = self.shape(inputs[0]), self.constant(inputs[1])
+            shape, axes = self.shape(inputs[0]), self.value(inputs[1])
             if shape is None or axes is None:
                 return None
             axes = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
-            kept = [ONE if d in axes else size for d, size in enumerate(shape)
-                    if d not in axes or node.attr["keep_dims"].b]
-            return tuple(kept)
+            return tuple(1 if d in axes else size for d, size in enumerate(shape)
+                         if d not in axes or node.attr["keep_dims"].b)
         if node.op in _SHAPED:
             sizes = self.value(inputs[_SHAPED[node.op]])
-            if sizes is not None and min(map(np.min, sizes), default=0) >= 0:
-                return tuple(Size((int(a), int(b))) for a, b in zip(*sizes))
+            if sizes is not None and sizes.ndim == 1 and min(sizes, default=0) >= 0:
+                return tuple(map(int, sizes))
         return None
 
     def value(self, tensor):
-        """Returns a pair of arrays: the value of an integer tensor for both numbers of rows; None if unknown."""
+        """Returns the value of an integer tensor of the original graph, None if unknown."""
+        tensor = self._stands_for(tensor)
         stack = [graph_lib.node_of(tensor)]
         while stack:  # depth first without recursion: expressions can be deep
             node = self.graph.nodes[stack[-1]]
@@ -144,15 +167,7 @@ class Sizes:
             stack.pop()
             if node.name not in self._values:
                 self._values[node.name] = self._evaluate(node)
-        outputs = self._values[graph_lib.node_of(tensor)]
-        return None if outputs is None else outputs.get(graph_lib.output_of(tensor))
-
-    def constant(self, tensor):
-        """Returns the value of an integer tensor as an array, if it does not depend on rows; else None."""
-        pair = self.value(tensor)
-        if pair is None or not np.array_equal(*pair):
-            return None
-        return pair[0]
+        return self._known(tensor)
 
     def _operands(self, node):
         """Returns the inputs whose values decide about the value of a node."""
@@ -173,17 +188,16 @@ class Sizes:
             return False
         if node.op not in _ENLARGING:
             return True
-        shape = self.shape(node.name)
-        return shape is not None and len(shape) <= 2 and None not in shape and max(
-            np.prod([size.values[i] for size in shape]) for i in (0, 1)) <= _MAX_ELEMENTS
+        shape = self.graph.shape(node.name)
+        return shape is not None and None not in shape and np.prod(shape) <= _MAX_ELEMENTS
 
     def _evaluate(self, node):
-        """Returns the known outputs of a node: pairs of arrays by number; None if there are none."""
+        """Returns the known outputs of a node, arrays by number; None if there are none."""
         if node.op == "Const":
             if node.attr["dtype"].type not in _INTEGERS:
                 return None
             value = self.graph.constant(node.name)
-            return {0: (value, value)} if value.size <= _MAX_ELEMENTS else None
+            return {0: value} if value.size <= _MAX_ELEMENTS else None
         inputs = self.graph.inputs(node)
         if node.op in _SHAPES:
             return {i: value for i, tensor in enumerate(inputs)
@@ -194,8 +208,8 @@ class Sizes:
             return None
         if node.op in _PASS_ON or node.op == "Enter":
             return dict.fromkeys((0, 1), values[0])
-        outputs = [_execute(node, [value[i] for value in values]) for i in (0, 1)]
-        return None if None in outputs else dict(enumerate(zip(*outputs)))
+        outputs = _execute(node, values)
+        return None if outputs is None else dict(enumerate(outputs))
 
     def _known(self, tensor):
         outputs = self._values[graph_lib.node_of(tensor)]
@@ -206,11 +220,10 @@ class Sizes:
         if shape is None:
             return None
         if op == "Rank":
-            return (np.array(len(shape)),) * 2
+            return np.array(len(shape))
         if None in shape:
             return None
-        pair = [np.array([size.values[i] for size in shape], np.int64) for i in (0, 1)]
-        return tuple(np.prod(each) for each in pair) if op == "Size" else tuple(pair)
+        return np.array(math.prod(shape) if op == "Size" else shape, np.int64)
 
 
 def _type_of(node, argument):
@@ -257,45 +270,71 @@ def rows_node(graph_def):
     return found[0] if found else None
 
 
-def _generic(graph, add_shapes, rows, unknown):
-    """Returns the Graph with its shapes for a number of rows."""
-    for fill in (unknown, None):
+def _generic_graphs(graph, add_shapes):
+    """Returns the `_Generic`s of a graph, for each number of rows."""
+    marker = rows_node(graph.graph_def)
+    for is_filled in (True, False):  # lengths that are taken for the same may turn out to be different ones
         try:
-            return _with_elements(graph_lib.Graph(add_shapes(_with_rows(graph, rows, fill))), add_shapes)
+            return [_Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown if is_filled else None))),
+                             marker) for rows, unknown in _PRIMES]
         except PoseidonError:
-            if fill is None:
+            if not is_filled:
                 raise
     return None
 
 
-def _with_elements(graph, add_shapes):
-    """Returns a Graph in which what is taken out of lists has the shape of what is put into them."""
+def _with_elements(generic, add_shapes):
+    """Returns a `_Generic` in which what is taken out of lists has the shape, or value, of what is put into them.
+
+    It is read through a node that shows it, `_shown` by its name.
+    """
     for _ in range(_MAX_NESTING):
-        lists, known = lists_lib.Lists(graph), {}
+        graph, known = generic.graph, {}
+        lists = lists_lib.Lists(graph)
         for node in graph.graph_def.node:
-            if node.op in lists_lib.TAKES:
-                number, is_together = lists_lib.TAKES[node.op]
-                output = f"{node.name}:1" if node.op == "TensorListPopBack" else node.name
-                shape = graph.shape(output)
-                if shape is None or None in (shape[1:] if is_together else shape):
-                    elements = lists.element_shape(node.input[0], graph.shape)
-                    if elements is not None and None not in elements and f"{node.name}/elements" not in graph.nodes:
-                        known[node.name] = number, elements
+            if node.op in lists_lib.TAKES and _shown(node.name) not in graph.nodes:
+                shown = _of_elements(generic, lists, node)
+                if shown is not None:
+                    known[lists_lib.taken(node)] = shown
         if not known:
             break
         result = graph_pb2.GraphDef()
         result.CopyFrom(graph.graph_def)
-        for node in list(result.node):
-            if node.name in known:
-                number, elements = known[node.name]
-                node.input[number] = f"{node.name}/elements"
-                writer = graph_lib.Writer(node.name)
-                writer.constant("elements", np.array(elements, np.int32))
-                if "shape_type" in node.attr:
-                    node.attr["shape_type"].type = types_pb2.DT_INT32
-                result.node.extend(writer.nodes)
-        graph = graph_lib.Graph(add_shapes(result))
-    return graph
+        for node in result.node:
+            for i, tensor in enumerate(node.input):
+                if tensor in known:
+                    node.input[i] = _shown(graph_lib.node_of(tensor))
+        for tensor, (shape, value) in known.items():
+            writer = graph_lib.Writer(_shown(graph_lib.node_of(tensor)))
+            dtype = graph.node(tensor).attr["element_dtype"].type
+            if value is None:
+                writer.add("", "EnsureShape", [tensor], T=dtype, shape=shape)
+            else:
+                writer.constant("", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype))
+            result.node.extend(writer.nodes)
+        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.marker)
+    return generic
+
+
+def _of_elements(generic, lists, node):
+    """Returns (shape, value) of what a node takes out of a list, the value None if unknown; None if both are."""
+    elements = lists.element(node.input[0], generic.shape)
+    if elements is None:
+        return None
+    if lists_lib.TAKES[node.op][1]:
+        return (generic.shape(node.name) or (None,))[:1] + elements, None
+    value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
+    return elements, None if value is None else np.array(value[1:], np.int64).reshape(elements)
+
+
+def _as_text(value):
+    """Returns an array of integers as something that can be compared, None of None."""
+    return None if value is None else ("value", *map(int, value.flatten()))
+
+
+def _shown(name):
+    """Returns the name of what shows the shape of what a node takes out of a list."""
+    return f"{name}/elements"
 
 
 def _placeholder(marker, output):

@@ -177,10 +177,9 @@ class GraphWriter:
             return self._from_whole(self.tensor(name, WHOLE), state, dtype, prefix, frame)
         if native == WHOLE:
             return self._from_whole(value, state, dtype, prefix, frame)
-        shape = self._sizes.static(name)
         if isinstance(native, Rows):
-            return self.gathered(value, native.dimension, dtype, self._sizes.shape(name), prefix, frame, name, shape)
-        return self.reduced(value, native, dtype, shape, prefix, frame, name)
+            return self.gathered(value, native.dimension, dtype, prefix, frame, name)
+        return self.reduced(value, native, dtype, prefix, frame, name)
 
     def _from_whole(self, value, state, dtype, prefix, frame):
         if isinstance(state, Rows):
@@ -204,31 +203,41 @@ class GraphWriter:
                               begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
                               shrink_axis_mask=0)
 
-    def gathered(self, value, dimension, dtype, sizes, prefix, frame, name, shape):
+    def gathered(self, value, dimension, dtype, prefix, frame, name):
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise PoseidonError(f"The rows of '{name}' have a type that cannot be gathered, "
                                 f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
         writer = self._writer(f"{prefix}/whole", _HOST)
         if dimension:
-            order = [dimension, *(d for d in range(len(sizes)) if d != dimension)]
+            rank = len(self._sizes.shape(name))
+            order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
-        site = self._exchange("rows", name, shape, dtype, frame)
+        site = self._exchange("rows", name, self._constant_shape(name), dtype, frame)
         rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(frame)[1]], T=dtype,
                           site=site)
         if dimension:
             return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
         return rows
 
+    def _constant_shape(self, tensor):
+        """Returns the shape of a tensor, None for sizes that are unknown or depend on rows."""
+        sizes = self._sizes.shape(tensor)
+        return None if sizes is None else tuple(size and size.constant for size in sizes)
+
     @staticmethod
     def _transposed(writer, suffix, value, order, dtype):
         order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
         return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
 
-    def reduced(self, value, state, dtype, shape, prefix, frame, name):
+    def reduced(self, value, state, dtype, prefix, frame, name):
         """Adds up the summands of all ranks, or reduces them otherwise."""
         contributes = self.part(frame)[1]
         writer = self._writer(f"{prefix}/whole", _HOST)
+        shape = self._constant_shape(name)
+        if shape is not None and None not in shape and shape != self._sizes.static(name):
+            # What the planner has to know, and TensorFlow cannot infer.
+            value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
         site = self._exchange(state.reduce, name, shape, dtype, frame)
         if state == SUM and dtype in _SUMMED:
             return writer.add("", "PoseidonSync", [value, contributes], T=dtype, site=site, shape=shape)
@@ -239,9 +248,9 @@ class GraphWriter:
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
-    def taken_from_one(self, value, dtype, shape, prefix, frame, name):
+    def taken_from_one(self, value, dtype, prefix, frame, name):
         """Gives every rank the value of rank 0."""
-        site = self._exchange("value", name, shape, dtype, frame)
+        site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
         return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
 
     def _exchange(self, kind, name, shape, dtype, frame):
@@ -344,14 +353,12 @@ class NodeWriter:
     def made_whole(self, tensor, state):
         """Returns what was made for this op, a summand like its output, as the one-process value."""
         node = self.node
-        return self._all.reduced(tensor, state, node.attr["T"].type, self._all._sizes.static(node.name),
-                                 f"{PREFIX}/{tensor}", self._frame, tensor)
+        return self._all.reduced(tensor, state, node.attr["T"].type, f"{PREFIX}/{tensor}", self._frame, node.name)
 
     def of_one_rank(self, tensor):
         """Returns rank 0's value of what was made for this op."""
         dtype = propagate_lib.dtype_of(self.node, 0)
-        return self._all.taken_from_one(tensor, dtype, self._all._sizes.static(self.node.name), self.node.name,
-                                        self._frame, self.node.name)
+        return self._all.taken_from_one(tensor, dtype, self.node.name, self._frame, self.node.name)
 
 
 def count_by_state(propagated):
