@@ -29,6 +29,8 @@ using tensorflow::grappler::GraphProperties;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
 constexpr char kShapes[] = "_output_shapes";
+// Of PoseidonRows: the rows that its shapes have.
+constexpr char kRows[] = "rows";
 // On a marker that a pass has decided about, and left as it is.
 constexpr char kPlanned[] = "_poseidon_planned";
 
@@ -52,6 +54,7 @@ bool IsUndecidedSite(const NodeDef& node, const std::set<std::string>& markers) 
 // Gives each tensor whose number of rows is unknown the rows that the step is planned for.
 void SetRows(GraphDef* graph, int64_t rows) {
   for (NodeDef& node : *graph->mutable_node()) {
+    if (node.op() == "PoseidonRows") (*node.mutable_attr())[kRows].set_i(rows);
     const bool is_data = node.op() == "IteratorGetNext" || node.op() == "OptionalGetValue";
     auto found = node.mutable_attr()->find(is_data ? "output_shapes" : kShapes);
     if (!(is_data || node.op() == "_Arg") || found == node.mutable_attr()->end()) continue;
@@ -92,7 +95,8 @@ void RestoreShapes(const GraphDef& original, GraphDef* graph) {
     node.mutable_attr()->erase(kShapes);
     auto found = nodes.find(node.name());
     if (found == nodes.end()) continue;
-    for (const char* name : {kShapes, "output_shapes"}) {
+    for (const char* name : {kShapes, "output_shapes", kRows}) {
+      if (name == kRows && node.op() != "PoseidonRows") continue;
       if (auto* attr = FindAttr(*found->second, name)) (*node.mutable_attr())[name] = *attr;
     }
   }

@@ -394,6 +394,7 @@ class RowRangeKernel : public SizeKernel<Tshape> {
 };
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonRows").Device(tensorflow::DEVICE_CPU), RowsKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonRows").Device(tensorflow::DEVICE_DEFAULT), RowsKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonPart").Device(tensorflow::DEVICE_CPU), PartKernel);
 
 #define REGISTER_SIZE_KERNELS(Tshape)                                                                         \

@@ -24,6 +24,7 @@ _LATE = {
     "PoseidonStrategy": "strategy",
     "calibrate": "calibration",
     "diff": "saved_graphs.differences",
+    "distribute": "distribution",
     "enable": "drop_in",
     "explain": "keras_hook.explaining",
     "load_ops": "job",

@@ -179,6 +179,8 @@ class GraphPass:
 def add_shapes(graph_def):
     """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
 
+    Of a variable that is a placeholder, its attributes `_handle_shapes` and `_handle_dtypes` say what it holds.
+
     Raises:
         PoseidonError: If TensorFlow finds that shapes do not fit.
     """
@@ -187,10 +189,35 @@ def add_shapes(graph_def):
     take = _Take(lambda data, size: results.append(ctypes.string_at(data, size)))
     lib.poseidon_add_shapes.argtypes = [ctypes.c_char_p, ctypes.c_size_t, _Take]
     lib.poseidon_add_shapes.restype = ctypes.c_bool
-    serialized = graph_def.SerializeToString()
+    serialized = _with_arguments(graph_def).SerializeToString()
     if not lib.poseidon_add_shapes(serialized, len(serialized), take):
         raise PoseidonError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
-    return graph_pb2.GraphDef.FromString(results[0])
+    result = graph_pb2.GraphDef.FromString(results[0])
+    for node in result.node:
+        if node.op == "_Arg" and _HANDLES in node.attr:
+            node.op = "Placeholder"
+            node.attr["dtype"].type = node.attr["T"].type
+            for key in ("T", "index"):
+                del node.attr[key]
+    return result
+
+
+_HANDLES = "_handle_shapes"
+
+
+def _with_arguments(graph_def):
+    """Returns a graph in which variables are arguments: only there TensorFlow looks at what they hold."""
+    if not any(node.op == "Placeholder" and _HANDLES in node.attr for node in graph_def.node):
+        return graph_def
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    for node in result.node:
+        if node.op == "Placeholder" and _HANDLES in node.attr:
+            node.op = "_Arg"
+            node.attr["T"].type = node.attr["dtype"].type
+            node.attr["index"].i = 0
+            del node.attr["dtype"]
+    return result
 
 
 def _failing(graph_def, markers, reason):

@@ -24,6 +24,14 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.timelines import recording
 
 
+_latest = None
+
+
+def of_process():
+    """Returns the strategy that this process has created last; a first one, with default options, if there is none."""
+    return _latest or PoseidonStrategy()
+
+
 class PoseidonStrategy(tf.distribute.Strategy):
     """Synchronous data-parallel training on the processes that `mpiexec` has started.
 
@@ -124,6 +132,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             self.extended.graph_pass = grappler.enable(
                 communicator.rank, planning.Planner(cluster, policy, pins, merge, plan),
                 strict, agreed, collective_ops)
+        global _latest
+        _latest = self
 
     @property
     def rank(self):

@@ -16,6 +16,8 @@ _OF_FIRST = ("TensorListSetItem", "TensorListPushBack", "TensorListPopBack", "Te
 # What an op puts into the list that it makes: which input; whether it is the elements together.
 PUTS = {"TensorListSetItem": (2, False), "TensorListPushBack": (1, False), "TensorListFromTensor": (0, True),
         "TensorListScatterV2": (0, True)}
+# Which input of an op that makes a list is the shape of its elements.
+MAKES = {"EmptyTensorList": 0, "TensorListReserve": 0, "TensorListFromTensor": 1, "TensorListScatterV2": 2}
 # Which input is the shape of the elements that an op takes, and whether it takes them together.
 TAKES = {"TensorListGetItem": (2, False), "TensorListPopBack": (1, False), "TensorListStack": (1, True),
          "TensorListGather": (2, True)}
@@ -59,12 +61,17 @@ class Lists:
             tensor: The list.
             of: A function that returns something of a tensor, a tuple, or None: its shape, its value.
         """
-        found = set()
+        found = set(self.elements(tensor, of))
+        return found.pop() if len(found) == 1 else None
+
+    def elements(self, tensor, of):
+        """Returns what each tensor that is put into a list is, a list, as of `element`."""
+        found = []
         for origin in self.origins(tensor):
             for put, is_together in self._puts[origin]:
                 what = of(put)
-                found.add(what[1:] if what and is_together else what)
-        return found.pop() if len(found) == 1 else None
+                found.append(what[1:] if what and is_together else what)
+        return found
 
 
 def taken(node):

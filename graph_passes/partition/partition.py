@@ -9,6 +9,7 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -30,20 +31,22 @@ class Partitioned:
     report: report_lib.Report
 
 
-def partition(graph_def, fetches, add_shapes):
+def partition(graph_def, fetches, add_shapes, paths=None):
     """Returns the `Partitioned` graph.
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch, NextIteration and Exit.
         fetches: Names of the tensors that are wanted whole.
         add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
+        paths: The path of each variable, by the name of the node that its resource comes from; others are called
+            as their node.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
     """
     sizes = sizes_lib.Sizes(graph_def, add_shapes)
     propagated = propagate_lib.propagate(sizes)
-    writer = write_lib.GraphWriter(sizes, propagated)
+    writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches)
     for node in nodes:
         if "_output_shapes" in node.attr:

@@ -88,7 +88,8 @@ class Sizes:
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         """
         self.graph = graph_lib.Graph(add_shapes(graph_def))
-        self._generic = [_with_elements(generic, add_shapes) for generic in _generic_graphs(self.graph, add_shapes)]
+        self._generic = [_with_values(_with_elements(_with_values(generic, add_shapes), add_shapes), add_shapes)
+                         for generic in _generic_graphs(self.graph, add_shapes)]
         self._shapes = {}
 
     def static(self, tensor):
@@ -119,6 +120,7 @@ class _Generic:
         self.graph = graph
         self.marker = marker
         self._values = {}
+        self._lists = None
 
     def _stands_for(self, tensor):
         """Returns the tensor of this graph that has the shape and value of one of the original graph."""
@@ -140,6 +142,8 @@ class _Generic:
         """Returns a shape that follows from integers whose values TensorFlow does not follow; None if unknown."""
         node = self.graph.node(tensor)
         inputs = self.graph.inputs(node)
+        if node.op == "TensorListElementShape":
+            return self._shape_of_element_shape(inputs[0])
         if node.op in _REDUCTIONS:
             shape, axes = self.shape(inputs[0]), self.value(inputs[1])
             if shape is None or axes is None:
@@ -152,6 +156,14 @@ class _Generic:
             if sizes is not None and sizes.ndim == 1 and min(sizes, default=0) >= 0:
                 return tuple(map(int, sizes))
         return None
+
+    def _shape_of_element_shape(self, tensor):
+        """Returns the shape of the shape of the elements of a list: where it was made, this was given."""
+        if self._lists is None:
+            self._lists = lists_lib.Lists(self.graph)
+        shapes = {self.shape(self.graph.inputs(node)[lists_lib.MAKES[node.op]]) if node.op in lists_lib.MAKES else None
+                  for node in map(self.graph.node, self._lists.origins(tensor))}
+        return shapes.pop() if len(shapes) == 1 else None
 
     def value(self, tensor):
         """Returns the value of an integer tensor of the original graph, None if unknown."""
@@ -286,24 +298,46 @@ def _generic_graphs(graph, add_shapes):
 def _with_elements(generic, add_shapes):
     """Returns a `_Generic` in which what is taken out of lists has the shape, or value, of what is put into them.
 
-    It is read through a node that shows it, `_shown` by its name.
+    It is read through a node that shows it, `_shown` by its name. What is put into a list may be made of what was
+    taken out of it before, so a size that is unknown is first taken for that of the others, and then looked at again.
     """
+    doubted = set()  # names of nodes of which that was wrong
+    while True:
+        result = _with_guessed_elements(generic, add_shapes, doubted)
+        lists = lists_lib.Lists(result.graph)
+        wrong = {node.name for node in generic.graph.graph_def.node
+                 if node.op in lists_lib.TAKES and node.name not in doubted and _shown(node.name) in result.graph.nodes
+                 and lists.element(node.input[0], result.shape) is None}
+        if not wrong:
+            return result
+        doubted |= wrong
+
+
+def _with_guessed_elements(generic, add_shapes, doubted):
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
         lists = lists_lib.Lists(graph)
         for node in graph.graph_def.node:
-            if node.op in lists_lib.TAKES and _shown(node.name) not in graph.nodes:
-                shown = _of_elements(generic, lists, node)
-                if shown is not None:
+            if node.op in lists_lib.TAKES:
+                shown = _of_elements(generic, lists, node, node.name in doubted)
+                old = graph.nodes.get(_shown(node.name))
+                if shown is not None and (old is None or (old.op != "Const" and (
+                        shown[1] is not None or _num_known(shown[0]) > _num_known(graph.shape(old.name))))):
                     known[lists_lib.taken(node)] = shown
         if not known:
             break
         result = graph_pb2.GraphDef()
-        result.CopyFrom(graph.graph_def)
-        for node in result.node:
-            for i, tensor in enumerate(node.input):
+        shown_before = {_shown(graph_lib.node_of(tensor)) for tensor in known}
+        for node in graph.graph_def.node:
+            if node.name in shown_before:
+                continue
+            added = result.node.add()
+            added.CopyFrom(node)
+            for i, tensor in enumerate(added.input):
                 if tensor in known:
-                    node.input[i] = _shown(graph_lib.node_of(tensor))
+                    added.input[i] = _shown(graph_lib.node_of(tensor))
+        result.versions.CopyFrom(graph.graph_def.versions)
+        result.library.CopyFrom(graph.graph_def.library)
         for tensor, (shape, value) in known.items():
             writer = graph_lib.Writer(_shown(graph_lib.node_of(tensor)))
             dtype = graph.node(tensor).attr["element_dtype"].type
@@ -316,15 +350,84 @@ def _with_elements(generic, add_shapes):
     return generic
 
 
-def _of_elements(generic, lists, node):
+def _num_known(shape):
+    """Returns how many sizes of a shape are known, -1 if its rank is not."""
+    return -1 if shape is None else sum(size is not None for size in shape)
+
+
+def _with_values(generic, add_shapes):
+    """Returns a `_Generic` in which integers that are known, but not to TensorFlow, are constants: shapes follow."""
+    for _ in range(_MAX_NESTING):
+        graph, known = generic.graph, {}
+        for node in graph.graph_def.node:
+            shape = graph.shape(node.name)
+            if shape is not None and None not in shape:
+                continue
+            for tensor in graph.inputs(node):
+                if tensor not in known and graph.node(tensor).op != "Const":
+                    dtype = _type_of_integers(graph.node(tensor), graph_lib.output_of(tensor))
+                    value = None if dtype is None else generic.value(tensor)
+                    if value is not None:
+                        known[tensor] = value.astype(dtype)
+        if not known:
+            break
+        result = graph_pb2.GraphDef()
+        result.CopyFrom(graph.graph_def)
+        for node in result.node:
+            for i, tensor in enumerate(node.input):
+                if tensor in known:
+                    node.input[i] = _valued(tensor)
+        for tensor, value in known.items():
+            writer = graph_lib.Writer(_valued(tensor))
+            writer.constant("", value)
+            result.node.extend(writer.nodes)
+        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.marker)
+    return generic
+
+
+def _type_of_integers(node, output):
+    """Returns the NumPy type of an output, None if that is not of int32 or int64."""
+    op = op_def_registry.get(node.op)
+    if op is None or any(argument.number_attr or argument.type_list_attr for argument in op.output_arg):
+        types = [node.attr["out_type"].type] * (output + 1) if node.op == "ShapeN" else []
+    else:
+        types = [_type_of(node, argument) for argument in op.output_arg]
+    if output >= len(types) or types[output] not in (types_pb2.DT_INT32, types_pb2.DT_INT64):
+        return None
+    return dtypes.as_dtype(types[output]).as_numpy_dtype
+
+
+def _valued(tensor):
+    """Returns the name of the constant that a tensor of known value becomes."""
+    return f"{graph_lib.node_of(tensor)}/value{graph_lib.output_of(tensor)}"
+
+
+def _of_elements(generic, lists, node, is_doubted):
     """Returns (shape, value) of what a node takes out of a list, the value None if unknown; None if both are."""
-    elements = lists.element(node.input[0], generic.shape)
+    if is_doubted:
+        elements = lists.element(node.input[0], generic.shape)
+    else:
+        elements = _unified(lists.elements(node.input[0], generic.shape))
     if elements is None:
         return None
     if lists_lib.TAKES[node.op][1]:
         return (generic.shape(node.name) or (None,))[:1] + elements, None
     value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
     return elements, None if value is None else np.array(value[1:], np.int64).reshape(elements)
+
+
+def _unified(shapes):
+    """Returns the shape that all shapes can have, of the sizes that some of them know; None if there is none."""
+    shapes = [shape for shape in shapes if shape is not None]
+    if len(set(map(len, shapes))) != 1:
+        return None
+    unified = []
+    for sizes in zip(*shapes):
+        known = {size for size in sizes if size is not None}
+        if len(known) > 1:
+            return None
+        unified.append(known.pop() if known else None)
+    return tuple(unified)
 
 
 def _as_text(value):

@@ -49,7 +49,8 @@ class GraphWriter:
         exchanges: The `report.Exchange`s so far.
     """
 
-    def __init__(self, sizes, propagated):
+    def __init__(self, sizes, propagated, names):
+        """Makes a writer; `names` has a name for some tensors that may be exchanged."""
         self.nodes = []
         self.exchanges = []
         self._sizes = sizes
@@ -63,6 +64,8 @@ class GraphWriter:
         self._marker = sizes_lib.rows_node(self._graph.graph_def)
         self._home = propagated.frames[self._marker.name]  # the loop that the rows are in
         self._parts = {}  # by frame: the outputs of PoseidonPart there
+        self._names = names
+        self._sites = collections.Counter()
         self._serial = set()  # names of loops that run one round after the other
 
     def write(self, fetches):
@@ -100,11 +103,18 @@ class GraphWriter:
         writer.nodes[-1].attr["names"].CopyFrom(marker.attr["names"])
         self._parts[self._home] = part, f"{part}:1", f"{part}:2"
         self._controls[marker.name] = part
+        slices = []
         for i, (tensor, dimension) in enumerate(zip(inputs, dimensions)):
             name = propagate_lib.tensor_of(marker.name, i)
             self._converted[name, WHOLE] = tensor
-            self._native[name] = self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
-                                               f"{PREFIX}/{marker.name}/rows{i}", self._home)
+            slices.append(self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
+                                        f"{PREFIX}/{marker.name}/rows{i}", self._home))
+        # Planning gives the shapes of this node the rows of one rank.
+        writer = self._writer(f"{PREFIX}/{marker.name}/mine", marker.device)
+        mine = writer.add("", "PoseidonRows", slices)
+        graph_lib.copy_attributes(writer.nodes[-1], marker)
+        for i in range(len(slices)):
+            self._native[propagate_lib.tensor_of(marker.name, i)] = propagate_lib.tensor_of(mine, i)
 
     def _write_node(self, node):
         outcome = self._propagated.outcomes[node.name]
@@ -255,7 +265,10 @@ class GraphWriter:
 
     def _exchange(self, kind, name, shape, dtype, frame):
         self._serialise(frame)
-        site = name if kind == "sum" else f"{kind}/{name}"
+        site = self._names.get(name, name) if kind == "sum" else f"{kind}/{name}"
+        self._sites[site] += 1
+        if self._sites[site] > 1:
+            site = f"{site}#{self._sites[site] - 1}"
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, frame.name))
         return site
 

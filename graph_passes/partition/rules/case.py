@@ -4,6 +4,8 @@ import collections.abc
 import dataclasses
 import math
 
+from tensorflow.core.framework import types_pb2
+
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -12,6 +14,8 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
 TWO = sizes_lib.Size((2, 2))
+_INEXACT = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE,
+            types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +114,11 @@ class Case:
         outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
         inputs = sum(self.elements(self.shape(i)) for i in partials)
         return outputs > inputs or (math.isinf(outputs) and math.isinf(inputs))
+
+
+def is_inexact(dtype):
+    """Whether a `types_pb2.DataType` is that of real or complex numbers, of which quotients are not rounded off."""
+    return dtype in _INEXACT
 
 
 def same_size(a, b):

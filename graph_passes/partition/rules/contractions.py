@@ -17,6 +17,8 @@ def contraction(case, terms, out):
         terms: The labels of each input's dimensions.
         out: Those of the output's.
     """
+    if any(case.rank(i) is None for i in range(len(case.inputs))):
+        return None
     partials = [i for i, state in enumerate(case.states) if state == SUM]
     if partials:
         others = [state for i, state in enumerate(case.states) if i != partials[0]]
@@ -32,6 +34,8 @@ def contraction(case, terms, out):
                 if term.count(label) > 1 or not case_lib.same_size(case.shape(i)[term.index(label)], size):
                     return None
                 takes[i] = Rows(term.index(label))
+        if out.count(label) > 1:
+            return None
         return case.all(takes, Rows(out.index(label)) if label in out else SUM)
     return None
 

@@ -23,7 +23,7 @@ def asserted(case):
 
 
 RULES = {
-    **dict.fromkeys(("Switch", "RefSwitch"), switch),
-    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "RefNextIteration"), passed_on),
+    "Switch": switch,
+    **dict.fromkeys(("Enter", "Exit", "NextIteration"), passed_on),
     "Assert": asserted,
 }

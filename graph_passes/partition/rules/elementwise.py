@@ -3,13 +3,19 @@
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-_FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4, types_pb2.DT_DOUBLE: 8}
+# To which types numbers can be cast without being rounded.
+_WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
+          types_pb2.DT_BFLOAT16: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
+          types_pb2.DT_FLOAT: (types_pb2.DT_DOUBLE, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128),
+          types_pb2.DT_DOUBLE: (types_pb2.DT_COMPLEX128,),
+          types_pb2.DT_COMPLEX64: (types_pb2.DT_COMPLEX128,)}
 
 
 def elementwise(case):
@@ -38,6 +44,8 @@ def total(case):
 
     Otherwise summands are summed over the ranks before whole terms, such as a regularizer's, are added.
     """
+    if case.attr("T").type == types_pb2.DT_VARIANT:
+        return lists.added(case)
     partials = [i for i, state in enumerate(case.states) if state == SUM]
     others = [i for i, state in enumerate(case.states) if state == WHOLE]
     if not partials or len(partials) + len(others) < len(case.states) or case.enlarges(
@@ -68,8 +76,8 @@ def product(case):
 
 
 def quotient(case):
-    """a / b: a summand if a is."""
-    if case.states == (SUM, WHOLE) and not case.enlarges([0]):
+    """a / b: a summand if a is; a quotient of integers is rounded."""
+    if case.states == (SUM, WHOLE) and case_lib.is_inexact(case.attr("T").type) and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
     return elementwise(case)
 
@@ -102,12 +110,32 @@ def passed_on(case):
     return case.all({0: case.states[0]}, case.states[0])
 
 
+def each_passed_on(case):
+    """IdentityN."""
+    return Outcome(case.states, case.states)
+
+
 def cast(case):
     """A Cast that rounds is not linear."""
     source, target = case.attr("SrcT").type, case.attr("DstT").type
-    if case.states[0] == SUM and not _FLOATS.get(source, 9) <= _FLOATS.get(target, 0):
+    if case.states[0] == SUM and target != source and target not in _WIDER.get(source, ()):
         return None
     return linear(case)
+
+
+def bitcast(case):
+    """A Bitcast to a smaller type adds a dimension at the end, to a larger one takes it away."""
+    state, shape, out = case.states[0], case.shape(0), case.out_shape()
+    if not isinstance(state, Rows) or shape is None or out is None or state.dimension >= len(out):
+        return None
+    if not case_lib.same_size(shape[state.dimension], out[state.dimension]):
+        return None
+    return case.all({0: state}, state)
+
+
+def quantize_and_dequantize(case):
+    """Of a range that is given; otherwise it is that of all values."""
+    return elementwise(case) if case.attr("range_given").b and case.attr("axis").i == -1 else None
 
 
 def own_value(case):
@@ -118,22 +146,22 @@ def own_value(case):
 
 
 def matching_rows(case):
-    """All inputs and outputs have their rows first: losses, for each row one."""
-    if not any(state == Rows(0) for state in case.states):
+    """Two inputs, and all outputs, have their rows first: losses, for each row one."""
+    if Rows(0) not in case.states[:2]:
         return None
-    size = case.shape(case.states.index(Rows(0)))[0]
-    for i in range(len(case.inputs)):
+    size = (case.shape(case.states.index(Rows(0))) or (None,))[0]
+    for i in (0, 1):
         if not case.rank(i) or not case_lib.same_size(case.shape(i)[0], size):
             return None
-    return case.all(dict.fromkeys(range(len(case.inputs)), Rows(0)), Rows(0))
+    return case.all({0: Rows(0), 1: Rows(0)}, Rows(0))
 
 
 UNARY = """
-Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Bitcast Ceil ClipByValue ComplexAbs
+Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Ceil ClipByValue ComplexAbs
 Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log
 Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
 Tan Tanh CheckNumerics FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Bucketize AsString StringToNumber
-StringToHashBucketFast StringLower StringUpper StringStrip StringLength PopulationCount QuantizeAndDequantizeV4
+StringToHashBucketFast StringLower StringUpper StringStrip StringLength PopulationCount
 """.split()
 BINARY = """
 ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal FloorDiv FloorMod Greater GreaterEqual
@@ -152,7 +180,10 @@ RULES = {
     **dict.fromkeys(("Neg", "Real", "Imag", "Conj"), linear),
     **dict.fromkeys(("Identity", "StopGradient", "PreventGradient", "Snapshot", "DeepCopy"), passed_on),
     **dict.fromkeys(("Select", "SelectV2"), select),
+    "IdentityN": each_passed_on,
     "Cast": cast,
+    "Bitcast": bitcast,
+    "QuantizeAndDequantizeV4": quantize_and_dequantize,
     **dict.fromkeys(("ZerosLike", "OnesLike"), own_value),
     **dict.fromkeys(("SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2"), matching_rows),
 }

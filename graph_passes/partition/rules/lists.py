@@ -85,6 +85,15 @@ def kept(case):
     return case.all({0: case.states[0]}, case.states[0])
 
 
+def added(case):
+    """AddN, AddV2 of lists, element by element: all lists hold the same rows, or summands."""
+    states = {state for state in case.states if state != WHOLE}
+    if len(states) != 1:
+        return None
+    state, = states
+    return case.all(dict.fromkeys(range(len(case.inputs)), state), state)
+
+
 RULES = {
     "EmptyTensorList": made(0),
     "TensorListReserve": made(0),

@@ -7,7 +7,6 @@ from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
-from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 _HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -39,16 +38,16 @@ def reduction(case):
 
 
 def mean(case):
-    """Over the rows: the sum, over the number of elements in one process."""
+    """Over the rows: the sum, over the number of elements in one process. A mean of integers is rounded."""
     state, axes = case.states[0], _axes(case)
-    if state == SUM:
+    if state == SUM and case_lib.is_inexact(case.attr("T").type):
         return case.all({0: SUM}, SUM)
     if not isinstance(state, Rows) or axes is None:
         return None
     if state.dimension not in axes:
         return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
-    if case.attr("T").type in _HALVES:  # their sum may overflow
-        return None
+    if case.attr("T").type in _HALVES or not case_lib.is_inexact(case.attr("T").type):
+        return None  # sums of halves may overflow
     return case.all({0: state}, SUM, write=_write_mean)
 
 
@@ -70,6 +69,14 @@ def _elements(writer, name, shape, beside):
     count = writer.add(f"{name}/count", "Prod", [shape, axes], T=types_pb2.DT_INT64, Tidx=types_pb2.DT_INT64,
                        keep_dims=False)
     return writer.add(f"{name}/elements", "Cast", [count], SrcT=types_pb2.DT_INT64, DstT=types_pb2.DT_DOUBLE)
+
+
+def norm(case):
+    """EuclideanNorm of rows: of each by itself."""
+    state, axes = case.states[0], _axes(case)
+    if not isinstance(state, Rows) or axes is None or state.dimension in axes:
+        return None
+    return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
 
 
 def half_of_squares(case):
@@ -123,38 +130,64 @@ def cross_entropy(case):
 
 
 def inner(dimensions):
-    """Returns the rule of an op that works on its inputs' last dimensions, for each of the others by itself."""
+    """Returns the rule of an op that works on its inputs' last dimensions, for each of the others by itself.
+
+    Args:
+        dimensions: By number of an input, how many; inputs that it does not name are whole.
+    """
 
     def rule(case):
-        leading = next((i for i in case.rows_inputs()), None)
-        if leading is None or any(case.rank(i) is None for i in range(len(case.inputs))):
+        if any(case.rank(i) is None for i in dimensions):
             return None
-        dimension, rank = case.states[leading].dimension, case.rank(leading)
-        if dimension >= rank - dimensions:
+        # Of the dimensions that it works on for each by itself: aligned at the last one of these.
+        outer = {i: case.rank(i) - number for i, number in dimensions.items()}
+        leading = next((i for i in case.rows_inputs() if i in outer and case.states[i].dimension < outer[i]), None)
+        if leading is None:
             return None
-        size, takes = case.shape(leading)[dimension], {}
-        for i in range(len(case.inputs)):
-            if case.rank(i) >= dimensions and case.rank(i) > dimension and case.rank(i) == rank:
-                if not case_lib.same_size(case.shape(i)[dimension], size):
+        position = case.states[leading].dimension - outer[leading]
+        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        for i, number in outer.items():
+            if number >= -position and not case_lib.is_one(case.shape(i)[number + position]):
+                if not case_lib.same_size(case.shape(i)[number + position], size):
                     return None
-                takes[i] = Rows(dimension)
-        return case.all(takes, Rows(dimension))
+                takes[i] = Rows(number + position)
+        return case.all(takes, Rows(max(outer.values()) + position))
 
     return rule
+
+
+def diagonal(case):
+    """MatrixDiagV3(diagonal, k, ...): of several diagonals, two dimensions make the matrix."""
+    bands = case.constant(1)
+    if bands is None:
+        return None
+    return inner({0: 1 if len(set(bands.flatten())) == 1 else 2})(case)
+
+
+def set_diagonal(case):
+    """MatrixSetDiagV3(matrix, diagonal, k)."""
+    bands = case.constant(2)
+    if bands is None:
+        return None
+    return inner({0: 2, 1: 1 if len(set(bands.flatten())) == 1 else 2})(case)
 
 
 RULES = {
     **dict.fromkeys(_REDUCES, reduction),
     "Mean": mean,
+    "EuclideanNorm": norm,
     "L2Loss": half_of_squares,
     **dict.fromkeys(("Softmax", "LogSoftmax"), along_last),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp"), along_given),
     **dict.fromkeys(("ArgMax", "ArgMin"), index_of_extreme),
     "TopKV2": top,
     "SoftmaxCrossEntropyWithLogits": cross_entropy,
-    **dict.fromkeys(("Cholesky", "CholeskyGrad", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant",
-                     "MatrixSolve", "MatrixTriangularSolve", "MatrixExponential", "MatrixSquareRoot",
-                     "MatrixDiagPart", "MatrixBandPart", "SelfAdjointEigV2", "Svd", "Qr"), inner(2)),
-    **dict.fromkeys(("FFT", "IFFT", "RFFT", "IRFFT"), inner(1)),
+    **dict.fromkeys(("Cholesky", "MatrixInverse", "MatrixDeterminant", "LogMatrixDeterminant", "MatrixExponential",
+                     "MatrixSquareRoot", "MatrixDiagPart", "MatrixDiagPartV3", "MatrixBandPart", "SelfAdjointEigV2",
+                     "Svd", "Qr", "FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"), inner({0: 2})),
+    **dict.fromkeys(("CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve"), inner({0: 2, 1: 2})),
+    **dict.fromkeys(("FFT", "IFFT", "RFFT", "IRFFT", "MatrixDiag"), inner({0: 1})),
+    "MatrixDiagV3": diagonal,
+    "Cross": inner({0: 1, 1: 1}),
+    "MatrixSetDiagV3": set_diagonal,
 }
-__all__ = ["RULES", "WHOLE"]

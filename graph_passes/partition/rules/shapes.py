@@ -109,7 +109,9 @@ def _together(case, inputs, dimension_of):
         if all(state in (SUM, WHOLE) for state in states):
             return case.all(dict.fromkeys(inputs, SUM), SUM)
         return None
-    state = next(state for state in states if isinstance(state, Rows))
+    state = next((state for state in states if isinstance(state, Rows)), None)
+    if state is None:
+        return None
     leading = case.shape(inputs[states.index(state)])
     dimension = None if leading is None else dimension_of(state.dimension)
     if dimension is None:
@@ -197,6 +199,25 @@ def broadcast(case):
     return case.all({0: state}, Rows(dimension), local={1: dimension})
 
 
+def ensure_shape(case):
+    """EnsureShape: a shape that says nothing of the rows."""
+    state, sizes = case.states[0], case.attr("shape").shape
+    if isinstance(state, Rows) and not sizes.unknown_rank and (
+            len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
+        return None
+    return case.all({0: state}, state)
+
+
+def reverse_sequence(case):
+    """ReverseSequence(x, lengths): along one dimension, for each row of another one by itself."""
+    state, batch = case.states[0], case.attr("batch_dim").i
+    if isinstance(case.states[1], Rows) and case.rank(0) is not None:
+        state = Rows(batch)
+    if not isinstance(state, Rows) or state.dimension == case.attr("seq_dim").i:
+        return None
+    return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
+
+
 def along_others(case):
     """ReverseV2, Roll: along given dimensions, which are not that of the rows."""
     which = {"ReverseV2": 1, "Roll": 2}[case.node.op]
@@ -220,7 +241,7 @@ def _strided(case, tensor_rank):
     Returns:
         [(dimension of the tensor, dimension of the slice, whether all of it is taken), ...].
     """
-    strides = case.constant(3)
+    begin, strides = case.constant(1), case.constant(3)
     if strides is None:
         return None
     masks = {name: case.attr(f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
@@ -238,7 +259,8 @@ def _strided(case, tensor_rank):
         elif masks["shrink_axis"] & bit:
             position += 1
         else:
-            is_all = bool(masks["begin"] & bit and masks["end"] & bit and strides[i] == 1)
+            from_first = masks["begin"] & bit or begin is not None and begin[i] == 0
+            is_all = bool(from_first and masks["end"] & bit and strides[i] == 1)
             pairs.append((position, out, is_all))
             position, out = position + 1, out + 1
     if not masks["ellipsis"]:
@@ -249,7 +271,7 @@ def _strided(case, tensor_rank):
 
 
 def strided_slice(case):
-    """x[...]: all rows, by a range without begin and end, or by none at all."""
+    """x[...]: all rows, by a range from the first without an end, or by none at all."""
     state = case.states[0]
     if state == SUM:
         return case.all({0: SUM}, SUM)
@@ -289,6 +311,8 @@ RULES = {
     "SplitV": split(2, 0),
     **dict.fromkeys(("Tile", "Pad", "PadV2", "MirrorPad", "MirrorPadGrad"), untouched),
     "Slice": cut,
+    "EnsureShape": ensure_shape,
+    "ReverseSequence": reverse_sequence,
     "BroadcastTo": broadcast,
     **dict.fromkeys(("ReverseV2", "Roll"), along_others),
     "StridedSlice": strided_slice,

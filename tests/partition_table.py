@@ -1,0 +1,265 @@
+"""Runs tables of small graphs, each about one op's rule, partitioned on many ranks: see partition_cases.
+
+Many cases are put into one graph, since making sessions is what costs time.
+"""
+
+import collections.abc
+import dataclasses
+from unittest import mock
+
+import numpy as np
+import partitioning
+import tensorflow as tf
+
+from tf_poseidon import communicator
+from tf_poseidon import grappler
+from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+
+# The size of a dimension that has a row each.
+K = "K"
+ROWS = (0, 1, 2, 7, 12)
+_REDUCES = {"sum": tf.reduce_sum, "max": tf.reduce_max, "min": tf.reduce_min, "prod": tf.reduce_prod,
+            "all": tf.reduce_all, "any": tf.reduce_any}
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input of a case.
+
+    Attributes:
+        shape: Its shape: with rows where a size is K, whole without one.
+        dtype: Its type.
+        low: The least value.
+        high: One more than the greatest value; values are integers, in any type.
+        reduce: How its rows are reduced before the case gets it, as a summand then; "" if they are not.
+        make: A function from (random generator, shape) to values, instead of `low` and `high`.
+    """
+
+    shape: tuple
+    dtype: str = "float64"
+    low: int = -3
+    high: int = 4
+    reduce: str = ""
+    make: collections.abc.Callable | None = None
+
+    @property
+    def has_rows(self):
+        return K in self.shape
+
+    def values(self, rng, rows):
+        """Returns values for a number of rows."""
+        shape = [rows if size == K else size for size in self.shape]
+        if self.make:
+            return np.asarray(self.make(rng, shape)).astype(self.dtype)
+        values = rng.integers(self.low, self.high, shape)
+        if self.dtype == "object":
+            return values.astype(str).astype(object)
+        if self.dtype == "bool":
+            return values > (self.low + self.high) // 2
+        return values.astype(self.dtype)
+
+
+def of(*shape, **options):
+    """Returns an `Input` of a shape, in which K is the number of rows."""
+    return Input(shape, **options)
+
+
+def summed(*shape, reduce="sum", **options):
+    """Returns an `Input` that the case gets summed over its rows, so as a summand of that shape."""
+    return Input((K, *shape), reduce=reduce, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A small graph that shows one rule, or some.
+
+    Attributes:
+        ops: The ops that it is about, in one text.
+        build: A function from its inputs' tensors to its output, or outputs.
+        inputs: The `Input`s.
+        gives: The state, as text, that each of these ops gives its first output; or a dict from op to it.
+        fewest: The smallest number of rows that one process can take.
+        tolerance: Of real numbers; values that are integers in one process have to be the same.
+    """
+
+    ops: str
+    build: collections.abc.Callable
+    inputs: tuple[Input, ...]
+    gives: str | dict[str, str]
+    fewest: int = 0
+    tolerance: float = 1e-12
+
+    def expected(self, op):
+        """Returns the state that an op gives its first output."""
+        return self.gives if isinstance(self.gives, str) else self.gives[op]
+
+
+class Batch:
+    """One graph of many cases.
+
+    Attributes:
+        cases: The cases.
+        flat: The graph in one process.
+        fetches: By case, the names of what is compared: outputs, and gradients for float inputs.
+    """
+
+    def __init__(self, cases):
+        self.cases = list(cases)
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf.compat.v1.set_random_seed(7)
+            self.fetches = self._build()
+        self._config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+        self._config.graph_options.rewrite_options.disable_meta_optimizer = True
+        self.flat = inline.inline(self.graph.as_graph_def(), sum(self.fetches, []))
+        self.sizes = sizes_lib.Sizes(self.flat, grappler.add_shapes)
+
+    def _build(self):
+        placeholders = {}
+        for i, case in enumerate(self.cases):
+            for j, spec in enumerate(case.inputs):
+                shape = [None if size == K else size for size in spec.shape]
+                dtype = tf.string if spec.dtype == "object" else spec.dtype
+                placeholders[i, j] = tf.compat.v1.placeholder(dtype, shape, name=_name(i, j))
+        with_rows = [(i, j) for i, j in placeholders if self.cases[i].inputs[j].has_rows]
+        placeholders.update(zip(with_rows, partitioning.rows(
+            *(placeholders[key] for key in with_rows),
+            dimensions=[self.cases[i].inputs[j].shape.index(K) for i, j in with_rows])))
+        fetches = []
+        for i, case in enumerate(self.cases):
+            with tf.name_scope(f"summands{i}"):
+                inputs = [_REDUCES[spec.reduce](placeholders[i, j], 0) if spec.reduce else placeholders[i, j]
+                          for j, spec in enumerate(case.inputs)]
+            with tf.name_scope(f"case{i}"):
+                outputs = tf.nest.flatten(case.build(*inputs))
+            fetches.append([t.name for t in [*outputs, *_gradients(f"gradients{i}", outputs, inputs)]])
+        return fetches
+
+    def partition(self):
+        """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
+        propagated = propagate_lib.propagate(self.sizes)
+        with (mock.patch.object(sizes_lib, "Sizes", lambda *_: self.sizes),
+              mock.patch.object(propagate_lib, "propagate", lambda _: propagated)):
+            partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
+        fetches = iter(partitioned.fetches)
+        return propagated, partitioned.graph_def, [[next(fetches) for _ in names] for names in self.fetches]
+
+    def states(self, propagated, i, op):
+        """Returns the states that nodes of an op give their first output in a case, as a set of texts."""
+        for scope in (f"case{i}/", f"gradients{i}/"):
+            found = {str((*propagated.outcomes[node.name].gives, "none")[0]) for node in propagated.ordered
+                     if node.op == op and node.name.startswith(scope)}
+            if found:
+                return found
+        return set()
+
+    def ops(self, i):
+        """Returns the ops of a case's graph."""
+        scopes = f"summands{i}/", f"case{i}/", f"gradients{i}/"
+        return {node.op for node in self.flat.node if node.name.startswith(scopes)}
+
+    def feeds(self, rows):
+        """Returns values for all inputs, by name."""
+        return {_name(i, j): spec.values(np.random.default_rng(100 * rows + 10 * i + j), rows)
+                for i, case in enumerate(self.cases) for j, spec in enumerate(case.inputs)}
+
+    def alone(self, all_rows=ROWS):
+        """Returns what one process computes: by number of rows, by number of a case, values."""
+        with tf.compat.v1.Session(graph=self.graph, config=self._config) as session:
+            return {rows: session.run(self._fetched(self.fetches, rows), {
+                f"{name}:0": value for name, value in self.feeds(rows).items()}) for rows in all_rows}
+
+    def on_ranks(self, graph_def, fetches, size, all_rows=ROWS):
+        """Returns what ranks compute: by number of rows, by rank, by number of a case, values."""
+        communicator.use_ranks_for_ops(partitioning._job(size))
+        results = {}
+        with tf.Graph().as_default() as graph:
+            for rank in range(size):
+                tf.import_graph_def(partitioning._of_rank(graph_def, rank), name=f"rank{rank}")
+            with tf.compat.v1.Session(graph=graph, config=self._config) as session:
+                for rows in all_rows:
+                    fetched = [{i: [_tensor(rank, name) for name in names]
+                                for i, names in self._fetched(fetches, rows).items()} for rank in range(size)]
+                    results[rows] = session.run(fetched, {
+                        f"rank{rank}/{name}:0": value for name, value in self.feeds(rows).items()
+                        for rank in range(size)})
+        return results
+
+    def _fetched(self, fetches, rows):
+        return {i: names for i, (case, names) in enumerate(zip(self.cases, fetches)) if rows >= case.fewest}
+
+    def wrong_values(self, expected, results, size):
+        """Returns a line for each case of which some rank has computed something else than one process."""
+        lines = []
+        for rows, by_rank in results.items():
+            for i, wants in expected[rows].items():
+                try:
+                    for rank in range(size):
+                        for got, want, first, name in zip(
+                                by_rank[rank][i], wants, by_rank[0][i], self.fetches[i], strict=True):
+                            what = f"{name} on rank {rank} of {size}, {rows} rows"
+                            compare(got, want, self.cases[i].tolerance, what)
+                            assert np.asarray(got).tolist() == np.asarray(first).tolist() or np.asarray(
+                                got).tobytes() == np.asarray(first).tobytes(), f"{what}: not the bits of rank 0"
+                except AssertionError as error:
+                    lines.append(f"{self.cases[i].ops}: {error}")
+        return lines
+
+    def wrong_states(self, propagated):
+        """Returns a line for each op of a case that gives another state than expected."""
+        return [f"{op}: gives {found}, {case.expected(op)} expected in case {i} ({case.ops})"
+                for i, case in enumerate(self.cases) for op in case.ops.split()
+                if (found := self.states(propagated, i, op)) != {case.expected(op)}]
+
+
+def compare(got, want, tolerance, what):
+    """Compares values; those that are integers in one process must be the same."""
+    want = np.asarray(want)
+    is_exact = want.dtype.kind == "f" and not (want[np.isfinite(want)] % 1).any()
+    partitioning.compare(got, want, 0 if is_exact and tolerance < 1e-9 else tolerance, what)
+
+
+def _name(i, j):
+    return f"input{i}_{j}"
+
+
+def _tensor(rank, name):
+    return f"rank{rank}/{name}" if ":" in name else f"rank{rank}/{name}:0"
+
+
+def _gradients(scope, outputs, inputs):
+    """Returns the gradients of a weighted sum of the outputs, for all inputs that have one."""
+    floats = [t for t in inputs if t.dtype.is_floating or t.dtype.is_complex]
+    with tf.name_scope(scope):
+        weighted = []
+        for output in outputs:
+            if output.dtype.is_floating:
+                weights = tf.reshape(tf.cast(tf.range(tf.size(output)) % 5 - 2, output.dtype), tf.shape(output))
+                weighted.append(tf.reduce_sum(output * weights))
+        if not weighted or not floats:
+            return []
+        try:
+            found = tf.gradients(weighted, floats, name="for")
+        except LookupError:  # no gradient is defined
+            return []
+        return [tf.convert_to_tensor(gradient) for gradient in found if gradient is not None]
+
+
+def check(cases, sizes=partitioning.RANKS, all_rows=ROWS):
+    """Returns a line for all that is wrong with cases."""
+    batch = Batch(cases)
+    propagated, graph_def, fetches = batch.partition()
+    lines = batch.wrong_states(propagated)
+    try:
+        expected = batch.alone(all_rows)
+        for size in sizes:
+            lines += batch.wrong_values(expected, batch.on_ranks(graph_def, fetches, size, all_rows), size)
+    except (tf.errors.OpError, ValueError) as error:
+        if len(batch.cases) == 1:
+            return [*lines, f"{batch.cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]
+        for case in batch.cases:  # which of them it is
+            lines += check([case], sizes, all_rows)
+    return lines
