@@ -26,6 +26,7 @@ from tf_poseidon import ops
 from tf_poseidon import step as step_lib
 from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
@@ -262,21 +263,21 @@ def _trace(function, call, strategy, name):
     extended.broadcast_new_variables()
     traced = _traced(function, call)  # not in an init_scope: tapes inside would record nothing
     with tf.init_scope():
-        _share(traced.graph.variables, extended.communicator, name)
-        partitioned, problem = None, ""
-        try:
-            partitioned = _partitioned(traced)
-        except Exception as error:  # whatever goes wrong, the function as it is computes the same
-            problem = f"{type(error).__name__}: {error}"
-        form = f"not partitioned: {problem}" if partitioned is None else "\n".join(
-            ["partitioned", partitioned.report.form(), *_lines(partitioned.graph_def)])
-        difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", form)
-        if partitioned is None or difference:
-            _refuse(name, problem or difference, extended)
-            return _Trace(traced, None)
+        _share([variable for _, variable in _variables(traced.graph)], extended.communicator, name)
         rows = call.rows()
         rows = None if rows is None else -(-rows // strategy.num_replicas_in_sync)
-        concrete = _built(traced, partitioned, name, rows, extended.graph_pass.strict)
+        concrete, problem = None, ""
+        try:
+            partitioned = _partitioned(traced)
+            concrete = _built(traced, partitioned, name, rows, extended.graph_pass.strict)
+        except Exception as error:  # whatever goes wrong, the function as it is computes the same
+            problem = f"{type(error).__name__}: {error}"
+        form = f"not partitioned: {problem}" if concrete is None else "\n".join(
+            ["partitioned", partitioned.report.form(), *_lines(partitioned.graph_def)])
+        difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", form)
+        if concrete is None or difference:
+            _refuse(name, problem or difference, extended)
+            return _Trace(traced, None)
     extended.graph_pass.expect()
     return _Trace(concrete, partitioned.report)
 
@@ -315,9 +316,15 @@ def _partitioned(traced):
     graph_def = graph.as_graph_def()
     _describe_variables(graph_def, graph.captures)
     flat = inline.inline(graph_def, [*outputs, *controls, *inputs])
-    paths = {internal.op.name: step_lib.variable_path(variable) for variable in graph.variables
-             for external, internal in graph.captures if external is variable.handle}
+    paths = {name: step_lib.variable_path(variable) for name, variable in _variables(graph)}
     return partition_lib.partition(flat, outputs, grappler.add_shapes, paths)
+
+
+def _variables(graph):
+    """Returns (name of its placeholder, variable) of captured variables, in the order in which they were captured."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    return [(internal.op.name, by_handle[id(external)]) for external, internal in graph.captures
+            if id(external) in by_handle]
 
 
 def _describe_variables(graph_def, captures):
@@ -334,13 +341,15 @@ def _describe_variables(graph_def, captures):
 def _built(traced, partitioned, name, rows, strict):
     """Returns the ConcreteFunction of a partitioned graph."""
     graph = func_graph_lib.FuncGraph(name.partition("/")[0])
+    captured = {id(internal) for _, internal in traced.graph.captures}
     with graph.as_default():
-        importer.import_graph_def(partitioned.graph_def, name="")
-        captured = {id(internal) for _, internal in traced.graph.captures}
-        graph.inputs = [_same(graph, tensor) for tensor in traced.graph.inputs if id(tensor) not in captured]
-        for external, internal in traced.graph.captures:
-            graph.add_capture(external, _same(graph, internal))
-        graph.outputs = [graph.get_tensor_by_name(fetch if ":" in fetch else f"{fetch}:0")
+        arguments = [tensor for tensor in traced.graph.inputs if id(tensor) not in captured]
+        graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape, tensor.op.name) for tensor in arguments]
+        # Captured, they know what the variables hold, and so do the ops that read them.
+        inputs = dict(zip((tensor.name for tensor in arguments), graph.inputs))
+        inputs |= {internal.name: graph.capture(external) for external, internal in traced.graph.captures}
+        importer.import_graph_def(_without(partitioned.graph_def, inputs), inputs, name="")
+        graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in partitioned.fetches]
         ops.agree(partitioned.report.form().split("\n"), rows, None, strict)
         agree = graph.get_operations()[-1]
@@ -350,11 +359,22 @@ def _built(traced, partitioned, name, rows, strict):
     return concrete_function_lib.ConcreteFunction.from_func_graph(graph, traced.function_type, {})
 
 
-def _same(graph, tensor):
-    """Returns the tensor of a graph that has the name, and the shape, of one of another graph."""
-    same = graph.get_tensor_by_name(tensor.name)
-    same.set_shape(tensor.shape)
-    return same
+def _without(graph_def, inputs):
+    """Returns a GraphDef without the placeholders that have been made already, and without what names them."""
+    names = {name.partition(":")[0] for name in inputs}
+    result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
+    for node in result.node:
+        if any(tensor[1:] in names for tensor in node.input if graph_lib.is_control(tensor)):
+            node.input[:] = [tensor for tensor in node.input if not (graph_lib.is_control(tensor) and tensor[1:] in names)]
+        if "_class" in node.attr and any(text.decode().removeprefix("loc:@") in names
+                                         for text in node.attr["_class"].list.s):
+            del node.attr["_class"]
+    return result
+
+
+def _full(tensor):
+    """Returns the name of a tensor with its output's number."""
+    return tensor if ":" in tensor else f"{tensor}:0"
 
 
 def _share(variables, communicator, name):

@@ -13,6 +13,7 @@ from tf_poseidon.graph_passes import graph as graph_lib
 _OF_ALL = ("Merge", "RefMerge", "AddN", "AddV2")
 _OF_FIRST = ("TensorListSetItem", "TensorListPushBack", "TensorListPopBack", "TensorListResize", "Identity", "Switch",
              "Enter", "Exit", "NextIteration", "ZerosLike")
+_OF_OTHER_LENGTH = ("TensorListPushBack", "TensorListPopBack", "TensorListResize", "TensorListScatterV2")
 # What an op puts into the list that it makes: which input; whether it is the elements together.
 PUTS = {"TensorListSetItem": (2, False), "TensorListPushBack": (1, False), "TensorListFromTensor": (0, True),
         "TensorListScatterV2": (0, True)}
@@ -38,20 +39,28 @@ class Lists:
 
     def origins(self, tensor):
         """Returns the names of the nodes that make a list."""
+        return self._found(tensor)[0]
+
+    def has_length_of_origins(self, tensor):
+        """Whether a list has as many elements as it, or what it may be, was made with."""
+        return self._found(tensor)[1]
+
+    def _found(self, tensor):
         start = graph_lib.node_of(tensor)
         if start not in self._origins:
-            queue, seen, origins = [start], set(), []
+            queue, seen, origins, keeps_length = [start], set(), [], True
             while queue:
                 node = self._graph.nodes[queue.pop()]
                 if node.name in seen:
                     continue
                 seen.add(node.name)
+                keeps_length &= not (node.op in _OF_OTHER_LENGTH or node.attr["resize_if_index_out_of_bounds"].b)
                 if node.op in _OF_ALL or node.op in _OF_FIRST:
                     inputs = self._graph.inputs(node)
                     queue += map(graph_lib.node_of, inputs if node.op in _OF_ALL else inputs[:1])
                 else:
                     origins.append(node.name)
-            self._origins[start] = tuple(origins)
+            self._origins[start] = tuple(origins), keeps_length
         return self._origins[start]
 
     def element(self, tensor, of):

@@ -11,7 +11,6 @@ from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-_UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 _PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 
@@ -27,7 +26,7 @@ def variables_of(propagated, sizes, paths):
     graph, found = sizes.graph, collections.defaultdict(set)
     used = _used(graph, propagated)
     for node in propagated.ordered:
-        if not node.op.startswith(_UPDATES) or not graph.inputs(node):
+        if not node.op.startswith(propagate_lib.UPDATES) or not graph.inputs(node):
             continue
         resource = _source(graph, graph.inputs(node)[0])
         if resource not in used:

@@ -35,6 +35,8 @@ GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
     types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
     types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
+# What the names of ops that update variables begin with.
+UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 # How often a Merge may change its state before it is whole.
 _CHANGES = 3
 
@@ -78,6 +80,7 @@ class _Propagation:
         self._lists = lists_lib.Lists(self._graph)
         self._kept_whole = set()  # nodes whose outputs cannot be gathered
         self._wishes = {}  # the states of lists, by the node that makes them
+        self._refused = set()  # nodes that cannot make a list in the state that is wished
         self._states, self._outcomes, self._without_rule = {}, {}, []
 
     def run(self):
@@ -135,8 +138,8 @@ class _Propagation:
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None
         if outcome is None:
-            if any(state != WHOLE for state in states) and not isinstance(
-                    next(state for state in states if state != WHOLE), Partial):
+            # Of summands, and what updates variables, no rule could be better.
+            if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):
                 self._without_rule.append(node.name)
             return whole
         return outcome
@@ -148,7 +151,9 @@ class _Propagation:
 
     def _can_become(self, tensor, state, target):
         if self._is_list(tensor):  # but if it is asked for when it is made
-            return target == WHOLE or state == WHOLE
+            return target == WHOLE or state == WHOLE and all(
+                origin not in self._refused and self._wishes.get(origin, target) == target
+                for origin in self._lists.origins(tensor))
         if target == WHOLE:
             return True
         if isinstance(target, Partial):

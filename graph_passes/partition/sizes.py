@@ -411,9 +411,28 @@ def _of_elements(generic, lists, node, is_doubted):
     if elements is None:
         return None
     if lists_lib.TAKES[node.op][1]:
-        return (generic.shape(node.name) or (None,))[:1] + elements, None
+        count = (generic.shape(node.name) or (None,))[0]
+        if count is None and node.op == "TensorListStack":
+            count = _length(generic, lists, node.input[0])
+        return (count, *elements), None
     value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
     return elements, None if value is None else np.array(value[1:], np.int64).reshape(elements)
+
+
+def _length(generic, lists, tensor):
+    """Returns the number of elements of a list, None if it is unknown."""
+    if not lists.has_length_of_origins(tensor):
+        return None
+    lengths = set()
+    for node in map(generic.graph.node, lists.origins(tensor)):
+        inputs = generic.graph.inputs(node)
+        if node.op == "TensorListReserve":
+            value = generic.value(inputs[1])
+            lengths.add(None if value is None else int(value))
+        else:
+            shape = generic.shape(inputs[0]) if node.op == "TensorListFromTensor" else None
+            lengths.add(shape[0] if shape else None)
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _unified(shapes):

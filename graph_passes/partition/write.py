@@ -26,6 +26,7 @@ from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
+from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -35,10 +36,18 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 PREFIX = "poseidon"
 _HOST = "/device:CPU:0"
 _INT64 = types_pb2.DT_INT64
+# With which nodes name those whose device they share.
+_BESIDE = b"loc:@"
 # What PoseidonSync adds up.
 _SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
            types_pb2.DT_INT64)
 _REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": "All", "any": "Any"}
+# Ops with as little arithmetic as elements: faster done again than gathered.
+_LITTLE = frozenset((
+    *elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Identity", "StopGradient",
+    "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
+    "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot", "GatherV2",
+    "ReverseV2", "Switch"))
 
 
 class GraphWriter:
@@ -58,6 +67,8 @@ class GraphWriter:
         self._propagated = propagated
         self._native = {}  # by tensor: its name where that has changed
         self._converted = {}  # by (tensor, state)
+        self._at_hand = {}  # by tensor: whether it is to be had whole without an exchange
+        self._copies = {}  # by node: what computes it again, whole
         self._controls = {}  # by name of a node that is gone: what stands for it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
                         if node.op in frames_lib.ENTERS}
@@ -82,7 +93,8 @@ class GraphWriter:
             if node.name != self._marker.name:
                 self._write_node(node)
         fetched = [self.tensor(fetch, WHOLE) for fetch in fetches]
-        return [self._finished(node) for node in self.nodes], fetched
+        names = {node.name for node in self.nodes}
+        return [self._finished(node, names) for node in self.nodes], fetched
 
     # ---- nodes --------------------------------------------------------------------------------
 
@@ -138,8 +150,19 @@ class GraphWriter:
         if outputs:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
 
-    def _finished(self, node):
-        """Returns a node with control edges from what has replaced others, and its loop's rounds in order."""
+    def _finished(self, node, names):
+        """Returns a node that names what has replaced others, and with its loop's rounds in order.
+
+        Args:
+            node: The node.
+            names: Names of all nodes.
+        """
+        places = [text[len(_BESIDE):].decode() for text in node.attr["_class"].list.s] if "_class" in node.attr else []
+        if not names.issuperset(places):
+            kept = [self._controls.get(place, place) for place in places]
+            node.attr["_class"].list.s[:] = [_BESIDE + place.encode() for place in kept if place in names]
+        for key in [key for key, value in node.attr.items() if value.WhichOneof("value") is None]:
+            del node.attr[key]  # looking for an attribute makes an empty one
         for i, tensor in enumerate(node.input):
             if graph_lib.is_control(tensor):
                 node.input[i] = f"^{self._controls.get(graph_lib.node_of(tensor), graph_lib.node_of(tensor))}"
@@ -188,8 +211,55 @@ class GraphWriter:
         if native == WHOLE:
             return self._from_whole(value, state, dtype, prefix, frame)
         if isinstance(native, Rows):
+            if self._is_at_hand(name):
+                return self._again(name)
             return self.gathered(value, native.dimension, dtype, prefix, frame, name)
         return self.reduced(value, native, dtype, prefix, frame, name)
+
+    def _is_at_hand(self, tensor):
+        """Whether a whole tensor can be had without an exchange: by a little arithmetic on what every rank has."""
+        stack = [canonical(tensor)]
+        while stack:
+            name = stack[-1]
+            node = self._graph.node(name)
+            if name not in self._at_hand:
+                if (name, WHOLE) in self._converted or self.native_state(name) == WHOLE:
+                    self._at_hand[name] = True
+                elif node.op not in _LITTLE or not isinstance(self.native_state(name), Rows):
+                    self._at_hand[name] = False
+            if name in self._at_hand:
+                stack.pop()
+                continue
+            inputs = [canonical(t) for t in self._graph.inputs(node)]
+            missing = [t for t in inputs if t not in self._at_hand]
+            if missing:
+                stack += missing
+                continue
+            self._at_hand[name] = all(self._at_hand[t] for t in inputs)
+        return self._at_hand[canonical(tensor)]
+
+    def _again(self, tensor):
+        """Computes a tensor a second time, whole."""
+        stack = [canonical(tensor)]
+        while stack:
+            node = self._graph.node(stack[-1])
+            inputs = self._graph.inputs(node)
+            missing = [canonical(t) for t in inputs if self.native_state(t) != WHOLE
+                       and (canonical(t), WHOLE) not in self._converted]
+            if missing:
+                stack += missing
+                continue
+            name = stack.pop()
+            copy = self._copies.get(node.name)
+            if copy is None:
+                copy = self._copies[node.name] = f"{PREFIX}/{node.name}/again"
+                self.nodes.append(type(node)())
+                self.nodes[-1].CopyFrom(node)
+                self.nodes[-1].name = copy
+                self.nodes[-1].input[:] = [*(self.tensor(t, WHOLE) for t in inputs),
+                                           *graph_lib.control_inputs(node)]
+            self._converted[name, WHOLE] = propagate_lib.tensor_of(copy, graph_lib.output_of(name))
+        return self._converted[canonical(tensor), WHOLE]
 
     def _from_whole(self, value, state, dtype, prefix, frame):
         if isinstance(state, Rows):

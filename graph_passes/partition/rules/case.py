@@ -4,6 +4,8 @@ import collections.abc
 import dataclasses
 import math
 
+from tensorflow.core.framework import attr_value_pb2
+
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -57,8 +59,8 @@ class Case:
         self._sizes = sizes
 
     def attr(self, name):
-        """Returns an attribute as a protocol buffer."""
-        return self.node.attr[name]
+        """Returns an attribute as a protocol buffer, an empty one if the node has none of that name."""
+        return self.node.attr[name] if name in self.node.attr else attr_value_pb2.AttrValue()
 
     def shape(self, i):
         """Returns what is known of an input's one-process shape, as of `Sizes.shape`."""

@@ -74,8 +74,11 @@ def einsum(case):
     if not arrow or len(terms) != len(case.inputs) or any(case.rank(i) is None for i in range(len(terms))):
         return None
     terms = [_with_ellipsis(term, case.rank(i)) for i, term in enumerate(terms)]
-    rank = case.out_shape()
-    return None if rank is None else contraction(case, terms, _with_ellipsis(out, len(rank)))
+    # What "..." stands for is broadcast.
+    terms = [[(i, label) if isinstance(label, int) and case_lib.is_one(case.shape(i)[d]) else label
+              for d, label in enumerate(term)] for i, term in enumerate(terms)]
+    shape = case.out_shape()
+    return None if shape is None else contraction(case, terms, _with_ellipsis(out, len(shape)))
 
 
 def _with_ellipsis(term, rank):

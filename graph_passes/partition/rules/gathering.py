@@ -1,11 +1,16 @@
 """Ops that gather and scatter by indices: embeddings, and their gradients."""
 
+from tensorflow.core.framework import types_pb2
+
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
+           types_pb2.DT_INT64)
 
 
 def gather(case):
@@ -15,7 +20,8 @@ def gather(case):
     rank, index_rank = case.rank(0), case.rank(1)
     if axis is None or rank is None or index_rank is None:
         return None
-    axis, batch = int(axis) % rank, case.attr("batch_dims").i % (index_rank + 1)
+    axis, batch = int(axis) % rank, case.attr("batch_dims").i
+    batch += index_rank if batch < 0 else 0
     if params == SUM and indices == WHOLE and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
     if isinstance(params, Partial) or isinstance(indices, Partial):
@@ -51,6 +57,8 @@ def gather_of_variable(case):
 def gather_nd(case):
     """GatherNd(params, indices): the last dimension of indices is an index."""
     rank = case.rank(1)
+    if case.states[0] == SUM and case.states[1] == WHOLE and not case.enlarges([0]):
+        return case.all({0: SUM}, SUM)
     if not isinstance(case.states[1], Rows) or rank is None or case.states[1].dimension == rank - 1:
         return None
     return case.all({1: case.states[1]}, case.states[1])
@@ -90,21 +98,119 @@ def segments(case):
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
+def segments_in_order(case):
+    """SegmentSum(data, ids) and the like, along the first dimension: how many segments there are, the ids say."""
+    state = case.states[0]
+    return case.all({0: state}, state) if isinstance(state, Rows) and state.dimension > 0 else None
+
+
 def scatter(case):
     """ScatterNd(indices, updates, shape): rows that have indices of their own are summed."""
-    rank = case.rank(0)
-    for state in case.states[:2]:
+    if case.attr("T").type not in _SUMMED:
+        return None
+    outcome = _scattered(case, 0, 1, SUM)
+    if outcome or case.states[0] != WHOLE or not isinstance(case.states[1], Rows) or None in (
+            case.rank(0), case.rank(1)):
+        return outcome
+    dimension = _in_slices(case, 0, 1)
+    return dimension if dimension is None else case.all({1: case.states[1]}, Rows(dimension), local={2: dimension})
+
+
+def scatter_into(reduce):
+    """Returns the rule of TensorScatter...(tensor, indices, updates).
+
+    Args:
+        reduce: What combines updates that have the same index; None if the last one counts.
+    """
+
+    def rule(case):
+        tensor, indices, updates = case.states
+        ranks = [case.rank(i) for i in range(3)]
+        if None in ranks or case.attr("T").type not in _SUMMED or indices == SUM:
+            return None
+        if tensor == SUM and indices == WHOLE and updates in (SUM, WHOLE) and reduce == "sum":
+            return case.all({0: SUM, 2: SUM}, SUM)
+        depth = case.shape(1)[ranks[1] - 1]
+        depth = None if depth is None else depth.constant
+        if isinstance(tensor, Rows) and depth is not None and depth <= tensor.dimension:
+            dimension = tensor.dimension - depth + ranks[1] - 1
+            if case_lib.same_size(case.shape(0)[tensor.dimension], case.shape(2)[dimension]):
+                return case.all({0: tensor, 2: Rows(dimension)}, tensor)
+        if tensor == WHOLE and reduce:
+            outcome = _scattered(case, 1, 2, Partial(reduce))
+            return outcome and case.all({0: Partial(reduce), 1: outcome.takes[1], 2: outcome.takes[2]},
+                                        Partial(reduce))
+        return None
+
+    return rule
+
+
+def _scattered(case, indices, updates, gives):
+    """What comes of updates that have rows, and each of these indices of its own."""
+    rank, shape = case.rank(indices), case.shape(updates)
+    for state in (case.states[indices], case.states[updates]):
         if isinstance(state, Rows) and rank is not None and state.dimension < rank - 1 and case_lib.same_size(
-                case.shape(0)[state.dimension], (case.shape(1) or (None,) * rank)[state.dimension]):
-            return Outcome((state, state, WHOLE), (SUM,))
+                case.shape(indices)[state.dimension], (shape or (None,) * rank)[state.dimension]):
+            return case.all({indices: state, updates: state}, gives)
     return None
+
+
+def _in_slices(case, indices, updates):
+    """Where in the output the rows of updates are that are within what an index names; None if they are not."""
+    index_rank = case.rank(indices)
+    depth = case.shape(indices)[index_rank - 1]
+    within = case.states[updates].dimension - (index_rank - 1)
+    return None if within < 0 or depth is None or depth.constant is None else depth.constant + within
+
+
+def slices(case):
+    """ResourceScatterAdd(variable, indices, updates): a variable takes the slices of all ranks."""
+    return Outcome((WHOLE,) * len(case.inputs), (WHOLE,) * case.num_outputs)
+
+
+def reverse_sequence(case):
+    """ReverseSequence(x, lengths): there is a length for each element along a dimension."""
+    batch, state = case.attr("batch_dim").i, case.states[0]
+    if case.rank(0) is None:
+        return None
+    batch %= case.rank(0)
+    if not isinstance(state, Rows):
+        state = Rows(batch) if case.states[1] == Rows(0) and state == WHOLE else None
+    if state is None or state.dimension == case.attr("seq_dim").i % case.rank(0):
+        return None
+    return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
+
+
+def count(case):
+    """DenseBincount(x, size, weights): counts in each row of a matrix; in a vector, in all."""
+    state, weights = case.states[0], case.shape(2)
+    if state != Rows(0) or weights is None:
+        return None
+    takes = {0: state}
+    if case_lib.same_size((*weights, None)[0], case.shape(0)[0]):
+        takes[2] = state
+    elif len(weights) != 1 or weights[0] is None or weights[0].constant != 0:
+        return None
+    if case.rank(0) == 2:
+        return case.all(takes, state)
+    return case.all(takes, Partial("max") if case.attr("binary_output").b else SUM)
 
 
 RULES = {
     **dict.fromkeys(("Gather", "GatherV2"), gather),
     "ResourceGather": gather_of_variable,
-    "GatherNd": gather_nd,
+    **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gather_nd),
     "OneHot": one_hot,
     **dict.fromkeys(_REDUCES, segments),
+    **dict.fromkeys(("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd", "SparseSegmentSum",
+                     "SparseSegmentMean", "SparseSegmentSqrtN"), segments_in_order),
     "ScatterNd": scatter,
+    "TensorScatterUpdate": scatter_into(None),
+    "TensorScatterAdd": scatter_into("sum"),
+    "TensorScatterMax": scatter_into("max"),
+    "TensorScatterMin": scatter_into("min"),
+    **dict.fromkeys(("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd",
+                     "ResourceScatterNdSub", "ResourceScatterNdUpdate"), slices),
+    "ReverseSequence": reverse_sequence,
+    "DenseBincount": count,
 }

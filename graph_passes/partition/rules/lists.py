@@ -4,23 +4,34 @@ A list is empty, or full of zeros, when it is made; which state it will have fol
 So an op that puts rows into a whole list asks for a list of rows (`Outcome.wishes`).
 """
 
+from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
-def _local(case, shape, state):
-    """Localises the shape of elements, input `shape`, if they have rows and it is not unknown."""
-    return {shape: state.dimension} if isinstance(state, Rows) and case.rank(shape) == 1 else {}
+def _outcome(case, takes, gives, shape, state):
+    """Returns the Outcome of an op that is told the shape of elements of a state, by input `shape`."""
+    local = {}
+    if isinstance(state, Rows):
+        if case.rank(shape) is None:
+            return None
+        if case.rank(shape) == 1:  # else, it is a number that stands for any shape
+            local = {shape: state.dimension}
+    return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(case.inputs))), gives, local=local)
+
+
+def _holds_lists(case):
+    return lists_lib.is_list(case.attr("element_dtype").type)
 
 
 def made(shape):
     """Returns the rule of an op that makes a list; input `shape` is that of its elements."""
 
     def rule(case):
-        state = case.wish or WHOLE
-        return case.all({}, state, local=_local(case, shape, state))
+        state = WHOLE if case.wish is None or _holds_lists(case) else case.wish
+        return _outcome(case, {}, (state,), shape, state)
 
     return rule
 
@@ -31,7 +42,7 @@ def put(tensor):
     def rule(case):
         holds, item = case.states[0], case.states[tensor]
         state = item if holds == WHOLE else holds
-        if state == WHOLE:
+        if state == WHOLE or _holds_lists(case):
             return None
         return case.all({0: state, tensor: state}, state, wishes={0: state if item in (state, WHOLE) else WHOLE})
 
@@ -43,12 +54,10 @@ def taken(shape, shift=0):
 
     def rule(case):
         state = case.states[0]
-        if state == WHOLE:
+        if state == WHOLE or _holds_lists(case):
             return None
         gives = Rows(state.dimension + shift) if isinstance(state, Rows) else state
-        if case.node.op == "TensorListPopBack":
-            return Outcome((state, WHOLE), (state, state), local=_local(case, shape, state))
-        return case.all({0: state}, gives, local=_local(case, shape, state))
+        return _outcome(case, {0: state}, (gives,) * case.num_outputs, shape, state)
 
     return rule
 
@@ -57,11 +66,13 @@ def unstacked(shape):
     """Returns the rule of an op that makes a list of a tensor's parts along its first dimension."""
 
     def rule(case):
-        state = case.states[0]
-        if case.wish == WHOLE or state == Rows(0):
-            return None
-        element = Rows(state.dimension - 1) if isinstance(state, Rows) else state
-        return case.all({0: state}, element, local=_local(case, shape, element))
+        state, element = case.states[0], case.wish
+        if element is None:
+            if state == Rows(0):
+                return None
+            element = Rows(state.dimension - 1) if isinstance(state, Rows) else state
+        state = Rows(element.dimension + 1) if isinstance(element, Rows) else element
+        return None if element == WHOLE else _outcome(case, {0: state}, (element,), shape, element)
 
     return rule
 
@@ -110,4 +121,4 @@ RULES = {
     "TensorListResize": kept,
 }
 # Rules that hold for whole inputs too: what is put into a list may ask for rows.
-ALWAYS = frozenset(("EmptyTensorList", "TensorListReserve"))
+ALWAYS = frozenset(("EmptyTensorList", "TensorListReserve", "TensorListFromTensor", "TensorListScatterV2"))

@@ -202,8 +202,7 @@ def broadcast(case):
 def ensure_shape(case):
     """EnsureShape: a shape that says nothing of the rows."""
     state, sizes = case.states[0], case.attr("shape").shape
-    if isinstance(state, Rows) and not sizes.unknown_rank and (
-            len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
+    if isinstance(state, Rows) and (len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
         return None
     return case.all({0: state}, state)
 

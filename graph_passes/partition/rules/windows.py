@@ -18,11 +18,44 @@ def images(*numbers, local=None):
         if Rows(0) not in [case.states[i] for i in numbers] or any(
                 not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in numbers):
             return None
+        if local is not None and (case.rank(local) != 1 or case.shape(local)[0] is None):
+            return None
         # A convolution's input sizes may be those of an image alone.
-        is_whole_shape = local is not None and (case.shape(local) or (None,))[0] not in (None, case_lib.TWO)
+        is_whole_shape = local is not None and case.shape(local)[0] != case_lib.TWO
         return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
 
     return rule
+
+
+def pixels(case):
+    """Changes colours pixel by pixel: the last dimension, after any others."""
+    state, rank = case.states[0], case.rank(0)
+    return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 1 else None
+
+
+def contrast(case):
+    """AdjustContrastv2(images, factor): takes the mean over an image, which the last three dimensions are."""
+    state, rank = case.states[0], case.rank(0)
+    return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 3 else None
+
+
+def with_index(*numbers):
+    """Returns the rule of an op that says, or is told, where in its image a maximum is."""
+
+    def rule(case):
+        return None if case.attr("include_batch_in_index").b else images(*numbers)(case)
+
+    return rule
+
+
+def projected(case):
+    """ImageProjectiveTransform(images, transforms, shape): there is a transform for each image, or one for all."""
+    if Rows(0) not in case.states[:2] or any(case.rank(i) is None for i in (0, 1)):
+        return None
+    takes = {0: Rows(0)} if case_lib.is_one(case.shape(1)[0]) else {0: Rows(0), 1: Rows(0)}
+    if any(not case_lib.same_size(case.shape(i)[0], case.shape(0)[0]) for i in takes):
+        return None
+    return case.all(takes, Rows(0))
 
 
 def filters(case):
@@ -57,18 +90,23 @@ def _channels(case, i):
 
 RULES = {
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"), images(0)),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
-                    filters),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
+                     "Dilation2DBackpropFilter"), filters),
+    "Dilation2DBackpropInput": images(0, 2),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
                     images(2, local=0)),
     **dict.fromkeys(("MaxPool", "MaxPoolV2", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN", "DepthToSpace",
                      "SpaceToDepth", "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea",
-                     "ResizeNearestNeighborGrad", "AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV",
-                     "HSVToRGB", "ExtractImagePatches"), images(0)),
-    **dict.fromkeys(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad", "LRNGrad"),
-                    images(0, 1, 2)),
+                     "ResizeNearestNeighborGrad", "ExtractImagePatches", "ExtractVolumePatches"), images(0)),
+    **dict.fromkeys(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad", "MaxPoolGradGradV2",
+                     "MaxPool3DGradGrad", "LRNGrad"), images(0, 1, 2)),
+    "MaxPoolWithArgmax": with_index(0),
+    "MaxPoolGradWithArgmax": with_index(0, 1, 2),
     **dict.fromkeys(("AvgPoolGrad", "AvgPool3DGrad"), images(1, local=0)),
     **dict.fromkeys(("ResizeBilinearGrad", "ResizeBicubicGrad"), images(0, 1)),
+    **dict.fromkeys(("AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"), pixels),
+    "AdjustContrastv2": contrast,
+    **dict.fromkeys(("ImageProjectiveTransformV2", "ImageProjectiveTransformV3"), projected),
     "BiasAdd": add_bias,
     "BiasAddV1": add_bias,
     "BiasAddGrad": gradient_of_bias,

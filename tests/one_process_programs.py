@@ -1,0 +1,612 @@
+"""Training steps that were written for one process: what people publish, in small.
+
+Each program is a function that returns (step, variables, batches). The step is trained by plain SGD, so that a
+gradient of a wrong length shows. Batches have 7, 12, 1 and 2 rows: uneven parts, and ranks without rows.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.config.set_floatx("float64")
+
+SIZES = (7, 12, 1, 2)
+PROGRAMS = {}
+_RATE = 0.1
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def _rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def _variable(name, *shape, seed=0):
+    return tf.Variable(_rng(len(name) + 7 * seed).normal(size=shape) / 2, name=name)
+
+
+def _batches(*columns, sizes=SIZES, seed=3):
+    """Batches of what functions of (rng, rows) make."""
+    rng = _rng(seed)
+    return [tuple(column(rng, size) for column in columns) for size in sizes]
+
+
+def _x(rng, rows):
+    return rng.normal(size=(rows, 4))
+
+
+def _y(rng, rows):
+    return rng.normal(size=(rows, 3))
+
+
+def _labels(rng, rows):
+    return rng.integers(0, 3, rows)
+
+
+def _net(seed=0):
+    """Two dense layers, and their variables."""
+    w, b, v = _variable("w", 4, 6, seed=seed), _variable("b", 6, seed=seed), _variable("v", 6, 3, seed=seed)
+    return (lambda x: tf.nn.tanh(x @ w + b) @ v), [w, b, v]
+
+
+def _sgd(tape, loss, variables):
+    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+        variable.assign_sub(_RATE * gradient)
+
+
+def _supervised(loss_of, batches=None, of_gradients=None):
+    """A step that minimizes loss_of(outputs, y)."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(net(x), y)
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, of_gradients(gradients) if of_gradients else gradients):
+            variable.assign_sub(_RATE * gradient)
+        return loss
+
+    return step, variables, batches or _batches(_x, _y)
+
+
+# ---- losses -------------------------------------------------------------------------------------
+
+
+@program
+def mean_of_squares():
+    return _supervised(lambda p, y: tf.reduce_mean((p - y)**2))
+
+
+@program
+def loss_for_each_row():
+    """`tape.gradient` of a vector is that of its sum."""
+    return _supervised(keras.losses.MeanSquaredError(reduction=None))
+
+
+@program
+def dice():
+    return _supervised(keras.losses.Dice(reduction=None, axis=(0, 1)), _batches(
+        _x, lambda rng, k: rng.integers(0, 2, (k, 3)).astype("float64")))
+
+
+@program
+def tversky():
+    return _supervised(lambda p, y: keras.losses.Tversky(axis=(0, 1))(y, tf.sigmoid(p)), _batches(
+        _x, lambda rng, k: rng.integers(0, 2, (k, 3)).astype("float64")))
+
+
+@program
+def masked_mean():
+    """Sum of what counts, over how much counts."""
+    def loss(p, y):
+        mask = tf.cast(y > 0, tf.float64)
+        return tf.reduce_sum(mask * (p - y)**2) / tf.reduce_sum(mask)
+    return _supervised(loss, _batches(_x, lambda rng, k: np.abs(rng.normal(size=(k, 3))) + .1 - rng.integers(0, 2)))
+
+
+@program
+def mean_of_present():
+    """A mean over the rows that a mask picks."""
+    def loss(p, y):
+        return tf.reduce_mean(tf.boolean_mask((p - y)**2, y[:, 0] > -2))
+    return _supervised(loss)
+
+
+@program
+def root_of_mean():
+    """Not linear in the sum over rows."""
+    return _supervised(lambda p, y: tf.sqrt(tf.reduce_mean((p - y)**2)))
+
+
+@program
+def sum_by_tensordot():
+    return _supervised(lambda p, y: tf.tensordot(tf.reshape(p - y, [-1]), tf.reshape(p - y, [-1]), 1))
+
+
+@program
+def sum_plus_mean():
+    return _supervised(lambda p, y: tf.reduce_sum(p**2) / 10 + tf.reduce_mean((p - y)**2))
+
+
+@program
+def regularized():
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y)**2) + .1 * tf.add_n([tf.nn.l2_loss(v) for v in variables])
+        _sgd(tape, loss, variables)
+        return loss
+
+    return step, variables, _batches(_x, _y)
+
+
+@program
+def correlation():
+    """One minus the correlation over the batch."""
+    def loss(p, y):
+        p, y = p - tf.reduce_mean(p, 0), y - tf.reduce_mean(y, 0)
+        norms = tf.sqrt(tf.reduce_sum(p**2) * tf.reduce_sum(y**2) + 1e-3)
+        return 1 - tf.reduce_sum(p * y) / norms
+    return _supervised(loss)
+
+
+@program
+def largest_of_batch():
+    """The hardest row alone is trained on."""
+    return _supervised(lambda p, y: tf.reduce_max(tf.reduce_sum((p - y)**2, 1)))
+
+
+# ---- pairs of rows ------------------------------------------------------------------------------
+
+
+def _towers():
+    (a, of_a), (b, of_b) = _net(1), _net(2)
+    return a, b, [*of_a, *of_b]
+
+
+@program
+def in_batch_negatives():
+    """Two towers; every other row is a negative."""
+    left, right, variables = _towers()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            scores = tf.matmul(left(x), right(y), transpose_b=True)
+            labels = tf.range(tf.shape(scores)[0])
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores))
+        _sgd(tape, loss, variables)
+        return loss
+
+    return step, variables, _batches(_x, _x)
+
+
+@program
+def contrastive():
+    """As SimCLR's: two views of each row, under each other; a row is no negative of itself."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            z = tf.math.l2_normalize(net(tf.concat([x, y], 0)), 1)
+            k = tf.shape(x)[0]
+            scores = tf.matmul(z, z, transpose_b=True) / .5 - 1e9 * tf.eye(2 * k, dtype=z.dtype)
+            labels = tf.concat([tf.range(k, 2 * k), tf.range(k)], 0)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores))
+        _sgd(tape, loss, variables)
+        return loss
+
+    return step, variables, _batches(_x, _x)
+
+
+@program
+def triplets_in_batch():
+    """The farthest positive and the nearest negative of each row."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            z = net(x)
+            squares = tf.reduce_sum(z**2, 1)
+            distances = squares[:, None] - 2 * tf.matmul(z, z, transpose_b=True) + squares[None, :]
+            same = tf.cast(tf.equal(y[:, None], y[None, :]), z.dtype)
+            positive = tf.reduce_max(distances * same, 1)
+            negative = tf.reduce_min(distances + 1e3 * same, 1)
+            loss = tf.reduce_mean(tf.nn.softplus(positive - negative))
+        _sgd(tape, loss, variables)
+        return loss
+
+    return step, variables, _batches(_x, _labels)
+
+
+# ---- gradients ----------------------------------------------------------------------------------
+
+
+@program
+def clipped_by_global_norm():
+    return _supervised(lambda p, y: tf.reduce_mean((p - y)**2),
+                       of_gradients=lambda g: tf.clip_by_global_norm(g, .1)[0])
+
+
+@program
+def clipped_by_value():
+    return _supervised(lambda p, y: tf.reduce_mean((p - y)**2),
+                       of_gradients=lambda g: [tf.clip_by_value(each, -.05, .05) for each in g])
+
+
+@program
+def signs_of_gradients():
+    return _supervised(lambda p, y: tf.reduce_mean((p - y)**2), of_gradients=lambda g: [tf.sign(each) for each in g])
+
+
+@program
+def flattened_gradients():
+    """All gradients in one vector, clipped, and taken apart."""
+    def changed(gradients):
+        flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0)
+        flat = tf.clip_by_norm(flat, .1)
+        parts = tf.split(flat, [g.shape.num_elements() for g in gradients])
+        return [tf.reshape(part, g.shape) for part, g in zip(parts, gradients)]
+    return _supervised(lambda p, y: tf.reduce_mean((p - y)**2), of_gradients=changed)
+
+
+@program
+def sharpness_aware():
+    """SAM: a second gradient, at weights moved by the first."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y)**2)
+        first = tape.gradient(loss, variables)
+        norm = tf.linalg.global_norm(first)
+        moves = [.05 * g / (norm + 1e-12) for g in first]
+        for variable, move in zip(variables, moves):
+            variable.assign_add(move)
+        with tf.GradientTape() as tape:
+            perturbed = tf.reduce_mean((net(x) - y)**2)
+        second = tape.gradient(perturbed, variables)
+        for variable, move, g in zip(variables, moves, second):
+            variable.assign_sub(move)
+            variable.assign_sub(_RATE * g)
+        return loss, perturbed
+
+    return step, variables, _batches(_x, _y)
+
+
+@program
+def extragradient():
+    """Two players, each moved by a gradient at where both would be."""
+    a, b = _variable("a", 4, 3), _variable("bb", 4, 3)
+
+    def value(x, y, a, b):
+        return tf.reduce_mean((x @ a - y)**2) - tf.reduce_mean((x @ b - y)**2) + tf.reduce_mean((x @ a) * (x @ b))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            first = value(x, y, a, b)
+        da, db = tape.gradient(first, [a, b])
+        a2, b2 = a - _RATE * da, b + _RATE * db
+        with tf.GradientTape() as tape:
+            tape.watch([a2, b2])
+            second = value(x, y, a2, b2)
+        da, db = tape.gradient(second, [a2, b2])
+        a.assign_sub(_RATE * da)
+        b.assign_add(_RATE * db)
+        return first, second
+
+    return step, [a, b], _batches(_x, _y)
+
+
+@program
+def meta_learning():
+    """MAML: the gradient of a loss after a step of gradient descent, through that step."""
+    w = _variable("w", 4, 3)
+
+    def step(x, y, x2, y2):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_mean((x @ w - y)**2)
+            fast = w - .2 * inner.gradient(loss, w)
+            meta = tf.reduce_mean((x2 @ fast - y2)**2)
+        _sgd(outer, meta, [w])
+        return loss, meta
+
+    return step, [w], _batches(_x, _y, _x, _y)
+
+
+@program
+def gradient_penalty():
+    """WGAN-GP: the critic's gradient with respect to its inputs has length one."""
+    critic, of_critic = _net(1)
+    generator, of_generator = _net(2)
+
+    def step(real, noise):
+        fake = tf.concat([generator(noise), noise[:, :1]], 1)
+        with tf.GradientTape() as tape:
+            middle = (real + fake) / 2
+            with tf.GradientTape() as inner:
+                inner.watch(middle)
+                score = tf.reduce_sum(critic(middle), 1)
+            norms = tf.sqrt(tf.reduce_sum(inner.gradient(score, middle)**2, 1) + 1e-9)
+            loss = (tf.reduce_mean(critic(fake)) - tf.reduce_mean(critic(real)) + tf.reduce_mean((norms - 1)**2))
+        _sgd(tape, loss, of_critic)
+        with tf.GradientTape() as tape:
+            fake = tf.concat([generator(noise), noise[:, :1]], 1)
+            of_fake = -tf.reduce_mean(critic(fake))
+        _sgd(tape, of_fake, of_generator)
+        return loss, of_fake
+
+    return step, [*of_critic, *of_generator], _batches(_x, _x)
+
+
+@program
+def differentially_private():
+    """DP-SGD: the gradient of each row is clipped; noise is added once."""
+    w = _variable("w", 4, 3)
+
+    def step(x, y):
+        rows = tf.einsum("ka,kb->kab", x, 2 * (x @ w - y))
+        norms = tf.sqrt(tf.reduce_sum(rows**2, [1, 2], keepdims=True))
+        clipped = rows * 1. / tf.maximum(norms, tf.ones_like(norms))
+        noise = tf.random.stateless_normal([4, 3], [1, 2], dtype=tf.float64)
+        gradient = (tf.reduce_sum(clipped, 0) + .1 * noise) / tf.cast(tf.shape(x)[0], tf.float64)
+        w.assign_sub(_RATE * gradient)
+        return tf.reduce_mean(norms)
+
+    return step, [w], _batches(_x, _y)
+
+
+@program
+def accumulated_in_a_loop():
+    """A tf.while_loop over the columns of a sequence adds up gradients."""
+    w = _variable("w", 4, 3)
+
+    def step(x, y):
+        def body(t, total):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x[:, t] @ w - y)**2)
+            return t + 1, total + tape.gradient(loss, w)
+        _, total = tf.while_loop(lambda t, _: t < 3, body, (0, tf.zeros([4, 3], tf.float64)))
+        w.assign_sub(_RATE * total)
+        return tf.reduce_sum(total)
+
+    return step, [w], _batches(lambda rng, k: rng.normal(size=(k, 3, 4)), _y)
+
+
+@program
+def only_if_finite():
+    """Loss scaling by hand: no update where a gradient is not finite."""
+    net, variables = _net()
+    scale = tf.Variable(np.float64(8.), name="scale")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y)**2)
+            scaled = loss * scale
+        gradients = [g / scale for g in tape.gradient(scaled, variables)]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+
+        def update():
+            for variable, g in zip(variables, gradients):
+                variable.assign_sub(_RATE * g)
+            scale.assign(scale * 2)
+            return 1
+
+        return loss, tf.cond(finite, update, lambda: 0)
+
+    batches = _batches(_x, _y)
+    batches[1][0][11, 0] = np.inf  # a row of the last rank
+    return step, [*variables, scale], batches
+
+
+@program
+def learning_rate_of_the_batch():
+    """What one rank alone knows decides about all."""
+    net, variables = _net()
+
+    def step(x, y, rate):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y)**2)
+        for variable, g in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(tf.where(loss > .5, rate, rate / 2) * g)
+        return loss
+
+    return step, variables, [(*batch, np.float64(.1)) for batch in _batches(_x, _y)]
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+@program
+def mixture_of_experts():
+    """A gate over four experts, with Switch Transformer's loss of balance: a product of two means over the batch."""
+    gate, experts = _variable("gate", 4, 4), _variable("experts", 4, 4, 3)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            probabilities = tf.nn.softmax(x @ gate)
+            chosen = tf.one_hot(tf.argmax(probabilities, 1), 4, dtype=tf.float64)
+            outputs = tf.einsum("kd,edo,ke->ko", x, experts, chosen * probabilities)
+            balance = 4 * tf.reduce_sum(tf.reduce_mean(chosen, 0) * tf.reduce_mean(probabilities, 0))
+            loss = tf.reduce_mean((outputs - y)**2) + .1 * balance
+        _sgd(tape, loss, [gate, experts])
+        return loss
+
+    return step, [gate, experts], _batches(_x, _y)
+
+
+@program
+def vector_quantizer():
+    """VQ-VAE whose codes are moving averages of what is assigned to them."""
+    encoder, decoder = _variable("encoder", 4, 2), _variable("decoder", 2, 4)
+    codes, counts = _variable("codes", 5, 2), tf.Variable(np.ones(5), name="counts")
+    sums = tf.Variable(codes.numpy(), name="sums")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            z = x @ encoder
+            distances = tf.reduce_sum((z[:, None] - codes[None])**2, 2)
+            chosen = tf.one_hot(tf.argmin(distances, 1), 5, dtype=tf.float64)
+            quantized = chosen @ codes
+            straight = z + tf.stop_gradient(quantized - z)
+            loss = tf.reduce_mean((straight @ decoder - x)**2) + .25 * tf.reduce_mean(
+                (tf.stop_gradient(quantized) - z)**2)
+        _sgd(tape, loss, [encoder, decoder])
+        counts.assign(.9 * counts + .1 * tf.reduce_sum(chosen, 0))
+        sums.assign(.9 * sums + .1 * tf.matmul(chosen, z, transpose_a=True))
+        codes.assign(sums / (counts[:, None] + 1e-5))
+        return loss
+
+    return step, [encoder, decoder, codes, counts, sums], _batches(_x)
+
+
+@program
+def conditional_random_field():
+    """A linear-chain CRF: the forward algorithm over a sequence, in a loop."""
+    w, transitions = _variable("w", 4, 3), _variable("transitions", 3, 3)
+
+    def step(x, tags):
+        with tf.GradientTape() as tape:
+            scores = x @ w
+
+            def body(t, alpha):
+                return t + 1, tf.reduce_logsumexp(alpha[:, :, None] + transitions[None], 1) + scores[:, t]
+
+            _, alpha = tf.while_loop(lambda t, _: t < 5, body, (1, scores[:, 0]))
+            unary = tf.reduce_sum(tf.gather(scores, tags, batch_dims=2, axis=2), 1)
+            pairs = tf.reduce_sum(tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], 2)), 1)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(alpha, 1) - unary - pairs)
+        _sgd(tape, loss, [w, transitions])
+        return loss
+
+    return step, [w, transitions], _batches(lambda rng, k: rng.normal(size=(k, 5, 4)),
+                                            lambda rng, k: rng.integers(0, 3, (k, 5)))
+
+
+@program
+def embedding_with_adam():
+    """Slices, through a fused or a plain optimizer; rows of a batch meet in the table."""
+    table, w = _variable("table", 8, 4), _variable("w", 4, 3)
+    moments = [tf.Variable(np.zeros((8, 4)), name=name) for name in ("m", "v")]
+
+    def step(words, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.reduce_mean(tf.nn.embedding_lookup(table, words), 1) @ w - y)**2)
+        g, dw = tape.gradient(loss, [table, w])
+        w.assign_sub(_RATE * dw)
+        g = tf.math.unsorted_segment_sum(g.values, g.indices, 8)
+        m, v = moments
+        m.assign(.9 * m + .1 * g)
+        v.assign(.99 * v + .01 * g**2)
+        table.assign_sub(.01 * m / (tf.sqrt(v) + 1e-3))
+        return loss
+
+    return step, [table, w, *moments], _batches(lambda rng, k: rng.integers(0, 8, (k, 3)), _y)
+
+
+@program
+def sparse_updates():
+    """IndexedSlices that are scattered into the variable."""
+    table = _variable("table", 8, 3)
+
+    def step(words, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.reduce_sum(tf.gather(table, words), 1) - y)**2)
+        g = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(_RATE * g.values, g.indices))
+        return loss
+
+    return step, [table], _batches(lambda rng, k: rng.integers(0, 8, (k, 3)), _y)
+
+
+@program
+def batch_norm_by_hand():
+    """Moments of the batch; their moving averages are variables."""
+    net, variables = _net()
+    average = tf.Variable(np.zeros(3), name="average")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            p = net(x)
+            mean, variance = tf.nn.moments(p, [0])
+            p = (p - mean) / tf.sqrt(variance + 1e-3)
+            loss = tf.reduce_mean((p - y)**2)
+        _sgd(tape, loss, variables)
+        average.assign(.9 * average + .1 * mean)
+        return loss
+
+    return step, [*variables, average], _batches(_x, _y)
+
+
+def _keras(layers, x, y, loss):
+    """A Keras model with an optimizer of Keras, in a step of one's own."""
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(layers())
+    optimizer = keras.optimizers.SGD(_RATE)
+    batches = _batches(x, y)
+    model(batches[0][0])
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True)) + sum(model.losses)
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    return step, [v.value for v in model.variables], batches
+
+
+@program
+def keras_dropout_and_noise():
+    """Random numbers are those of one process."""
+    return _keras(lambda: [keras.layers.Dense(6, "relu"), keras.layers.Dropout(.5), keras.layers.GaussianNoise(.1),
+                           keras.layers.Dense(3)], _x, _y, keras.losses.MeanSquaredError())
+
+
+@program
+def keras_convolutions():
+    """Images, augmented in the model, with batch norm over the whole batch."""
+    def layers():
+        return [keras.layers.RandomFlip(), keras.layers.Conv2D(4, 3, padding="same"),
+                keras.layers.BatchNormalization(), keras.layers.ReLU(), keras.layers.MaxPooling2D(),
+                keras.layers.Flatten(), keras.layers.Dense(3)]
+    return _keras(layers, lambda rng, k: rng.normal(size=(k, 6, 6, 2)), _labels,
+                  keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+@program
+def keras_recurrent():
+    return _keras(lambda: [keras.layers.LSTM(5, return_sequences=True), keras.layers.GRU(4), keras.layers.Dense(3)],
+                  lambda rng, k: rng.normal(size=(k, 4, 3)), _y, keras.losses.MeanSquaredError())
+
+
+class _BatchLoss(keras.layers.Layer):
+    """Adds a Keras loss, and a vector, from within."""
+
+    def call(self, x):
+        self.add_loss(keras.losses.MeanSquaredError()(tf.zeros_like(x), x))
+        self.add_loss(tf.reduce_sum(.1 * tf.reduce_mean(x**2, 1)))
+        return x
+
+
+@program
+def keras_losses_in_layers():
+    return _keras(lambda: [keras.layers.Dense(6, "tanh", activity_regularizer="l2", kernel_regularizer="l1"),
+                           _BatchLoss(), keras.layers.Dense(3)], _x, _y, keras.losses.Huber())
+
+
+@program
+def keras_attention():
+    def layers():
+        inputs = keras.Input((None,), dtype="int32")
+        x = keras.layers.Embedding(11, 8, mask_zero=True)(inputs)
+        x = x + keras.layers.MultiHeadAttention(2, 4, dropout=.1)(x, x, use_causal_mask=True)
+        x = keras.layers.LayerNormalization()(x)
+        return [keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))]
+    return _keras(layers, lambda rng, k: rng.integers(0, 11, (k, 5)).astype("int32"), _labels,
+                  keras.losses.SparseCategoricalCrossentropy(from_logits=True))
