@@ -10,7 +10,10 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/grappler/costs/graph_properties.h"
 #include "tensorflow/core/grappler/grappler_item.h"
@@ -102,6 +105,37 @@ void RestoreShapes(const GraphDef& original, GraphDef* graph) {
   }
 }
 
+// Adds up one after the other what AddN nodes of three and more inputs add up: TensorFlow's kernel begins with
+// whichever input it may overwrite, which depends on timing, and so ranks would get different bits. TensorFlow's
+// optimizer makes such nodes of chains of additions. Returns whether there were any.
+bool OrderSums(GraphDef* graph) {
+  std::vector<NodeDef> added;
+  for (NodeDef& node : *graph->mutable_node()) {
+    std::vector<std::string> terms, controls;
+    for (const std::string& input : node.input()) (input[0] == '^' ? controls : terms).push_back(input);
+    if (node.op() != "AddN" || terms.size() < 3) continue;
+    std::string sum = terms[0];
+    for (size_t i = 1; i + 1 < terms.size(); ++i) {
+      NodeDef& part = added.emplace_back();
+      part.set_name(absl::StrCat(node.name(), "/sum", i));
+      part.set_op("AddV2");
+      part.set_device(node.device());
+      part.add_input(sum);
+      part.add_input(terms[i]);
+      (*part.mutable_attr())["T"] = node.attr().at("T");
+      sum = part.name();
+    }
+    node.set_op("AddV2");
+    node.mutable_attr()->erase("N");
+    node.clear_input();
+    node.add_input(sum);
+    node.add_input(terms.back());
+    for (const std::string& control : controls) node.add_input(control);
+  }
+  for (NodeDef& node : added) *graph->add_node() = std::move(node);
+  return !added.empty();
+}
+
 class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
  public:
   std::string name() const override { return "poseidon"; }
@@ -115,24 +149,36 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
     const std::set<std::string>* markers = marker_ops;
     if (!run || !markers) return absl::AbortedError("Nothing to do.");
     const NodeDef* agree = nullptr;
-    bool has_site = false;
+    bool has_site = false, is_partitioned = false;
     for (const NodeDef& node : item.graph.node()) {
       has_site = has_site || IsUndecidedSite(node, *markers);
       if (node.op() == "PoseidonAgree") agree = &node;
+      is_partitioned = is_partitioned || node.op() == "PoseidonPart";
     }
-    if (!has_site) return absl::AbortedError("Nothing to do.");
+    GraphDef graph = item.graph;
+    const bool is_ordered = is_partitioned && OrderSums(&graph);
+    if (!has_site) {
+      if (!is_ordered) return absl::AbortedError("Nothing to do.");
+      *optimized = std::move(graph);
+      return absl::OkStatus();
+    }
 
     const AttrValue* rows = agree ? FindAttr(*agree, "rows") : nullptr;
-    GraphDef graph = item.graph;
+    GraphDef shaped = item.graph;
     // Without shapes the passes still run, and plan dense gradients.
-    if (!WithShapes(item, rows ? rows->i() : -1, &graph).ok()) graph = item.graph;
+    if (!WithShapes(item, rows ? rows->i() : -1, &shaped).ok()) shaped = item.graph;
     std::string rewritten;
-    const std::string serialized = graph.SerializeAsString();
+    const std::string serialized = shaped.SerializeAsString();
     run(serialized.data(), serialized.size(), &rewritten);
-    if (rewritten.empty()) return absl::AbortedError("Left as it is.");
+    if (rewritten.empty()) {
+      if (!is_ordered) return absl::AbortedError("Left as it is.");
+      *optimized = std::move(graph);
+      return absl::OkStatus();
+    }
     if (!optimized->ParseFromString(rewritten)) {
       return absl::InternalError("The passes returned no graph.");
     }
+    if (is_partitioned) OrderSums(optimized);
     RestoreShapes(item.graph, optimized);
     return absl::OkStatus();
   }

@@ -12,7 +12,7 @@ nodes of an op do, all of them. An op is looked for in the case itself, and if i
 `of(K, 3)` is an input with rows in dimension 0, `of(3, K)` in dimension 1, `of(3)` is whole, and `summed(3)` is an
 input of [K, 3] that the case gets summed over its rows, so as a summand. Values are integers from -3 to 3, of
 type float64; `dtype`, `low`, `high` and `make` change that. Whatever is float is compared, and so is the gradient
-of a weighted sum of the outputs' squares for every float input, which is where the ops of gradients come in.
+of a weighted sum of the outputs, or of their squares, for every float input, which is where the ops of gradients come in.
 `fewest=1` is for what one process cannot compute without rows.
 """
 

@@ -139,7 +139,9 @@ class Batch:
                           for j, spec in enumerate(case.inputs)]
             with tf.name_scope(f"case{i}"):
                 outputs = tf.nest.flatten(case.build(*inputs))
-            gradients = _gradients(f"gradients{i}", outputs, inputs) if case.has_gradient else []
+            # What is nonlinear needs summands whole, in the case too.
+            is_linear = any(spec.reduce for spec in case.inputs)
+            gradients = _gradients(f"gradients{i}", outputs, inputs, is_linear) if case.has_gradient else []
             fetches.append([t.name for t in [*outputs, *gradients]])
         return fetches
 
@@ -177,13 +179,14 @@ class Batch:
             return {rows: session.run(self._fetched(self.fetches, rows), {
                 f"{name}:0": value for name, value in self.feeds(rows).items()}) for rows in all_rows}
 
-    def on_ranks(self, graph_def, fetches, size, all_rows=ROWS):
-        """Returns what ranks compute: by number of rows, by rank, by number of a case, values."""
-        communicator.use_ranks_for_ops(partitioning._job(size))
-        results = {}
+    def on_ranks(self, graph_def, fetches, sizes, all_rows=ROWS):
+        """Yields (size, what ranks compute), for each number of ranks: by number of rows, by rank, by case, values."""
         with tf.Graph().as_default() as graph:
-            for rank in range(size):
+            for rank in range(max(sizes)):
                 tf.import_graph_def(partitioning._of_rank(graph_def, rank), name=f"rank{rank}")
+        for size in sizes:
+            communicator.use_ranks_for_ops(partitioning._job(size))
+            results = {}
             with tf.compat.v1.Session(graph=graph, config=self._config) as session:
                 for rows in all_rows:
                     fetched = [{i: [_tensor(rank, name) for name in names]
@@ -191,7 +194,7 @@ class Batch:
                     results[rows] = session.run(fetched, {
                         f"rank{rank}/{name}:0": value for name, value in self.feeds(rows).items()
                         for rank in range(size)})
-        return results
+            yield size, results
 
     def _fetched(self, fetches, rows):
         return {i: names for i, (case, names) in enumerate(zip(self.cases, fetches)) if rows >= case.fewest}
@@ -238,15 +241,15 @@ def _tensor(rank, name):
     return f"rank{rank}/{name}" if ":" in name else f"rank{rank}/{name}:0"
 
 
-def _gradients(scope, outputs, inputs):
-    """Returns the gradients of a weighted sum of the outputs' squares, for all inputs that have one."""
+def _gradients(scope, outputs, inputs, is_linear):
+    """Returns the gradients of a weighted sum of the outputs, or of their squares, for all inputs that have one."""
     floats = [t for t in inputs if t.dtype.is_floating or t.dtype.is_complex]
     with tf.name_scope(scope):
         weighted = []
         for output in outputs:
             if output.dtype.is_floating:
                 weights = tf.reshape(tf.cast(tf.range(tf.size(output)) % 5 - 2, output.dtype), tf.shape(output))
-                weighted.append(tf.reduce_sum(output * output * weights))
+                weighted.append(tf.reduce_sum(weights * (output if is_linear else output * output)))
         if not weighted or not floats:
             return []
         try:
@@ -263,8 +266,8 @@ def check(cases, sizes=partitioning.RANKS, all_rows=ROWS):
     lines = batch.wrong_states(propagated)
     try:
         expected = batch.alone(all_rows)
-        for size in sizes:
-            lines += batch.wrong_values(expected, batch.on_ranks(graph_def, fetches, size, all_rows), size)
+        for size, results in batch.on_ranks(graph_def, fetches, sizes, all_rows):
+            lines += batch.wrong_values(expected, results, size)
     except (tf.errors.OpError, ValueError) as error:
         if len(batch.cases) == 1:
             return [*lines, f"{batch.cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]

@@ -35,7 +35,7 @@ class Lists:
             if node.op in PUTS:
                 tensor, is_together = PUTS[node.op]
                 for origin in self.origins(node.name):
-                    self._puts[origin].append((graph.inputs(node)[tensor], is_together))
+                    self._puts[origin].append((graph.inputs(node)[tensor], is_together, holds_lists(node)))
 
     def origins(self, tensor):
         """Returns the names of the nodes that make a list."""
@@ -54,8 +54,10 @@ class Lists:
                 if node.name in seen:
                     continue
                 seen.add(node.name)
-                keeps_length &= not (node.op in _OF_OTHER_LENGTH or node.attr["resize_if_index_out_of_bounds"].b)
-                if node.op in _OF_ALL or node.op in _OF_FIRST:
+                may_grow = "resize_if_index_out_of_bounds"
+                keeps_length &= node.op not in _OF_OTHER_LENGTH and not (
+                    may_grow in node.attr and node.attr[may_grow].b)
+                if node.op in _OF_ALL or node.op in _OF_FIRST or node.op == "TensorListGetItem" and holds_lists(node):
                     inputs = self._graph.inputs(node)
                     queue += map(graph_lib.node_of, inputs if node.op in _OF_ALL else inputs[:1])
                 else:
@@ -74,13 +76,25 @@ class Lists:
         return found.pop() if len(found) == 1 else None
 
     def elements(self, tensor, of):
-        """Returns what each tensor that is put into a list is, a list, as of `element`."""
-        found = []
-        for origin in self.origins(tensor):
-            for put, is_together in self._puts[origin]:
+        """Returns what each tensor that is put into a list, or into a list in it, is, a list, as of `element`."""
+        found, queue, seen = [], list(self.origins(tensor)), set()
+        while queue:
+            origin = queue.pop()
+            if origin in seen:
+                continue
+            seen.add(origin)
+            for put, is_together, is_list_itself in self._puts[origin]:
+                if is_list_itself:
+                    queue += self.origins(put)
+                    continue
                 what = of(put)
                 found.append(what[1:] if what and is_together else what)
         return found
+
+
+def holds_lists(node):
+    """Whether an op on lists is one on lists of lists."""
+    return "element_dtype" in node.attr and is_list(node.attr["element_dtype"].type)
 
 
 def taken(node):

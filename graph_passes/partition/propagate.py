@@ -102,7 +102,7 @@ class _Propagation:
         """Finds all states once; returns whether loops, lists or texts have to have other ones."""
         before = self._states  # what comes back in a loop
         self._states, self._outcomes, self._without_rule = {}, {}, []
-        again = False
+        again, refused = False, len(self._refused)
         for node in self._ordered:
             inputs = self._graph.inputs(node)
             if node.op in _MERGES:
@@ -116,7 +116,7 @@ class _Propagation:
                 self._states[tensor_of(node.name, i)] = state
         for node in self._ordered:
             again |= self._take_back(node)
-        return again
+        return again or len(self._refused) > refused
 
     def seen(self, tensor, states=None):
         """Returns the state in which readers see a tensor."""
@@ -134,9 +134,13 @@ class _Propagation:
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
             return whole  # out of the loop in which there are rows
         rule = rules.RULES.get(node.op)
-        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, self._wishes.get(node.name)))
+        wish = self._wishes.get(node.name)
+        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, wish))
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None
+        if wish not in (None, WHOLE) and (outcome is None or outcome.gives[0] != wish):
+            self._refused.add(node.name)
+            return whole
         if outcome is None:
             # Of summands, and what updates variables, no rule could be better.
             if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):

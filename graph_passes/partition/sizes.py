@@ -318,7 +318,7 @@ def _with_guessed_elements(generic, add_shapes, doubted):
         graph, known = generic.graph, {}
         lists = lists_lib.Lists(graph)
         for node in graph.graph_def.node:
-            if node.op in lists_lib.TAKES:
+            if node.op in lists_lib.TAKES and not lists_lib.holds_lists(node):
                 shown = _of_elements(generic, lists, node, node.name in doubted)
                 old = graph.nodes.get(_shown(node.name))
                 if shown is not None and (old is None or (old.op != "Const" and (

@@ -136,6 +136,10 @@ class GraphWriter:
         for i, dimension in outcome.local.items():
             taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, frame)
         controls = graph_lib.control_inputs(node)
+        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
+        if outcome.write is None and is_whole_sum:
+            self._write_sum(node, taken, controls)
+            return
         if outcome.write is None:
             self._writer("", node.device).copy(node, [*taken, *controls])
             if node.op in propagate_lib.rules.sources.UNSEEDED:
@@ -149,6 +153,13 @@ class GraphWriter:
             self._native[propagate_lib.tensor_of(node.name, i)] = tensor
         if outputs:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
+
+    def _write_sum(self, node, terms, controls):
+        """Writes a sum of many: AddN begins with whichever it may overwrite, so its bits depend on timing."""
+        writer, total = self._writer(node.name, node.device), terms[0]
+        for i, term in enumerate(terms[1:-1], 1):
+            total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
+        writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
 
     def _finished(self, node, names):
         """Returns a node that names what has replaced others, and with its loop's rounds in order.
@@ -310,12 +321,13 @@ class GraphWriter:
         order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
         return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
 
-    def reduced(self, value, state, dtype, prefix, frame, name):
+    def reduced(self, value, state, dtype, prefix, frame, name, shape=None):
         """Adds up the summands of all ranks, or reduces them otherwise."""
         contributes = self.part(frame)[1]
         writer = self._writer(f"{prefix}/whole", _HOST)
-        shape = self._constant_shape(name)
-        if shape is not None and None not in shape and shape != self._sizes.static(name):
+        is_given = shape is not None
+        shape = shape if is_given else self._constant_shape(name)
+        if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
             # What the planner has to know, and TensorFlow cannot infer.
             value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
         site = self._exchange(state.reduce, name, shape, dtype, frame)
@@ -328,10 +340,10 @@ class GraphWriter:
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
-    def taken_from_one(self, value, dtype, prefix, frame, name):
+    def taken_from_one(self, value, dtype, prefix, frame, name, suffix=""):
         """Gives every rank the value of rank 0."""
         site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
-        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
+        return self._writer(prefix, _HOST).add(suffix, "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
 
     def _exchange(self, kind, name, shape, dtype, frame):
         self._serialise(frame)
@@ -438,10 +450,17 @@ class NodeWriter:
         node = self.node
         return self._all.reduced(tensor, state, node.attr["T"].type, f"{PREFIX}/{tensor}", self._frame, node.name)
 
-    def of_one_rank(self, tensor):
-        """Returns rank 0's value of what was made for this op."""
-        dtype = propagate_lib.dtype_of(self.node, 0)
-        return self._all.taken_from_one(tensor, dtype, self.node.name, self._frame, self.node.name)
+    def added_up(self, suffix, tensor, dtype, shape):
+        """Returns the sum over the ranks of a summand of a known shape that was made for this op."""
+        return self._all.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._frame, f"{self.node.name}/{suffix}",
+                                 shape)
+
+    def of_one_rank(self, node):
+        """Returns rank 0's values of the outputs of a node that was made for this op, and has the same outputs."""
+        return [self._all.taken_from_one(
+            propagate_lib.tensor_of(node, i), dtype, self.node.name, self._frame,
+            propagate_lib.tensor_of(self.node.name, i), f"output{i}" if i else "")
+            for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
 
 
 def count_by_state(propagated):

@@ -11,6 +11,7 @@ from tf_poseidon.graph_passes.partition.rules import control
 from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
+from tf_poseidon.graph_passes.partition.rules import normalisation
 from tf_poseidon.graph_passes.partition.rules import reductions
 from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
@@ -24,6 +25,7 @@ RULES = {
     **windows.RULES,
     **gathering.RULES,
     **lists.RULES,
+    **normalisation.RULES,
     **control.RULES,
     **sources.RULES,
 }

@@ -5,7 +5,6 @@ import dataclasses
 import math
 
 from tensorflow.core.framework import attr_value_pb2
-
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib

@@ -64,7 +64,11 @@ def _write_total(writer):
     whole = [t for t, state in zip(writer.inputs, writer.states) if state == WHOLE]
     dtype = writer.node.attr["T"].type
     summand = writer.add("summand", "AddN", parts, T=dtype, N=len(parts))
-    return [writer.add("", "AddN", [writer.made_whole(summand, SUM), *whole], T=dtype, N=len(whole) + 1)]
+    total = writer.made_whole(summand, SUM)
+    for i, term in enumerate(whole):
+        is_last = i == len(whole) - 1
+        total = writer.add("" if is_last else f"sum{i}", "AddV2", [total, term], T=dtype)
+    return [total]
 
 
 def product(case):

@@ -163,11 +163,6 @@ def _in_slices(case, indices, updates):
     return None if within < 0 or depth is None or depth.constant is None else depth.constant + within
 
 
-def slices(case):
-    """ResourceScatterAdd(variable, indices, updates): a variable takes the slices of all ranks."""
-    return Outcome((WHOLE,) * len(case.inputs), (WHOLE,) * case.num_outputs)
-
-
 def reverse_sequence(case):
     """ReverseSequence(x, lengths): there is a length for each element along a dimension."""
     batch, state = case.attr("batch_dim").i, case.states[0]
@@ -209,8 +204,6 @@ RULES = {
     "TensorScatterAdd": scatter_into("sum"),
     "TensorScatterMax": scatter_into("max"),
     "TensorScatterMin": scatter_into("min"),
-    **dict.fromkeys(("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd",
-                     "ResourceScatterNdSub", "ResourceScatterNdUpdate"), slices),
     "ReverseSequence": reverse_sequence,
     "DenseBincount": count,
 }

@@ -1,5 +1,7 @@
 """Lists of tensors, in which loops keep what they read and write. A list has the state of its elements.
 
+A list of lists, that a loop within a loop keeps for its gradient, has the state of their elements.
+
 A list is empty, or full of zeros, when it is made; which state it will have follows from what is put into it.
 So an op that puts rows into a whole list asks for a list of rows (`Outcome.wishes`).
 """
@@ -14,7 +16,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 def _outcome(case, takes, gives, shape, state):
     """Returns the Outcome of an op that is told the shape of elements of a state, by input `shape`."""
     local = {}
-    if isinstance(state, Rows):
+    if isinstance(state, Rows) and not lists_lib.holds_lists(case.node):
         if case.rank(shape) is None:
             return None
         if case.rank(shape) == 1:  # else, it is a number that stands for any shape
@@ -22,15 +24,11 @@ def _outcome(case, takes, gives, shape, state):
     return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(case.inputs))), gives, local=local)
 
 
-def _holds_lists(case):
-    return lists_lib.is_list(case.attr("element_dtype").type)
-
-
 def made(shape):
     """Returns the rule of an op that makes a list; input `shape` is that of its elements."""
 
     def rule(case):
-        state = WHOLE if case.wish is None or _holds_lists(case) else case.wish
+        state = WHOLE if case.wish is None else case.wish
         return _outcome(case, {}, (state,), shape, state)
 
     return rule
@@ -42,7 +40,7 @@ def put(tensor):
     def rule(case):
         holds, item = case.states[0], case.states[tensor]
         state = item if holds == WHOLE else holds
-        if state == WHOLE or _holds_lists(case):
+        if state == WHOLE:
             return None
         return case.all({0: state, tensor: state}, state, wishes={0: state if item in (state, WHOLE) else WHOLE})
 
@@ -54,7 +52,7 @@ def taken(shape, shift=0):
 
     def rule(case):
         state = case.states[0]
-        if state == WHOLE or _holds_lists(case):
+        if state == WHOLE or (shift and lists_lib.holds_lists(case.node)):
             return None
         gives = Rows(state.dimension + shift) if isinstance(state, Rows) else state
         return _outcome(case, {0: state}, (gives,) * case.num_outputs, shape, state)
@@ -66,6 +64,8 @@ def unstacked(shape):
     """Returns the rule of an op that makes a list of a tensor's parts along its first dimension."""
 
     def rule(case):
+        if lists_lib.holds_lists(case.node):
+            return None
         state, element = case.states[0], case.wish
         if element is None:
             if state == Rows(0):

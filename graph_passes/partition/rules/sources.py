@@ -23,16 +23,19 @@ def taken_from_one(case):
 
 
 def _write_taken(writer):
-    return [writer.of_one_rank(writer.same("here"))]
+    return writer.of_one_rank(writer.same("here"))
 
 
 UNSEEDED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
-            "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal")
+            "Multinomial", "RandomGamma", "RandomPoissonV2", "ParameterizedTruncatedNormal",
+            "UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
+            "FixedUnigramCandidateSampler", "AllCandidateSampler", "SampleDistortedBoundingBoxV2",
+            "FractionalMaxPool", "FractionalAvgPool")
 
 RULES = {
     "PoseidonRows": inputs_with_rows,
     **dict.fromkeys(UNSEEDED, drawn),
-    "Timestamp": taken_from_one,
+    **dict.fromkeys(("Timestamp", "NonDeterministicInts"), taken_from_one),
 }
 # Rules that hold for whole inputs too.
 ALWAYS = frozenset(RULES)

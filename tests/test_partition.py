@@ -1,0 +1,125 @@
+"""Rules of the row partitioner: the table of partition_cases on many ranks, and what wrong rules would do."""
+
+import dataclasses
+import functools
+import importlib.util
+
+import partition_cases
+import partition_table
+import pytest
+import tensorflow as tf
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition import rules
+from tf_poseidon.graph_passes.partition.rules import contractions
+from tf_poseidon.graph_passes.partition.rules import control
+from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.rules import reductions
+from tf_poseidon.graph_passes.partition.rules import shapes
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+FAMILIES = (elementwise, reductions, contractions, shapes, control)
+_CASES_OF_A_GRAPH = 30
+# Rows of which both ranks have as many, so that what is taken for a summand can be added up.
+_EVEN_ROWS = 8
+
+
+def _all_cases():
+    cases = list(partition_cases.CASES)
+    if importlib.util.find_spec("partition_families"):
+        cases += importlib.import_module("partition_families").CASES
+    return cases
+
+
+@pytest.mark.parametrize("first", range(0, len(partition_cases.CASES), _CASES_OF_A_GRAPH))
+def test_ranks_compute_what_one_process_does(first):
+    lines = partition_table.check(partition_cases.CASES[first:first + _CASES_OF_A_GRAPH])
+    assert not lines, "\n".join(lines)
+
+
+def test_every_rule_has_a_case():
+    named = {op for case in partition_cases.CASES for op in case.ops.split()}
+    without = {op for family in FAMILIES for op in family.RULES} - named
+    assert not without, f"Rules without a case in partition_cases: {sorted(without)}"
+
+
+@functools.cache
+def _batch(number):
+    """Returns (the graph of one case, what one process computes)."""
+    batch = partition_table.Batch([_all_cases()[number]])
+    return batch, batch.alone([_EVEN_ROWS])
+
+
+def _claims_whole(outcome):
+    return dataclasses.replace(outcome, gives=(WHOLE,) * len(outcome.gives))
+
+
+def _claims_other(outcome):
+    """Rows are claimed to be summands, all else to be rows."""
+    return dataclasses.replace(outcome, gives=tuple(
+        SUM if isinstance(state, Rows) else Rows(0) for state in outcome.gives))
+
+
+def _stays_local(outcome):
+    """What is written differently, or gets other shapes, stays as it is."""
+    return dataclasses.replace(outcome, write=None, local={})
+
+
+def _mutated(rule, change, changed):
+    """Returns a rule of which every outcome is changed; notes those that then are other ones."""
+
+    def wrong(case):
+        outcome = rule(case)
+        if outcome is None:
+            return None
+        other = change(outcome)
+        changed.append(other != outcome)
+        return other
+
+    return wrong
+
+
+def _is_noticed(number, changed):
+    """Whether a case fails; not if no rule has changed anything in it."""
+    batch, expected = _batch(number)
+    changed.clear()
+    try:
+        _, graph_def, fetches = batch.partition()
+        return any(changed) and any(batch.wrong_values(expected, results, size)
+                                    for size, results in batch.on_ranks(graph_def, fetches, [2], [_EVEN_ROWS]))
+    except (tf.errors.OpError, PoseidonError, ValueError, TypeError, KeyError, IndexError):
+        return any(changed)
+
+
+@functools.cache
+def _cases_of(op):
+    """Returns the numbers of the cases that name an op: those that give rows or summands first."""
+    numbers = [i for i, case in enumerate(_all_cases()) if op in case.ops.split()]
+    return sorted(numbers, key=lambda i: _all_cases()[i].expected(op) == {"whole"})
+
+
+@pytest.mark.parametrize("change", [_claims_whole, _claims_other, _stays_local], ids=lambda change: change.__name__)
+def test_wrong_rules_are_noticed(change, monkeypatch):
+    unnoticed, same = [], set()
+    for op, rule in rules.RULES.items():
+        numbers = _cases_of(op)
+        if not numbers:
+            continue  # test_every_rule_has_a_case is about them
+        changed, has_changed = [], False
+        with monkeypatch.context() as patch:
+            patch.setitem(rules.RULES, op, _mutated(rule, change, changed))
+            for number in numbers:
+                if _is_noticed(number, changed):
+                    break
+                has_changed |= any(changed)
+            else:
+                if has_changed:
+                    unnoticed.append(op)
+                else:
+                    same.add(op)
+    assert not unnoticed
+    if change is not _stays_local:
+        # They give whole outputs anyhow, or none.
+        assert same == ({"Shape", "ShapeN", "Size", "Rank", "Assert"} if change is _claims_whole else {"Assert"})
