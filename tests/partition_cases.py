@@ -108,10 +108,19 @@ def _unary():
 
 
 def _loop(x, w):
-    """Three rounds of a layer, with its sum of squares."""
+    """Three rounds of a layer that reads x again, with its sum of squares."""
     return tf.while_loop(lambda t, h, total: t < 3,
-                         lambda t, h, total: (t + 1, h @ w, total + tf.reduce_sum(h * h)),
+                         lambda t, h, total: (t + 1, h @ w - x, total + tf.reduce_sum(h * h)),
                          (0, x, tf.constant(0.0, tf.float64)))[1:]
+
+
+def _loop_of_version_1(x, w):
+    """The same, in which what the rounds do not change is not handed from one to the next."""
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        return _loop(x, w)
+    finally:
+        tf.compat.v1.enable_control_flow_v2()
 
 
 def _asserted(x):
@@ -507,6 +516,7 @@ CONTROL = [
          "rows(0) whole"),
     Case("Enter Exit NextIteration", _loop, [of(K, 3), of(3, 3)],
          "rows(0) partial(sum) whole"),
+    Case("Enter Exit", _loop_of_version_1, [of(K, 3), of(3, 3)], "rows(0) partial(sum) whole", has_gradient=False),
     Case("Assert", _asserted, [of(K, 3)], "none"),
 ]
 CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *CONTROL]

@@ -310,14 +310,33 @@ def _traced(function, call):
 def _partitioned(traced):
     """Returns the `partition.Partitioned` graph of a ConcreteFunction."""
     graph = traced.graph
-    outputs = [tensor.name for tensor in graph.outputs]
+    names = _names(graph)
+    graph_def = _renamed(graph.as_graph_def(), names)
+    _describe_variables(graph_def, graph.captures, names)
+    outputs = [_full(names.get(tensor.op.name, tensor.name)) for tensor in graph.outputs]
     controls = [operation.name for operation in graph.control_outputs]
-    inputs = [tensor.op.name for tensor in graph.inputs]
-    graph_def = graph.as_graph_def()
-    _describe_variables(graph_def, graph.captures)
+    inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
     flat = inline.inline(graph_def, [*outputs, *controls, *inputs])
-    paths = {name: step_lib.variable_path(variable) for name, variable in _variables(graph)}
+    paths = {names[name]: step_lib.variable_path(variable) for name, variable in _variables(graph)}
     return partition_lib.partition(flat, outputs, grappler.add_shapes, paths)
+
+
+def _names(graph):
+    """Returns names for captured inputs that are the same on all ranks: TensorFlow numbers them by all it has made."""
+    return {internal.op.name: f"capture{i}" for i, (_, internal) in enumerate(graph.captures)}
+
+
+def _renamed(graph_def, names):
+    """Returns a GraphDef whose placeholders have other names."""
+    for node in graph_def.node:
+        node.name = names.get(node.name, node.name)
+        for i, tensor in enumerate(node.input):
+            name = graph_lib.node_of(tensor)
+            if name in names:
+                node.input[i] = f"^{names[name]}" if graph_lib.is_control(tensor) else names[name]
+        if "_class" in node.attr:
+            del node.attr["_class"]
+    return graph_def
 
 
 def _variables(graph):
@@ -327,13 +346,13 @@ def _variables(graph):
             if id(external) in by_handle]
 
 
-def _describe_variables(graph_def, captures):
+def _describe_variables(graph_def, captures, names):
     """Notes what captured variables hold, which a GraphDef does not say."""
     nodes = {node.name: node for node in graph_def.node}
     for _, internal in captures:
         held = internal.dtype == tf.resource and handle_data_util.get_resource_handle_data(internal)
         if held and held.is_set:
-            attributes = nodes[internal.op.name].attr
+            attributes = nodes[names[internal.op.name]].attr
             attributes["_handle_dtypes"].list.type.extend(each.dtype for each in held.shape_and_type)
             attributes["_handle_shapes"].list.shape.extend(each.shape for each in held.shape_and_type)
 
@@ -347,7 +366,9 @@ def _built(traced, partitioned, name, rows, strict):
         graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape, tensor.op.name) for tensor in arguments]
         # Captured, they know what the variables hold, and so do the ops that read them.
         inputs = dict(zip((tensor.name for tensor in arguments), graph.inputs))
-        inputs |= {internal.name: graph.capture(external) for external, internal in traced.graph.captures}
+        names = _names(traced.graph)
+        inputs |= {_full(names[internal.op.name]): graph.capture(external)
+                   for external, internal in traced.graph.captures}
         importer.import_graph_def(_without(partitioned.graph_def, inputs), inputs, name="")
         graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in partitioned.fetches]
@@ -400,6 +421,9 @@ def _lines(graph_def):
         plain = graph_pb2.GraphDef().node.add()
         plain.CopyFrom(node)
         plain.ClearField("experimental_debug_info")
+        for attribute in plain.attr.values():
+            if attribute.HasField("func"):
+                attribute.func.name = attribute.func.name.rstrip("0123456789")  # numbered by all that was made
         for key in [key for key in plain.attr if key.startswith("_")]:
             del plain.attr[key]
         digest = hashlib.sha256(plain.SerializeToString(deterministic=True)).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""Control flow of a flat graph: Switch, Merge, Enter, Exit, NextIteration.
+"""Control flow of a flat graph: Switch, Enter, Exit.
 
-Predicates are whole, so all ranks take the same branches, and as many rounds of a loop. What a Merge gives is
-for `propagate`, which knows the states of all rounds.
+Predicates are whole, so all ranks take the same branches, and as many rounds of a loop. What a Merge gives, and what
+is handed to it, is for `propagate`, which knows the states of all rounds.
 """
 
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
@@ -24,6 +24,6 @@ def asserted(case):
 
 RULES = {
     "Switch": switch,
-    **dict.fromkeys(("Enter", "Exit", "NextIteration"), passed_on),
+    **dict.fromkeys(("Enter", "Exit"), passed_on),
     "Assert": asserted,
 }
