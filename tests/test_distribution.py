@@ -1,5 +1,7 @@
 """Programs that were written for one process, on several ranks: every update is that of one process."""
 
+import re
+
 import launch
 import numpy as np
 import one_process_programs
@@ -63,3 +65,43 @@ def check(expected, got):
             assert np.abs(have - want)[finite].max(initial=0) <= BOUND * scale, (
                 f"{key}: {have.ravel()[:4]}, one process has {want.ravel()[:4]}")
         before = step
+
+
+RIGHT = ("methods", "structures", "traces", "within_a_function", "starts_equal", "eagerly",
+         "one_rank_without_the_pass")
+REFUSED = {
+    "different_rows": r"'x' has 4 rows.*'y' has 3|'y' has 3 rows.*'x' has 4",
+    "unknown_input": r"inputs= names 'y', which is no argument of '<lambda>'; its arguments are x",
+    "scalar_with_rows": r"'y' has 0 dimensions, and inputs= says that its rows are in dimension 0",
+    "other_structure": r"inputs= has another structure for 'x' than the argument itself",
+    "no_rows": r"No input of '<lambda>' has rows",
+}
+
+
+@pytest.fixture(scope="module")
+def output():
+    return launch.run_ok(["distributed.py", *RIGHT, *REFUSED], ranks=3, timeout_s=180).output
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_it_takes(output, name):
+    assert output.count(f"{name}: all right") == 3
+
+
+def test_a_pass_that_fails_on_one_rank_costs_speed_only(output):
+    assert output.count("was not partitioned.") == 1
+    assert "RuntimeError: no pass today" in output and "right, but no faster than one process" in output
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(output, name):
+    said = [line for line in output.split("\n") if line.startswith(f"{name}: ")]
+    assert len(said) == 3 and all(re.search(REFUSED[name], line) for line in said), said
+
+
+@pytest.mark.parametrize("name, text", [
+    ("without_grappler", "all right"),
+    ("strict", "strict=True, but: The function '<lambda>' was not partitioned")])
+def test_other_options(name, text):
+    outcome = launch.run_ok(["distributed.py", name], ranks=2, timeout_s=120)
+    assert outcome.output.count(f"{name}: {text}") == 2

@@ -82,9 +82,14 @@ def length(case):
 
 
 def shape_of_elements(case):
-    if isinstance(case.states[0], Partial):
+    """TensorListElementShape: a vector, of elements that are no lists; or a number that stands for any shape."""
+    state, shape = case.states[0], case.out_shape()
+    if not isinstance(state, Rows):
         return Outcome((None,), (WHOLE,))
-    return Outcome((None,), (WHOLE,), write=_write_shape) if isinstance(case.states[0], Rows) else None
+    if shape is None or None in shape:
+        return None
+    is_whole = not shape or shape[0].constant == 0
+    return Outcome((None,), (WHOLE,), write=None if is_whole else _write_shape)
 
 
 def _write_shape(writer):
