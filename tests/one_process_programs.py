@@ -7,6 +7,7 @@ gradient of a wrong length shows. Batches have 7, 12, 1 and 2 rows: uneven parts
 import keras
 import numpy as np
 import tensorflow as tf
+import training_steps
 
 keras.config.set_floatx("float64")
 
@@ -610,3 +611,26 @@ def keras_attention():
         return [keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)))]
     return _keras(layers, lambda rng, k: rng.integers(0, 11, (k, 5)).astype("int32"), _labels,
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+# ---- steps in which a gradient is hard to find --------------------------------------------------
+
+
+def _of_training_steps(make):
+    def build():
+        variables = training_steps.weights()
+        step = make(variables)
+        rows = (4, 4) if make is training_steps._stateful else SIZES
+
+        def returning(x, y):
+            step(x, y)
+            return tf.reduce_sum(x)
+
+        batches = [tuple(training_steps.batch(k, i).values()) for i, k in enumerate(rows)]
+        return returning, variables, batches
+    return build
+
+
+_STEPS = training_steps.FOUND | {name: make for name, (make, _) in training_steps.REFUSED.items()}
+del _STEPS["noise"]  # without a seed: one process would draw other numbers
+PROGRAMS |= {name.replace(",", "").replace(" ", "_"): _of_training_steps(make) for name, make in _STEPS.items()}
