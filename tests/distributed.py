@@ -116,6 +116,8 @@ def within_a_function(strategy):
     @poseidon.distribute
     @tf.function
     def step(x, y):
+        if tf.reduce_sum(x) > 1e6:  # for AutoGraph
+            x = x / 1e6
         return _step(w, x, y)
 
     x, y = _batch(12)
@@ -131,6 +133,17 @@ def within_a_function(strategy):
     for i in range(0, 12, 5):
         want -= _gradient(want, x[i:i + 5], y[i:i + 5])
     np.testing.assert_allclose(w, want, rtol=1e-12)
+
+    @tf.function
+    def twice():
+        step(x, y)
+        return step(x, y)
+
+    twice()
+    for _ in range(2):
+        want -= _gradient(want, x, y)
+    np.testing.assert_allclose(w, want, rtol=1e-12)
+    assert not strategy.plan.refusal, strategy.plan.refusal
 
 
 @program

@@ -62,7 +62,7 @@ def test_dropout_and_augmentation_with_seeds_give_the_numbers_of_one_process():
         mask = tf.random.stateless_uniform(tf.shape(hidden), [5, 6], dtype=tf.float64) > 0.5
         dropped = tf.where(mask, hidden * 2, 0)
         noise = tf.random.stateless_normal(tf.shape(hidden), [7, 8], dtype=tf.float64)
-        return [dropped, hidden + noise, tf.gradients(tf.reduce_mean(dropped ** 2), x)[0]]
+        return [dropped, hidden + noise, tf.gradients(tf.reduce_mean(dropped ** 2), images)[0]]
 
     made = partitioning.check(build, _feeds(4, 4, 3), tolerance=1e-6)
     assert not made.report.whole
@@ -142,6 +142,38 @@ def test_what_is_drawn_without_a_seed_is_used_alike():
         assert 0 < mask.mean() < 1
         np.testing.assert_array_equal(masked, feed["x"] * mask)
         np.testing.assert_allclose(total, masked.sum(0), rtol=1e-12)
+
+
+# ---- dilated convolutions ---------------------------------------------------------------------------------------
+
+
+def _variable(name, *shape):
+    values = np.arange(np.prod(shape)).reshape(shape) % 7 - 3.0
+    return tf.compat.v1.get_variable(name, initializer=tf.constant(values), use_resource=True)
+
+
+def _dilated(rate, reads_blocks=False):
+    def build():
+        x, = partitioning.rows(_placeholder(None, 7, 6, 2))
+        filters = _variable("filters", 3, 2, 2, 3)
+        block, paddings = [rate, 2], [[1, -(7 + 1) % rate], [0, 2]]
+        blocks = tf.space_to_batch_nd(x, block, paddings)
+        value = tf.nn.relu(tf.nn.conv2d(blocks, filters.read_value(), 1, "SAME"))
+        y = tf.batch_to_space(value, block, [[1, 0], [0, 1]])
+        gradients = tf.gradients(y ** 2, [x, filters])
+        return [y, *gradients, *([tf.cumsum(blocks)] if reads_blocks else [])]
+    return build
+
+
+@pytest.mark.parametrize("rate", (2, 3))
+def test_dilated_convolutions_run_on_rows(rate):
+    made = partitioning.check(_dilated(rate), _feeds(7, 6, 2), ranks=(2, 3))
+    assert not made.report.whole
+
+
+def test_blocks_that_are_read_in_their_order_stay_in_it():
+    made = partitioning.check(_dilated(2, reads_blocks=True), _feeds(7, 6, 2), ranks=(2,))
+    assert {op.op for op in made.report.whole} >= {"SpaceToBatchND"}
 
 
 # ---- layers of Keras --------------------------------------------------------------------------------------------
@@ -257,6 +289,8 @@ STEPS = {
     "convolutions 2D": lambda: _model(_flat(
         layers.Conv2D(4, 3, padding="same"), layers.Conv2D(4, 3, strides=2), layers.DepthwiseConv2D(3),
         layers.SeparableConv2D(4, 3, padding="same"), layers.Conv2DTranspose(4, 3, strides=2)), (16, 16, 3)),
+    "convolutions, dilated": lambda: _model(_flat(layers.Conv2D(4, 3, dilation_rate=2, padding="same"),
+                                                  layers.Conv2D(4, 3, dilation_rate=(1, 3))), (12, 12, 3)),
     "convolutions 3D": lambda: _model(_flat(
         layers.Conv3D(4, 3, padding="same"), layers.Conv3DTranspose(4, 3, strides=2)), (4, 4, 4, 3)),
     "pooling 1D": lambda: _model(_all_of(layers.MaxPooling1D(2), layers.AveragePooling1D(2),

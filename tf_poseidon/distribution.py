@@ -9,7 +9,6 @@ import functools
 import hashlib
 import inspect
 import logging
-import typing
 import weakref
 
 import numpy as np
@@ -29,7 +28,6 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
-from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")
@@ -88,6 +86,9 @@ class _Distributed:
         report: The `report.Report` of the last trace; None if it runs as it is.
     """
 
+    # AutoGraph calls this as it is; it still converts the function.
+    autograph_info__ = None
+
     def __init__(self, function, inputs, strategy):
         self._python = getattr(function, "python_function", function)
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
@@ -117,7 +118,7 @@ class _Distributed:
             self._traces[call.key] = _trace(self._function, call, strategy, name)
         trace = self._traces[call.key]
         self.report = trace.report
-        return trace.concrete(*call.tensors)
+        return trace(call.tensors)
 
     def _strategy(self):
         if self._given is None:
@@ -245,16 +246,34 @@ def _hashable(leaf):
         return id(leaf)
 
 
-class _Trace(typing.NamedTuple):
+class _Trace:
     """One trace of a function.
 
     Attributes:
-        concrete: The ConcreteFunction that runs: partitioned, or as it was traced.
         report: The `report.Report`, None if it runs as it was traced.
     """
 
-    concrete: concrete_function_lib.ConcreteFunction
-    report: report_lib.Report | None
+    def __init__(self, traced, build=None, report=None):
+        """Makes a trace.
+
+        Args:
+            traced: The ConcreteFunction as it was traced.
+            build: A function that makes the partitioned one, given what comes behind the names of its exchanges;
+                None if it runs as it was traced.
+            report: As above.
+        """
+        self._traced = traced
+        self._build = build
+        self.report = report
+
+    def __call__(self, tensors):
+        if self._build is None:
+            return self._traced(*tensors)
+        # Exchanges of one function need names of their own, also where it calls several of ours.
+        mark = step_lib.unique_site("distribute").removeprefix("distribute")
+        with tf.init_scope():
+            concrete = self._build(mark)
+        return concrete(*tensors)
 
 
 def _trace(function, call, strategy, name):
@@ -266,20 +285,23 @@ def _trace(function, call, strategy, name):
         _share([variable for _, variable in _variables(traced.graph)], extended.communicator, name)
         rows = call.rows()
         rows = None if rows is None else -(-rows // strategy.num_replicas_in_sync)
-        concrete, problem = None, ""
+        problem = ""
         try:
             partitioned = _partitioned(traced)
-            concrete = _built(traced, partitioned, name, rows, extended.graph_pass.strict)
+            build = functools.cache(functools.partial(_built, traced, partitioned, name, rows,
+                                                      extended.graph_pass.strict))
+            build("")
+            trace = _Trace(traced, build, partitioned.report)
         except Exception as error:  # whatever goes wrong, the function as it is computes the same
-            problem = f"{type(error).__name__}: {error}"
-        form = f"not partitioned: {problem}" if concrete is None else "\n".join(
+            trace, problem = _Trace(traced), f"{type(error).__name__}: {error}"
+        form = f"not partitioned: {problem}" if problem else "\n".join(
             ["partitioned", partitioned.report.form(), *_lines(partitioned.graph_def)])
         difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", form)
-        if concrete is None or difference:
+        if problem or difference:
             _refuse(name, problem or difference, extended)
-            return _Trace(traced, None)
+            return _Trace(traced)
     extended.graph_pass.expect()
-    return _Trace(concrete, partitioned.report)
+    return trace
 
 
 def _refuse(name, reason, extended):
@@ -357,8 +379,8 @@ def _describe_variables(graph_def, captures, names):
             attributes["_handle_shapes"].list.shape.extend(each.shape for each in held.shape_and_type)
 
 
-def _built(traced, partitioned, name, rows, strict):
-    """Returns the ConcreteFunction of a partitioned graph."""
+def _built(traced, partitioned, name, rows, strict, mark):
+    """Returns the ConcreteFunction of a partitioned graph, with `mark` behind the names of its exchanges."""
     graph = func_graph_lib.FuncGraph(name.partition("/")[0])
     captured = {id(internal) for _, internal in traced.graph.captures}
     with graph.as_default():
@@ -369,10 +391,14 @@ def _built(traced, partitioned, name, rows, strict):
         names = _names(traced.graph)
         inputs |= {_full(names[internal.op.name]): graph.capture(external)
                    for external, internal in traced.graph.captures}
-        importer.import_graph_def(_without(partitioned.graph_def, inputs), inputs, name="")
+        graph_def = _without(partitioned.graph_def, inputs)
+        for node in graph_def.node:
+            if "site" in node.attr:
+                node.attr["site"].s += mark.encode()
+        importer.import_graph_def(graph_def, inputs, name="")
         graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in partitioned.fetches]
-        ops.agree(partitioned.report.form().split("\n"), rows, None, strict)
+        ops.agree([f"{exchange.form()}{mark}" for exchange in partitioned.report.exchanges], rows, None, strict)
         agree = graph.get_operations()[-1]
         graph.control_outputs = [agree, *(graph.get_operation_by_name(operation.name)
                                           for operation in traced.graph.control_outputs)]

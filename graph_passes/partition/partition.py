@@ -10,6 +10,7 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import naming
+from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -44,6 +45,7 @@ def partition(graph_def, fetches, add_shapes, paths=None):
     Raises:
         PoseidonError: If the graph cannot be partitioned.
     """
+    graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes)
     propagated = propagate_lib.propagate(sizes)
     writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))

@@ -144,6 +144,9 @@ class _Generic:
         inputs = self.graph.inputs(node)
         if node.op == "TensorListElementShape":
             return self._shape_of_element_shape(inputs[0])
+        if node.op == "DenseBincount":
+            shape, size = self.shape(inputs[0]), self.value(inputs[1])
+            return shape and (*shape[:-1], None if size is None else int(size))
         if node.op in _REDUCTIONS:
             shape, axes = self.shape(inputs[0]), self.value(inputs[1])
             if shape is None or axes is None:

@@ -1,0 +1,147 @@
+"""Takes blocks of images, that dilated convolutions make of them, out of the rows' way.
+
+SpaceToBatchND puts the blocks of all images behind each other: first that of every image, then the next one of
+every image, so the rows of a rank are no longer together. Whatever works on images one by one does not see in which
+order they are. So from SpaceToBatchND to BatchToSpaceND, all blocks of an image may come together instead, and
+these two ops are written as those that have rules: Pad, Reshape, Transpose, Slice.
+
+Requires: a flat graph. Ensures: a graph that computes the same; the same graph where blocks are read by anything
+that is not known to work on images one by one, or where sizes of images are not known.
+"""
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+
+_MAKES, _ENDS = "SpaceToBatchND", "BatchToSpaceND"
+# By op: the inputs that are images.
+_ONE_BY_ONE = {
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool", "BiasAdd", "Relu", "Identity",
+                     "ExpandDims", "Squeeze", "Reshape"), (0,)),
+    "ReluGrad": (0, 1),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), (2,)),
+}
+_SUMS = {**dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+                         (0, 2)), "BiasAddGrad": (0,)}
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+_INT32 = types_pb2.DT_INT32
+
+
+def together(graph_def, fetches, add_shapes):
+    """Returns the GraphDef in which all blocks of an image come together.
+
+    Args:
+        graph_def, fetches, add_shapes: As of `partition.partition`.
+    """
+    if not any(node.op == _MAKES for node in graph_def.node):
+        return graph_def
+    graph = graph_lib.Graph(add_shapes(graph_def))
+    if not _can_be_together(graph, {graph_lib.node_of(fetch) for fetch in fetches}):
+        return graph_def
+    nodes = []
+    for node in graph_def.node:
+        if node.op in (_MAKES, _ENDS):
+            writer = graph_lib.Writer(node.name, node.device)
+            (_write_made if node.op == _MAKES else _write_ended)(writer, graph, node)
+            nodes += writer.nodes
+        else:
+            nodes.append(node)
+    return graph_lib.with_nodes(graph_def, nodes)
+
+
+def _can_be_together(graph, fetches):
+    """Whether nothing sees in which order blocks are."""
+    ends = [node for node in graph.graph_def.node if node.op in (_MAKES, _ENDS)]
+    if any(_geometry(graph, node) is None for node in ends):
+        return False
+    # Into how many blocks each tensor of blocks divides an image.
+    counts = {node.name: _num_blocks(graph, node) for node in ends if node.op == _MAKES}
+    queue = list(counts)
+    while queue:
+        name = queue.pop()
+        if name in fetches:
+            return False
+        for node in graph.consumers(name):
+            read = {i for i, tensor in enumerate(graph.inputs(node)) if graph_lib.node_of(tensor) == name}
+            if node.op in _SHAPES or node.op == _ENDS and read == {0} or read <= set(_SUMS.get(node.op, ())):
+                continue
+            if not read <= set(_ONE_BY_ONE.get(node.op, ())) or not _keeps_first(graph, node):
+                return False
+            if node.name not in counts:
+                counts[node.name] = counts[name]
+                queue.append(node.name)
+    return all(counts.get(graph_lib.node_of(node.input[0])) == _num_blocks(graph, node)
+               for node in ends if node.op == _ENDS) and all(
+        len({counts.get(graph_lib.node_of(node.input[i])) for i in images}) == 1
+        for node in graph.graph_def.node
+        if (images := _SUMS.get(node.op) or node.name in counts and _ONE_BY_ONE.get(node.op)))
+
+
+def _num_blocks(graph, node):
+    return int(np.prod(graph.constant(graph.inputs(node)[1])))
+
+
+def _keeps_first(graph, node):
+    """Whether the first dimension stays the first one, as it is."""
+    if node.op not in ("Reshape", "ExpandDims", "Squeeze"):
+        return True
+    before, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
+    if not before or not after or None in before[1:] or None in after[1:]:
+        return False
+    return 0 < np.prod(before[1:]) == np.prod(after[1:])
+
+
+def _geometry(graph, node):
+    """Returns (sizes of images, block, what is added or cut off), lists; None if unknown."""
+    tensor, block, borders = graph.inputs(node)
+    shape = graph.shape(tensor)
+    if not shape or any(graph.node(t).op != "Const" for t in (block, borders)) or None in shape[1:]:
+        return None
+    return [int(size) for size in shape[1:]], graph.constant(block).tolist(), graph.constant(borders).tolist()
+
+
+def _write_made(writer, graph, node):
+    sizes, block, paddings = _geometry(graph, node)
+    value, count, rest = graph.inputs(node)[0], len(block), sizes[len(block):]
+    if np.any(paddings):
+        around = np.array([[0, 0], *paddings, *[[0, 0]] * len(rest)], np.int32)
+        value = writer.add("padded", "Pad", [value, writer.constant("paddings", around, value)],
+                           T=node.attr["T"].type, Tpaddings=_INT32)
+    small = [(size + sum(padding)) // b for size, padding, b in zip(sizes, paddings, block)]
+    split = [size for pair in zip(small, block) for size in pair]
+    value = _reshaped(writer, "split", value, [-1, *split, *rest], node)
+    order = [0, *range(2, 2 * count + 1, 2), *range(1, 2 * count + 1, 2),
+             *range(2 * count + 1, 2 * count + 1 + len(rest))]
+    value = _transposed(writer, value, order, node)
+    _reshaped(writer, "", value, [-1, *small, *rest], node)
+
+
+def _write_ended(writer, graph, node):
+    sizes, block, crops = _geometry(graph, node)
+    value, count = graph.inputs(node)[0], len(block)
+    small, rest = sizes[:count], sizes[count:]
+    value = _reshaped(writer, "split", value, [-1, *block, *small, *rest], node)
+    order = [0, *(d for i in range(count) for d in (1 + count + i, 1 + i)),
+             *range(2 * count + 1, 2 * count + 1 + len(rest))]
+    value = _transposed(writer, value, order, node)
+    large = [size * b for size, b in zip(small, block)]
+    is_cut = np.any(crops)
+    value = _reshaped(writer, "joined" if is_cut else "", value, [-1, *large, *rest], node)
+    if is_cut:
+        begin = [0, *(crop[0] for crop in crops), *[0] * len(rest)]
+        size = [-1, *(size - sum(crop) for size, crop in zip(large, crops)), *rest]
+        bounds = [writer.constant(name, np.array(values, np.int32), value)
+                  for name, values in (("begin", begin), ("size", size))]
+        writer.add("", "Slice", [value, *bounds], T=node.attr["T"].type, Index=_INT32)
+
+
+def _reshaped(writer, suffix, value, sizes, node):
+    shape = writer.constant(f"{suffix or 'last'}/shape", np.array(sizes, np.int32), value)
+    return writer.add(suffix, "Reshape", [value, shape, *(() if suffix else graph_lib.control_inputs(node))],
+                      T=node.attr["T"].type, Tshape=_INT32)
+
+
+def _transposed(writer, value, order, node):
+    order = writer.constant("order", np.array(order, np.int32), value)
+    return writer.add("transposed", "Transpose", [value, order], T=node.attr["T"].type, Tperm=_INT32)
