@@ -42,8 +42,9 @@ def together(graph_def, fetches, add_shapes):
     nodes = []
     for node in graph_def.node:
         if node.op in (_MAKES, _ENDS):
-            writer = graph_lib.Writer(node.name, node.device)
+            writer = graph_lib.Writer(f"poseidon/blocks/{node.name}", node.device)
             (_write_made if node.op == _MAKES else _write_ended)(writer, graph, node)
+            writer.nodes[-1].name = node.name
             nodes += writer.nodes
         else:
             nodes.append(node)
@@ -133,7 +134,7 @@ def _write_ended(writer, graph, node):
         size = [-1, *(size - sum(crop) for size, crop in zip(large, crops)), *rest]
         bounds = [writer.constant(name, np.array(values, np.int32), value)
                   for name, values in (("begin", begin), ("size", size))]
-        writer.add("", "Slice", [value, *bounds], T=node.attr["T"].type, Index=_INT32)
+        writer.add("", "Slice", [value, *bounds, *graph_lib.control_inputs(node)], T=node.attr["T"].type, Index=_INT32)
 
 
 def _reshaped(writer, suffix, value, sizes, node):

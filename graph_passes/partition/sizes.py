@@ -402,7 +402,7 @@ def _type_of_integers(node, output):
 
 def _valued(tensor):
     """Returns the name of the constant that a tensor of known value becomes."""
-    return f"{graph_lib.node_of(tensor)}/value{graph_lib.output_of(tensor)}"
+    return f"poseidon/value{graph_lib.output_of(tensor)}/{graph_lib.node_of(tensor)}"
 
 
 def _of_elements(generic, lists, node, is_doubted):
@@ -459,7 +459,7 @@ def _as_text(value):
 
 def _shown(name):
     """Returns the name of what shows the shape of what a node takes out of a list."""
-    return f"{name}/elements"
+    return f"poseidon/elements/{name}"
 
 
 def _placeholder(marker, output):

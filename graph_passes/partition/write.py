@@ -340,10 +340,10 @@ class GraphWriter:
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
-    def taken_from_one(self, value, dtype, prefix, frame, name, suffix=""):
+    def taken_from_one(self, value, dtype, prefix, frame, name):
         """Gives every rank the value of rank 0."""
         site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
-        return self._writer(prefix, _HOST).add(suffix, "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
+        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
 
     def _exchange(self, kind, name, shape, dtype, frame):
         self._serialise(frame)
@@ -403,12 +403,17 @@ class NodeWriter:
         self._controls = controls
         self._frame = frame
         self._all = graph_writer
-        self._writer = graph_lib.Writer(node.name, node.device)
+        # The graph may have nodes below this one's name.
+        self._writer = graph_lib.Writer(f"{PREFIX}/of/{node.name}", node.device)
         self._writer.nodes = graph_writer.nodes
 
     def add(self, suffix, op, inputs, **attributes):
-        """Adds a node, as of `graph.Writer.add`."""
-        return self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
+        """Adds a node, as of `graph.Writer.add`; without a suffix, it has the name of the op."""
+        name = self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
+        if suffix:
+            return name
+        self._all.nodes[-1].name = self.node.name
+        return self.node.name
 
     def constant(self, suffix, value, beside):
         """Adds a Const, as of `graph.Writer.constant`."""
@@ -423,7 +428,7 @@ class NodeWriter:
         """Adds the op itself, and returns its first output."""
         self._all.nodes.append(type(self.node)())
         self._all.nodes[-1].CopyFrom(self.node)
-        self._all.nodes[-1].name = f"{self.node.name}/{suffix}"
+        self._all.nodes[-1].name = f"{PREFIX}/of/{self.node.name}/{suffix}"
         self._all.nodes[-1].input[:] = [*self.inputs, *self._controls]
         return self._all.nodes[-1].name
 
@@ -457,10 +462,10 @@ class NodeWriter:
 
     def of_one_rank(self, node):
         """Returns rank 0's values of the outputs of a node that was made for this op, and has the same outputs."""
+        name = self.node.name
         return [self._all.taken_from_one(
-            propagate_lib.tensor_of(node, i), dtype, self.node.name, self._frame,
-            propagate_lib.tensor_of(self.node.name, i), f"output{i}" if i else "")
-            for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
+            propagate_lib.tensor_of(node, i), dtype, f"{PREFIX}/of/{name}/output{i}" if i else name, self._frame,
+            propagate_lib.tensor_of(name, i)) for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
 
 
 def count_by_state(propagated):
