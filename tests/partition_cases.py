@@ -9,7 +9,8 @@ the state that each of these ops has to give its first output, "rows(1)", "whole
 that falls back to whole inputs is noticed. Where ops give different states, a dict from op to state; where several
 nodes of an op do, all of them. An op is looked for in the case itself, and if it is not there, in its gradient.
 
-`of(K, 3)` is an input with rows in dimension 0, `of(3, K)` in dimension 1, `of(3)` is whole, and `summed(3)` is an
+`of(K, 3)` is an input with rows in dimension 0, `of(3, K)` in dimension 1, `of(3)` is whole, T is a size that is not
+known when graphs are made, and `summed(3)` is an
 input of [K, 3] that the case gets summed over its rows, so as a summand. Values are integers from -3 to 3, of
 type float64; `dtype`, `low`, `high` and `make` change that. Whatever is float is compared, and so is the gradient
 of a weighted sum of the outputs, or of their squares, for every float input, which is where the ops of gradients come in.
@@ -24,6 +25,7 @@ from partition_table import Case
 from partition_table import K
 from partition_table import of
 from partition_table import summed
+from partition_table import T
 
 SUM = "partial(sum)"
 
@@ -506,6 +508,40 @@ SHAPES = [
         shape=[2], begin=[0], end=[2], strides=[1], dy=x), [summed(2)], SUM),
 ]
 
+# Sequences, of unknown length.
+UNKNOWN = [
+    Case("Mul", op("Mul"), [of(K, T, 2), of(K, T, 1)], "rows(0)"),
+    Case("Mul", op("Mul"), [of(T, K), of(1, K)], "rows(1)"),
+    Case("AddV2", op("AddV2"), [of(K, T, 2), of(T, 2)], "rows(0)"),
+    Case("AddV2", op("AddV2"), [of(T, K), of(T, 1)], "rows(1)"),
+    Case("SelectV2", lambda x, m: tf.where(m[:, :, None], x, 0), [of(K, T, 2), bools(K, T)], "rows(0)"),
+    Case("Sum", lambda x: tf.reduce_sum(x, [0, 1]), [of(K, T, 2)], SUM),
+    Case("Sum", lambda x: tf.reduce_sum(x, 0), [of(K, T, 2)], SUM),
+    Case("Mean", lambda x: tf.reduce_mean(x, [0, 1]), [of(T, K, 2)], SUM, fewest=1),
+    Case("Max", lambda x: tf.reduce_max(x, 1), [of(K, T, 2)], "rows(0)"),
+    Case("Cumsum", lambda x: tf.cumsum(x, 0), [of(T, K)], "rows(1)"),
+    Case("Reshape", lambda x: tf.reshape(x, [-1, 2]), [of(K, T, 2)], "rows(0)"),
+    Case("Reshape", lambda x: tf.reshape(x, [-1, 2]), [of(T, K, 2)], "whole"),
+    Case("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 2]) * 2, tf.shape(x)), [of(K, T, 2)], "rows(0)"),
+    Case("Reshape", lambda x: tf.reshape(x, [tf.shape(x)[0], -1]), [of(K, T, 2)], "rows(0)", fewest=1),
+    Case("MatMul", lambda x, w: tf.matmul(tf.reshape(x, [-1, 2]), w), [of(K, T, 2), of(2, 3)], "rows(0)"),
+    Case("BatchMatMulV2", lambda x: tf.matmul(x, x, transpose_b=True), [of(K, T, 2)], "rows(0)"),
+    Case("Einsum", lambda x, w: tf.einsum("bti,io->bto", x, w), [of(K, T, 2), of(2, 3)], "rows(0)"),
+    Case("Transpose", lambda x: tf.transpose(x, [1, 0, 2]), [of(K, T, 2)], "rows(1)"),
+    Case("ConcatV2", lambda x, y: tf.concat([x, y], 1), [of(K, T, 2), of(K, 1, 2)], "rows(0)"),
+    Case("StridedSlice", lambda x: x[:, 1:], [of(K, T, 2)], "rows(0)"),
+    Case("StridedSlice", lambda x: x[:, -1], [of(K, T, 2)], "rows(0)"),
+    Case("StridedSlice", lambda x: x[-1], [of(T, K)], "rows(0)"),
+    Case("Tile", lambda x: tf.tile(x[:, None], tf.stack([1, tf.shape(x)[1], 1])), [of(K, T)], "rows(0)"),
+    Case("Pad", lambda x: tf.pad(x, [[0, 0], [0, tf.shape(x)[1]]]), [of(K, T)], "rows(0)"),
+    Case("ReverseSequence", lambda x, n: tf.reverse_sequence(x, n, seq_axis=1, batch_axis=0),
+         [of(K, T), ints(K, low=0)], "rows(0)"),
+    Case("Softmax", tf.nn.softmax, [of(K, T)], "rows(0)"),
+    Case("ReverseV2", lambda x: tf.reverse(x, [0]), [of(T, K)], "rows(1)"),
+    Case("BroadcastTo", lambda x: tf.broadcast_to(x[:, None], [tf.shape(x)[0], tf.shape(x)[1], tf.shape(x)[1]]),
+         [of(K, T)], "rows(0)"),
+]
+
 CONTROL = [
     Case("Switch Merge", lambda x, p: tf.raw_ops.Merge(inputs=list(tf.raw_ops.Switch(data=x, pred=p)))[0],
          [of(K, 3), bools()], "rows(0)"),
@@ -519,4 +555,4 @@ CONTROL = [
     Case("Enter Exit", _loop_of_version_1, [of(K, 3), of(3, 3)], "rows(0) partial(sum) whole", has_gradient=False),
     Case("Assert", _asserted, [of(K, 3)], "none"),
 ]
-CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *CONTROL]
+CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *UNKNOWN, *CONTROL]

@@ -18,8 +18,9 @@ from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 
-# The size of a dimension that has a row each.
+# The size of a dimension that has a row each; of one that is unknown.
 K = "K"
+T = "T"
 ROWS = (0, 1, 2, 7, 12)
 # Up to here, sums of integers are exact in any order.
 _EXACT = 2**40
@@ -32,7 +33,7 @@ class Input:
     """An input of a case.
 
     Attributes:
-        shape: Its shape: with rows where a size is K, whole without one.
+        shape: Its shape: with rows where a size is K, whole without one; T is an unknown size.
         dtype: Its type.
         low: The least value.
         high: One more than the greatest value; values are integers, in any type.
@@ -53,7 +54,7 @@ class Input:
 
     def values(self, rng, rows):
         """Returns values for a number of rows."""
-        shape = [rows if size == K else size for size in self.shape]
+        shape = [{K: rows, T: 5}.get(size, size) for size in self.shape]
         if self.make:
             return np.asarray(self.make(rng, shape)).astype(self.dtype)
         values = rng.integers(self.low, self.high, shape)
@@ -125,7 +126,7 @@ class Batch:
         placeholders = {}
         for i, case in enumerate(self.cases):
             for j, spec in enumerate(case.inputs):
-                shape = [None if size == K else size for size in spec.shape]
+                shape = [None if size in (K, T) else size for size in spec.shape]
                 dtype = tf.string if spec.dtype == "object" else spec.dtype
                 placeholders[i, j] = tf.compat.v1.placeholder(dtype, shape, name=_name(i, j))
         with_rows = [(i, j) for i, j in placeholders if self.cases[i].inputs[j].has_rows]

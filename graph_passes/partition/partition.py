@@ -14,6 +14,7 @@ from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition import write as write_lib
 
 
@@ -53,9 +54,17 @@ def partition(graph_def, fetches, add_shapes, paths=None):
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
-    ops = {node.name: node.op for node in propagated.ordered}
     report = report_lib.Report(
-        tuple(writer.exchanges),
-        tuple(report_lib.WholeOp(name, ops[name]) for name in propagated.without_rule),
+        tuple(writer.exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         sum(write_lib.count_by_state(propagated)), len(propagated.ordered))
     return Partitioned(graph_lib.with_nodes(graph_def, nodes), tuple(fetched), report)
+
+
+def _whole(sizes, propagated, name):
+    """Returns the `report.WholeOp` of a node that runs whole."""
+    node = sizes.graph.nodes[name]
+    all_bytes = [sizes.bytes(tensor, propagate_lib.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
+                 for tensor in sizes.graph.inputs(node)
+                 if isinstance(propagated.states.get(propagate_lib.canonical(tensor)), states.Rows)]
+    per_row = [each.per_row for each in all_bytes]
+    return report_lib.WholeOp(name, node.op, report_lib.Bytes(per_row=None if None in per_row else sum(per_row)))

@@ -1,7 +1,24 @@
 """What a partitioned step exchanges, and what it computes on every rank."""
 
 import dataclasses
-import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """How large a one-process tensor is.
+
+    Attributes:
+        fixed: Bytes, whatever the number of rows is; None if it depends on that, or is unknown.
+        per_row: Bytes for each row of the batch; None if it does not depend on that alone.
+    """
+
+    fixed: int | None = None
+    per_row: int | None = None
+
+    def __str__(self):
+        if self.fixed is not None:
+            return f"{self.fixed:,} B"
+        return "? B" if self.per_row is None else f"{self.per_row:,} B a row"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +31,7 @@ class Exchange:
         tensor: The tensor of the one-process graph.
         shape: Its one-process shape, None for unknown sizes and those that depend on rows; None if unknown.
         dtype: Its `types_pb2.DataType`.
+        bytes: Its one-process size, `Bytes`.
         loop: Name of the loop it is in, "" of none.
     """
 
@@ -22,6 +40,7 @@ class Exchange:
     tensor: str
     shape: tuple[int | None, ...] | None
     dtype: int
+    bytes: Bytes = Bytes()
     loop: str = ""
 
     def form(self):
@@ -36,10 +55,12 @@ class WholeOp:
     Attributes:
         node: Its name.
         op: Its op.
+        bytes: How large its inputs with rows are together, `Bytes`.
     """
 
     node: str
     op: str
+    bytes: Bytes = Bytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +85,14 @@ class Report:
 
     def __str__(self):
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]
-        rows = [(e.kind, _shape_text(e.shape), e.site + (f" (in loop '{e.loop}')" if e.loop else ""))
+        rows = [(e.kind, _shape_text(e.shape), str(e.bytes), e.site + (f" (in loop '{e.loop}')" if e.loop else ""))
                 for e in self.exchanges]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines += ["  " + "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[-1]])
                   for row in rows]
         if self.whole:
             lines.append(f"{len(self.whole)} nodes run whole on every rank, since there is no rule for them:")
-            lines += [f"  {op.op} '{op.node}'" for op in self.whole]
+            lines += [f"  {op.op} '{op.node}', whose inputs have {op.bytes}" for op in self.whole]
         return "\n".join(lines)
 
 
@@ -79,8 +100,3 @@ def _shape_text(shape):
     if shape is None:
         return "?"
     return "x".join("rows" if size is None else str(size) for size in shape) or "scalar"
-
-
-def elements(shape):
-    """Returns the number of elements of a shape, None if it is unknown."""
-    return None if shape is None or None in shape else math.prod(shape)

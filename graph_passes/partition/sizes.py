@@ -27,6 +27,7 @@ from tensorflow.python.framework import ops
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
 
 ROWS = "PoseidonRows"
 # Of rows, and of what else is unknown about inputs with rows: the lengths of sequences, say.
@@ -104,6 +105,18 @@ class Sizes:
             self._shapes[tensor] = tuple(
                 None if None in pair else Size(pair) for pair in zip(first, second)) if is_known else None
         return self._shapes[tensor]
+
+    def bytes(self, tensor, dtype):
+        """Returns the `report.Bytes` of a tensor of a `types_pb2.DataType`."""
+        shape = self.shape(tensor)
+        if shape is None or None in shape:
+            return report_lib.Bytes()
+        first, second = (math.prod(size.values[i] for size in shape) for i in (0, 1))
+        size, (p, q) = dtypes.as_dtype(dtype).size or 0, (primes[0] for primes in _PRIMES)
+        if first == second:
+            return report_lib.Bytes(fixed=first * size)
+        is_of_rows = first % p == second % q == 0 and first // p == second // q
+        return report_lib.Bytes(per_row=first // p * size if is_of_rows else None)
 
     def constant(self, tensor):
         """Returns the value of an integer tensor as an array, if it does not depend on rows; else None."""

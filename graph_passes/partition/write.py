@@ -351,7 +351,8 @@ class GraphWriter:
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
-        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, frame.name))
+        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, self._sizes.bytes(name, dtype),
+                                                  frame.name))
         return site
 
     def _serialise(self, frame):
