@@ -147,6 +147,32 @@ def within_a_function(strategy):
 
 
 @program
+def split_datasets(strategy):
+    """Batches that the strategy has split are joined again."""
+    w = _weights()
+    step = poseidon.distribute(tf.function(lambda x, y: _step(w, x, y)))
+    x, y = _batch(12)
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    for i, batch in enumerate(strategy.experimental_distribute_dataset(whole)):
+        want = _gradient(w.numpy(), x[5 * i:5 * i + 5], y[5 * i:5 * i + 5])
+        np.testing.assert_allclose(step(*batch), want, rtol=1e-12)
+
+
+@program
+def nothing_to_sum(strategy):
+    """Rows go in, and rows come out; composite tensors are whole."""
+    @poseidon.distribute
+    def step(x, ragged):
+        return x * 2 + ragged.values[0], ragged.row_lengths()
+
+    x, _ = _batch(7)
+    ragged = tf.ragged.constant([[1.], [2., 3.]], dtype=tf.float64)
+    result, lengths = step(x, ragged)
+    np.testing.assert_array_equal(result, 2 * x + 1)
+    np.testing.assert_array_equal(lengths, [1, 2])
+
+
+@program
 def starts_equal(strategy):
     """Variables that differ between ranks get rank 0's values."""
     w = tf.Variable(np.full((4, 3), 1. + strategy.rank))
@@ -217,6 +243,16 @@ def strict(strategy):
 @program
 def different_rows(strategy):
     poseidon.distribute(lambda x, y: tf.reduce_sum(x) + tf.reduce_sum(y))(np.ones((4, 2)), np.ones((3, 2)))
+
+
+@program
+def other_batches(strategy):
+    poseidon.distribute(lambda x: x * 2)(np.full((4, 2), 1. + strategy.rank))
+
+
+@program
+def ragged_rows(strategy):
+    poseidon.distribute(lambda x: x, inputs={"x": "rows"})(tf.ragged.constant([[1.], [2., 3.]]))
 
 
 @program

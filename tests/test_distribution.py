@@ -68,10 +68,11 @@ def check(expected, got):
     assert trained, "nothing was trained"
 
 
-RIGHT = ("methods", "structures", "traces", "within_a_function", "starts_equal", "eagerly",
-         "one_rank_without_the_pass")
+RIGHT = ("methods", "structures", "traces", "within_a_function", "split_datasets", "nothing_to_sum", "starts_equal",
+         "eagerly", "one_rank_without_the_pass")
 REFUSED = {
     "different_rows": r"'x' has 4 rows.*'y' has 3|'y' has 3 rows.*'x' has 4",
+    "ragged_rows": r"'x', a RaggedTensor, has rows; only dense tensors are partitioned",
     "unknown_input": r"inputs= names 'y', which is no argument of '<lambda>'; its arguments are x",
     "scalar_with_rows": r"'y' has 0 dimensions, and inputs= says that its rows are in dimension 0",
     "other_structure": r"inputs= has another structure for 'x' than the argument itself",
@@ -97,12 +98,14 @@ def test_a_pass_that_fails_on_one_rank_costs_speed_only(output):
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(output, name):
     said = [line for line in output.split("\n") if line.startswith(f"{name}: ")]
-    assert len(said) == 3 and all(re.search(REFUSED[name], line) for line in said), said
+    assert len(said) == 3, said
+    assert all(re.search(REFUSED[name], line) for line in said), said
 
 
 @pytest.mark.parametrize("name, text", [
     ("without_grappler", "all right"),
+    ("other_batches", "Rank 1 calls '<lambda>' with other inputs than rank 0"),
     ("strict", "strict=True, but: The function '<lambda>' was not partitioned")])
 def test_other_options(name, text):
-    outcome = launch.run_ok(["distributed.py", name], ranks=2, timeout_s=120)
-    assert outcome.output.count(f"{name}: {text}") == 2
+    outcome = launch.run(["distributed.py", name], ranks=2, timeout_s=120)
+    assert f"{name}: {text}" in outcome.output, outcome.output[-3000:]

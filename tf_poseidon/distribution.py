@@ -20,11 +20,13 @@ from tensorflow.python.framework import importer
 from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import agreement
+from tf_poseidon import data
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import step as step_lib
 from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import find_sites
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
@@ -95,6 +97,7 @@ class _Distributed:
         self._inputs = inputs
         self._given = strategy
         self._traces = {}
+        self._calls = 0
         self._bound = weakref.WeakKeyDictionary()
         self.report = None
         functools.update_wrapper(self, self._python)
@@ -113,12 +116,29 @@ class _Distributed:
         if strategy.num_replicas_in_sync == 1 or tf.config.functions_run_eagerly():
             return self._function(*args, **kwargs)
         call = _Call(self._python, self._inputs, args, kwargs)
+        self._check_inputs(call, strategy)
         if call.key not in self._traces:
             name = f"{getattr(self._python, '__name__', 'function')}/{_number()}"
             self._traces[call.key] = _trace(self._function, call, strategy, name)
         trace = self._traces[call.key]
         self.report = trace.report
         return trace(call.tensors)
+
+    def _check_inputs(self, call, strategy):
+        """Compares the inputs of ranks, in the first call and then ever less often."""
+        if not tf.executing_eagerly():
+            return
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return
+        mine = data.checksum(call.tensors).numpy()
+        name = f"distribute/{call.name}/inputs"
+        if mine != strategy.extended.communicator.broadcast(name, mine):
+            raise PoseidonError(
+                f"Rank {strategy.rank} calls '{call.name}' with other inputs than rank 0, in call {self._calls}. All "
+                "ranks must give it the same global batches in the same order. Seed what shuffles or generates the "
+                "data: keras.utils.set_random_seed(...) before the dataset is made, shuffle(seed=...), a seeded "
+                "generator.")
 
     def _strategy(self):
         if self._given is None:
@@ -140,6 +160,7 @@ class _Call:
     """The arguments of one call: tensors, and constants.
 
     Attributes:
+        name: That of the function.
         tensors: The tensors, flat.
         names: What they are called in messages.
         dimensions: Their dimension of rows, None of tensors that belong to no row.
@@ -147,17 +168,18 @@ class _Call:
     """
 
     def __init__(self, function, inputs, args, kwargs):
+        self.name = function.__name__
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         unknown = set(inputs) - set(bound.arguments)
         if unknown:
             raise PoseidonError(f"inputs= names '{min(unknown)}', which is no argument of '{function.__name__}'; its "
                                 f"arguments are {', '.join(bound.arguments)}.")
-        self._args, self._kwargs = bound.args, bound.kwargs
-        self._structure = (self._args, self._kwargs)
+        self._structure = _joined((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
-        positions = list(inspect.signature(function).parameters)
-        marks = _marks(inputs, dict(zip(positions, self._args)) | self._kwargs, self._structure, positions)
+        args, kwargs = self._structure
+        in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
+        marks = _marks(inputs, in_order)
         self.tensors = [leaf for leaf in self._leaves if tf.is_tensor(leaf)]
         self.names, self.dimensions = [], []
         for leaf, (name, mark) in zip(self._leaves, marks):
@@ -187,15 +209,13 @@ class _Call:
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
 
 
-def _marks(inputs, arguments, structure, positions):
-    """Returns (name, mark) for each leaf of a call's structure; the mark None where none was given."""
-    del positions
-    by_name = {}
+def _marks(inputs, arguments):
+    """Returns (name, mark) for each tensor or constant of the arguments; the mark None where none was given."""
+    marks = []
     for name, value in arguments.items():
-        leaves = tf.nest.flatten(value, expand_composites=True)
-        mark = inputs.get(name)
+        leaves, mark = tf.nest.flatten(value), inputs.get(name)
         if mark is None or isinstance(mark, (str, int)):
-            by_name[name] = [(name, mark)] * len(leaves)
+            named = [(name, mark)] * len(leaves)
         else:
             try:
                 tf.nest.assert_same_structure(mark, value, check_types=False)
@@ -203,10 +223,34 @@ def _marks(inputs, arguments, structure, positions):
                 raise PoseidonError(f"inputs= has another structure for '{name}' than the argument itself: "
                                     f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
                                     "argument's.") from error
-            by_name[name] = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
-    args, kwargs = structure
-    order = [*list(arguments)[:len(args)], *sorted(kwargs)]
-    return [mark for name in order for mark in by_name[name]]
+            named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
+        for leaf, pair in zip(leaves, named):
+            marks += [pair] if not isinstance(leaf, _COMPOSITES) else _marks_of_parts(leaf, *pair)
+    return marks
+
+
+_COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+
+
+def _marks_of_parts(leaf, name, mark):
+    """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
+    if mark not in (None, _SAME):
+        raise PoseidonError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
+                            "partitioned: give 'same', and every rank computes it whole, or make it dense.")
+    return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
+
+
+def _joined(structure):
+    """Returns a structure in which batches that the strategy has split are global ones again."""
+    def join(leaf):
+        if not isinstance(leaf, data.Rows):
+            return leaf
+        return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
+
+    leaves = []
+    for leaf in tf.nest.flatten(structure):  # in their order, since the names of exchanges are the same in eager code
+        leaves.append(join(leaf))
+    return tf.nest.pack_sequence_as(structure, leaves)
 
 
 def _dimension(tensor, name, mark):
@@ -398,9 +442,11 @@ def _built(traced, partitioned, name, rows, strict, mark):
         importer.import_graph_def(graph_def, inputs, name="")
         graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in partitioned.fetches]
-        ops.agree([f"{exchange.form()}{mark}" for exchange in partitioned.report.exchanges], rows, None, strict)
-        agree = graph.get_operations()[-1]
-        graph.control_outputs = [agree, *(graph.get_operation_by_name(operation.name)
+        agree = []
+        if any(node.op in find_sites.MARKERS for node in graph_def.node):
+            ops.agree([f"{exchange.form()}{mark}" for exchange in partitioned.report.exchanges], rows, None, strict)
+            agree = graph.get_operations()[-1:]
+        graph.control_outputs = [*agree, *(graph.get_operation_by_name(operation.name)
                                           for operation in traced.graph.control_outputs)]
         graph.variables = traced.graph.variables
     return concrete_function_lib.ConcreteFunction.from_func_graph(graph, traced.function_type, {})
