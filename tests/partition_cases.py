@@ -13,7 +13,8 @@ nodes of an op do, all of them. An op is looked for in the case itself, and if i
 known when graphs are made, and `summed(3)` is an
 input of [K, 3] that the case gets summed over its rows, so as a summand. Values are integers from -3 to 3, of
 type float64; `dtype`, `low`, `high` and `make` change that. Whatever is float is compared, and so is the gradient
-of a weighted sum of the outputs, or of their squares, for every float input, which is where the ops of gradients come in.
+of a weighted sum of the outputs, or of their squares, for every float input, which is where the ops of gradients
+come in.
 `fewest=1` is for what one process cannot compute without rows.
 """
 
@@ -438,7 +439,8 @@ SHAPES = [
     Case("ConjugateTranspose", op("ConjugateTranspose", perm=[1, 0]), [of(K, 2, dtype="complex128", make=_complex)],
          "rows(1)"),
     *(Case("Pack", lambda *xs, a=axis: tf.stack(xs, a), specs, state) for specs, axis, state in (
-        ([of(K, 3), of(K, 3)], 0, "rows(1)"), ([of(K, 3), of(K, 3)], 1, "rows(0)"), ([of(3, K), of(3, K)], -1, "rows(1)"),
+        ([of(K, 3), of(K, 3)], 0, "rows(1)"), ([of(K, 3), of(K, 3)], 1, "rows(0)"),
+        ([of(3, K), of(3, K)], -1, "rows(1)"),
         ([summed(3), summed(3)], 0, SUM), ([of(3), summed(3), of(3)], 1, SUM),
         ([summed(3), summed(3, reduce="max")], 0, "whole"))),
     *(Case("Unpack", lambda x, a=axis: [y * (i + 1) for i, y in enumerate(tf.unstack(x, axis=a))], [spec], state)
@@ -457,7 +459,8 @@ SHAPES = [
     *(Case("Tile", lambda x, n=times: tf.tile(x, n), [spec], state) for spec, times, state in (
         (of(K, 3), [1, 2], "rows(0)"), (of(K, 3), [2, 1], "whole"), (summed(3), [1], SUM), (summed(3), [2], "whole"))),
     *(Case("Pad", lambda x, p=paddings: tf.pad(x, p), [spec], state) for spec, paddings, state in (
-        (of(K, 3), [[0, 0], [1, 2]], "rows(0)"), (of(K, 3), [[1, 0], [0, 0]], "whole"), (summed(3), [[1, 0]], "whole"))),
+        (of(K, 3), [[0, 0], [1, 2]], "rows(0)"), (of(K, 3), [[1, 0], [0, 0]], "whole"),
+        (summed(3), [[1, 0]], "whole"))),
     *(Case("PadV2", lambda x, p=paddings: tf.pad(x, p, constant_values=7), [spec], state)
       for spec, paddings, state in (
           (of(2, K), [[0, 2], [0, 0]], "rows(1)"), (of(K, 3), [[0, 0], [1, 0]], "rows(0)"),
@@ -486,9 +489,11 @@ SHAPES = [
           (of(K, 1), lambda x: [tf.shape(x)[0], 3], "rows(0)"), (of(K), lambda x: [3, tf.size(x)], "rows(1)"),
           (summed(3), lambda x: [2, 3], "whole"), (of(K, 1), lambda x: [2, tf.shape(x)[0], 3], "rows(1)"))),
     *(Case("ReverseV2", lambda x, a=axes: tf.reverse(x, a), [spec], state) for spec, axes, state in (
-        (of(K, 3), [1], "rows(0)"), (of(K, 3), [-2], "whole"), (of(2, K, 3), [0, -1], "rows(1)"), (summed(3), [0], SUM))),
+        (of(K, 3), [1], "rows(0)"), (of(K, 3), [-2], "whole"), (of(2, K, 3), [0, -1], "rows(1)"),
+        (summed(3), [0], SUM))),
     *(Case("Roll", lambda x, a=axes: tf.roll(x, [1] * len(a), a), [spec], state) for spec, axes, state in (
-        (of(K, 3), [1], "rows(0)"), (of(K, 3), [0], "whole"), (of(2, K, 3), [0, -1], "rows(1)"), (summed(3), [0], SUM))),
+        (of(K, 3), [1], "rows(0)"), (of(K, 3), [0], "whole"), (of(2, K, 3), [0, -1], "rows(1)"),
+        (summed(3), [0], SUM))),
     *(Case("StridedSlice StridedSliceGrad", lambda x, f=cut: f(x), [spec], state) for spec, cut, state in (
         (of(K, 4), lambda x: x[:, 1:3], "rows(0)"), (of(K, 4), lambda x: x[:, 1], "rows(0)"),
         (of(K, 4), lambda x: x[0:, ::2], "rows(0)"), (of(K, 4), lambda x: x[:, ::-1], "rows(0)"),

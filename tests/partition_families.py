@@ -279,12 +279,13 @@ GATHERING = [
 
 
 def _pushed(x, y):
-    made = raw.EmptyTensorList(element_shape=tf.constant([-1, 3]), max_num_elements=-1, element_dtype=x.dtype)
+    elements = tf.stack([tf.shape(x)[0], 3])
+    made = raw.EmptyTensorList(element_shape=elements, max_num_elements=-1, element_dtype=x.dtype)
     made = raw.TensorListPushBack(input_handle=raw.TensorListPushBack(input_handle=made, tensor=x), tensor=y)
     shape = raw.TensorListElementShape(input_handle=made, shape_type=tf.int32)
     rest, last = raw.TensorListPopBack(input_handle=made, element_shape=shape, element_dtype=x.dtype)
     return last, raw.TensorListLength(input_handle=rest), raw.TensorListGetItem(
-        input_handle=rest, index=0, element_shape=-1, element_dtype=x.dtype)
+        input_handle=rest, index=0, element_shape=elements, element_dtype=x.dtype)
 
 
 def _set(x):
@@ -297,13 +298,13 @@ def _set(x):
 
 
 def _parts(x):
-    made = raw.TensorListFromTensor(tensor=x, element_shape=tf.stack([tf.shape(x)[1], 2]))
-    return raw.TensorListGather(input_handle=made, indices=[2, 0], element_shape=tf.constant([-1, 2]),
-                                element_dtype=x.dtype)
+    elements = tf.stack([tf.shape(x)[1], 2])
+    made = raw.TensorListFromTensor(tensor=x, element_shape=elements)
+    return raw.TensorListGather(input_handle=made, indices=[2, 0], element_shape=elements, element_dtype=x.dtype)
 
 
 def _scattered(x):
-    made = raw.TensorListScatterV2(tensor=x, indices=[1, 0], element_shape=tf.constant([-1]), num_elements=-1)
+    made = raw.TensorListScatterV2(tensor=x, indices=[1, 0], element_shape=tf.shape(x)[1:], num_elements=-1)
     return raw.TensorListGetItem(input_handle=made, index=0, element_shape=tf.constant([-1]), element_dtype=x.dtype)
 
 
@@ -355,7 +356,7 @@ LISTS = [
     Case("TensorListFromTensor TensorListSetItem", _among_zeros, [of(K, 2)], "rows(0)"),
     Case("TensorListPushBack", lambda x: _pushed(x, tf.ones([1, 3], x.dtype)), [summed(1, 3)], SUM),
     Case("TensorListPushBack", _of_other_rows, [of(K, 2)], "whole"),
-    Case("EmptyTensorList TensorListGetItem", _within, [of(K, 2)], "rows(0)"),
+    Case("EmptyTensorList TensorListPushBack TensorListGetItem", _within, [of(K, 2)], "rows(0)"),
     Case("EmptyTensorList", _joined, [of(K, 2)], "whole"),
 ]
 

@@ -1,6 +1,9 @@
 """What a partitioned step exchanges, and what it computes on every rank."""
 
 import dataclasses
+import math
+
+from tensorflow.python.framework import dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +17,13 @@ class Bytes:
 
     fixed: int | None = None
     per_row: int | None = None
+
+    @classmethod
+    def of(cls, shape, dtype):
+        """Returns those of a shape that does not depend on rows, and a `types_pb2.DataType`."""
+        if shape is None or None in shape:
+            return cls()
+        return cls(fixed=math.prod(shape) * (dtypes.as_dtype(dtype).size or 0))
 
     def __str__(self):
         if self.fixed is not None:

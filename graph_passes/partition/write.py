@@ -17,6 +17,7 @@ import collections
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import dtypes
 from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.errors import PoseidonError
@@ -46,8 +47,8 @@ _REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": 
 _LITTLE = frozenset((
     *elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Identity", "StopGradient",
     "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
-    "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot", "GatherV2",
-    "ReverseV2", "Switch"))
+    "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot",
+    "GatherV2", "ReverseV2", "Switch"))
 
 
 class GraphWriter:
@@ -351,8 +352,11 @@ class GraphWriter:
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
-        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, self._sizes.bytes(name, dtype),
-                                                  frame.name))
+        if graph_lib.node_of(name) in self._graph.nodes:
+            num_bytes = self._sizes.bytes(name, dtype)
+        else:  # what was made for an op, of a shape that was given
+            num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
+        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name))
         return site
 
     def _serialise(self, frame):

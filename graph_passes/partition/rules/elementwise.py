@@ -94,10 +94,10 @@ def select(case):
         if shape is not None and case.shape(1) == case.shape(2) == shape:
             return case.all({1: SUM, 2: SUM}, SUM)
     if case.node.op == "Select" and case.rank(0) == 1 and case.rank(1) != 1:
-        rows = {i: Rows(0) for i in range(3)}
-        if Rows(0) in case.states and all(
-                case.rank(i) and case_lib.same_size(case.shape(i)[0], case.out_shape()[0]) for i in range(3)):
-            return case.all(rows, Rows(0))
+        out = case.out_shape()
+        if Rows(0) in case.states and out and all(
+                case.rank(i) and case_lib.same_size(case.shape(i)[0], out[0]) for i in range(3)):
+            return case.all({i: Rows(0) for i in range(3)}, Rows(0))
         return None
     return elementwise(case)
 
