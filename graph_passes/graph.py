@@ -46,6 +46,7 @@ class Graph:
         self.nodes = {node.name: node for node in graph_def.node}
         self._consumers = collections.defaultdict(list)
         self._inputs = {}
+        self._shapes = {}
         for node in graph_def.node:
             for name in dict.fromkeys(map(node_of, node.input)):
                 self._consumers[name].append(node)
@@ -66,7 +67,13 @@ class Graph:
 
     def shape(self, tensor):
         """Returns what `_output_shapes` says: a tuple with None for unknown sizes, or None."""
-        shapes = self.node(tensor).attr["_output_shapes"].list.shape
+        if tensor not in self._shapes:  # asked often, and slow to read from a protocol buffer
+            self._shapes[tensor] = self._shape(tensor)
+        return self._shapes[tensor]
+
+    def _shape(self, tensor):
+        attributes = self.node(tensor).attr
+        shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
         if len(shapes) <= output_of(tensor) or shapes[output_of(tensor)].unknown_rank:
             return None
         return tuple(d.size if d.size >= 0 else None for d in shapes[output_of(tensor)].dim)

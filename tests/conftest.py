@@ -4,6 +4,7 @@ from concurrent import futures
 
 import launch
 import numpy as np
+import one_process_programs
 import pytest
 import scenarios
 import wrappers
@@ -134,5 +135,9 @@ def pytest_generate_tests(metafunc):
     if "way" in metafunc.fixturenames:
         metafunc.parametrize("way, ranks", [row for row in scenarios.others(full)
                                             if row[0] in scenarios.WAYS])
+    if "program" in metafunc.fixturenames:
+        metafunc.parametrize("ranks, policy", [(2, "ps"), (2, "sfb"), (2, "auto"), (3, "ps"), (3, "sfb"), (3, "auto")]
+                             if full else [(2, "sfb"), (3, "auto")])
+        metafunc.parametrize("program", one_process_programs.PROGRAMS)
     if "repeated" in metafunc.fixturenames:
         metafunc.parametrize("repeated, policy", repeated(full))

@@ -9,8 +9,6 @@ import numpy as np
 import tensorflow as tf
 import training_steps
 
-keras.config.set_floatx("float64")
-
 SIZES = (7, 12, 1, 2)
 PROGRAMS = {}
 _RATE = 0.1

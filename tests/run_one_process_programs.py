@@ -7,6 +7,7 @@ import pathlib
 import sys
 import traceback
 
+import keras
 import numpy as np
 import one_process_programs
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tf_poseidon as poseidon
 
 def main(directory, policy, *names):
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras.config.set_floatx("float64")
     strategy = poseidon.PoseidonStrategy(policy=policy)
     for name in names or one_process_programs.PROGRAMS:
         step, variables, batches = one_process_programs.PROGRAMS[name]()

@@ -4,10 +4,8 @@ import re
 
 import launch
 import numpy as np
-import one_process_programs
 import pytest
 
-JOBS = [(2, "ps"), (2, "sfb"), (3, "ps"), (3, "auto")]
 # Updates may differ by rounding, in parts of the largest one. Its length is compared, not the weights: a gradient
 # that is half as long is 5e-1 off here.
 BOUNDS = {"float64": 1e-8, "float32": 1e-3}
@@ -37,11 +35,9 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("programs"))
 
 
-@pytest.mark.parametrize("ranks, policy", JOBS)
-@pytest.mark.parametrize("name", one_process_programs.PROGRAMS)
-def test_program_computes_what_one_process_does(runs, name, ranks, policy):
-    expected = dict(np.load(runs.of(1, "ps") / f"{name}.0.npz"))
-    results = [dict(np.load(runs.of(ranks, policy) / f"{name}.{rank}.npz")) for rank in range(ranks)]
+def test_program_computes_what_one_process_does(runs, program, ranks, policy):
+    expected = dict(np.load(runs.of(1, "ps") / f"{program}.0.npz"))
+    results = [dict(np.load(runs.of(ranks, policy) / f"{program}.{rank}.npz")) for rank in range(ranks)]
     for key in expected:
         assert all(result[key].tobytes() == results[0][key].tobytes() for result in results), f"bits of {key}"
     check(expected, results[0])

@@ -41,7 +41,7 @@ def _used(graph, propagated):
     used = set()
     for node in propagated.ordered:
         inputs = graph.inputs(node)
-        if node.op == "ResourceGather" and propagated.states.get(node.name) != WHOLE:
+        if node.op == "ResourceGather" and propagated.states.get(node.name, WHOLE) != WHOLE:
             used.add(_source(graph, inputs[0]))
         if node.op != "ReadVariableOp":
             continue

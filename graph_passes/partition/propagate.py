@@ -30,6 +30,8 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 _MERGES = ("Merge", "RefMerge")
 _BACK = ("NextIteration", "RefNextIteration")
 _HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
+# Nodes that are looked at also where all their inputs are whole.
+_SPECIAL = frozenset((*rules.ALWAYS, *_MERGES, *_HANDS_OVER))
 # What PoseidonAllGather takes.
 GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
@@ -48,7 +50,7 @@ class Propagated:
     Attributes:
         ordered: The nodes, each after its inputs.
         frames: The `frames.Frame` of each node, by name.
-        states: By tensor: what the op that makes it gives.
+        states: By tensor: what the op that makes it gives, where that is not whole.
         outcomes: By node: how it runs, an `Outcome`.
         without_rule: Names of nodes that run whole since their op has no rule, or not for its inputs.
     """
@@ -73,6 +75,10 @@ class _Propagation:
         self._ordered = graph_lib.in_order(self._graph.graph_def)
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
+        self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
+        # How a node runs of which nothing is cut into rows: most nodes do.
+        self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
+                                          (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
         self._inner = self._frames[sizes_lib.rows_node(self._graph.graph_def).name]
         self._forced = set()  # summands that somebody needs whole
         self._merges = {}  # the states of Merges
@@ -102,9 +108,13 @@ class _Propagation:
         """Finds all states once; returns whether loops, lists or texts have to have other ones."""
         before = self._states  # what comes back in a loop
         self._states, self._outcomes, self._without_rule = {}, {}, []
-        again, refused = False, len(self._refused)
+        again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
-            inputs = self._graph.inputs(node)
+            inputs = self._inputs[node.name]
+            if node.op not in _SPECIAL and all(self.seen(tensor) == WHOLE for tensor in inputs):
+                self._outcomes[node.name] = self._whole[node.name]
+                continue
+            concerned.append(node)
             if node.op in _MERGES:
                 outcome = self._merge(node, inputs, before)
             elif node.op in _HANDS_OVER and any(reader.op in _MERGES for reader in self._graph.consumers(node.name)):
@@ -114,21 +124,19 @@ class _Propagation:
             self._outcomes[node.name] = outcome
             for i, state in enumerate(outcome.gives):
                 self._states[tensor_of(node.name, i)] = state
-        for node in self._ordered:
+        for node in concerned:
             again |= self._take_back(node)
         return again or len(self._refused) > refused
 
     def seen(self, tensor, states=None):
         """Returns the state in which readers see a tensor."""
-        name = canonical(tensor)
-        return WHOLE if name in self._forced else (self._states if states is None else states).get(name, WHOLE)
+        if tensor in self._forced:
+            return WHOLE
+        return (self._states if states is None else states).get(tensor, WHOLE)
 
     def _outcome(self, node, inputs):
         states = tuple(map(self.seen, inputs))
-        count = self._outputs[node.name]
-        whole = Outcome((WHOLE,) * len(inputs), (WHOLE,) * count)
-        if node.op not in rules.ALWAYS and all(state == WHOLE for state in states):
-            return whole
+        count, whole = self._outputs[node.name], self._whole[node.name]
         if node.name in self._kept_whole:
             return whole
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
@@ -195,7 +203,7 @@ class _Propagation:
     def _before_merge(self, tensor):
         """Returns what an Enter or NextIteration hands to a Merge; of others, the tensor itself."""
         node = self._graph.node(tensor)
-        return self._graph.inputs(node)[0] if node.op in _HANDS_OVER else tensor
+        return self._inputs[node.name][0] if node.op in _HANDS_OVER else tensor
 
     def _common(self, inputs, states):
         """Returns the state that all inputs of a Merge can have."""
@@ -208,9 +216,9 @@ class _Propagation:
 
     def _take_back(self, node):
         """Notes what a node's outcome asks of what comes before; returns whether that is new."""
-        outcome, inputs, again = self._outcomes[node.name], self._graph.inputs(node), False
+        outcome, inputs, again = self._outcomes[node.name], self._inputs[node.name], False
         for i, (tensor, takes) in enumerate(zip(inputs, outcome.takes)):
-            name, state = canonical(tensor), self.seen(tensor)
+            state = self.seen(tensor)
             if self._is_list(tensor):
                 wish = outcome.wishes.get(i, takes if takes is not None and takes != state else None)
                 if takes == WHOLE and not self._is_settled(node):
@@ -218,7 +226,7 @@ class _Propagation:
                 if wish is not None and (wish != state or state == WHOLE):
                     again |= self._wish(tensor, wish)
             elif takes == WHOLE and isinstance(state, Partial):
-                self._forced.add(name)
+                self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
                 again |= self._gather(tensor)
         if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
@@ -265,8 +273,9 @@ class _Propagation:
         costs, changed = {}, False
         readers = collections.defaultdict(set)
         for node in self._ordered:
-            for tensor in self._graph.inputs(node):
-                readers[canonical(tensor)].add(node.name)
+            for tensor in self._inputs[node.name]:
+                if self._states.get(tensor) == SUM:
+                    readers[tensor].add(node.name)
         for node in reversed(self._ordered):
             for i in range(self._outputs[node.name]):
                 name = tensor_of(node.name, i)

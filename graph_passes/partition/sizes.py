@@ -89,8 +89,7 @@ class Sizes:
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         """
         self.graph = graph_lib.Graph(add_shapes(graph_def))
-        self._generic = [_with_values(_with_elements(_with_values(generic, add_shapes), add_shapes), add_shapes)
-                         for generic in _generic_graphs(self.graph, add_shapes)]
+        self._generic = _generic_graphs(self.graph, add_shapes)
         self._shapes = {}
 
     def static(self, tensor):
@@ -301,14 +300,15 @@ def rows_node(graph_def):
 def _generic_graphs(graph, add_shapes):
     """Returns the `_Generic`s of a graph, for each number of rows."""
     marker = rows_node(graph.graph_def)
-    for is_filled in (True, False):  # lengths that are taken for the same may turn out to be different ones
-        try:
-            return [_Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown if is_filled else None))),
-                             marker) for rows, unknown in _PRIMES]
-        except PoseidonError:
-            if not is_filled:
-                raise
-    return None
+
+    def make(rows, unknown):
+        generic = _Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown))), marker)
+        return _with_values(_with_elements(_with_values(generic, add_shapes), add_shapes), add_shapes)
+
+    try:
+        return [make(rows, unknown) for rows, unknown in _PRIMES]
+    except PoseidonError:  # lengths that were taken for the same are different ones
+        return [make(rows, None) for rows, _ in _PRIMES]
 
 
 def _with_elements(generic, add_shapes):
@@ -385,7 +385,7 @@ def _with_values(generic, add_shapes):
                     value = None if dtype is None else generic.value(tensor)
                     if value is not None:
                         known[tensor] = value.astype(dtype)
-        if not known:
+        if not known or not any(_would_follow(generic, node) for node in graph.graph_def.node):
             break
         result = graph_pb2.GraphDef()
         result.CopyFrom(graph.graph_def)
@@ -399,6 +399,21 @@ def _with_values(generic, add_shapes):
             result.node.extend(writer.nodes)
         generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.marker)
     return generic
+
+
+def _would_follow(generic, node):
+    """Whether a shape is unknown that may follow from what is known here, and not to TensorFlow."""
+    shape = generic.shape(node.name)
+    if shape is not None and None not in shape or generic.value(node.name) is not None:
+        return False
+    graph = generic.graph
+    return any(generic.value(tensor) is not None or _is_better_known(graph.shape(tensor), generic.shape(tensor))
+               for tensor in graph.inputs(node) if graph.node(tensor).op != "Const")
+
+
+def _is_better_known(shape, other):
+    """Whether of a shape that is not all known another one is."""
+    return (shape is None or None in shape) and other is not None and None not in other
 
 
 def _type_of_integers(node, output):
