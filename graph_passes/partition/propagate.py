@@ -9,6 +9,7 @@ came back from the round before. A summand that one reader needs whole is whole 
 
 import collections
 import dataclasses
+import itertools
 
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
@@ -41,6 +42,8 @@ GATHERED = frozenset((
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 # How often a Merge may change its state before it is whole.
 _CHANGES = 3
+# In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
+_CLEARINGS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +100,12 @@ class _Propagation:
 
     def _settle(self):
         """Finds states until they stay the same."""
-        while True:
+        for number in itertools.count():
             forced = len(self._forced)
             if self._pass():
-                self._forced.clear()  # other states, other needs
+                # Other states, other needs; but not for ever: of a loop, each may bring back the other.
+                if number < _CLEARINGS:
+                    self._forced.clear()
             elif len(self._forced) == forced:
                 return
 
