@@ -13,15 +13,16 @@ import os
 import hypothesis
 import numpy as np
 import partition_table
-import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 from partition_table import K
 from partition_table import of
 
-GRAPHS = int(os.environ.get("POSEIDON_FUZZ_GRAPHS", 5))
+GRAPHS = int(os.environ.get("POSEIDON_FUZZ_GRAPHS", 20))
 SEED = os.environ.get("POSEIDON_FUZZ_SEED")
 PROGRAMS = 26  # of a graph
+# Without rows, a tensor with two dimensions of rows cannot be gathered: nothing is left to count rows by.
+ROWS = tuple(range(1, 8))
 # Keeps what is cut at zero away from zeros that are exact in one process only.
 _OFFSET = 0.3178
 _MOST_ELEMENTS = 4000
@@ -359,23 +360,33 @@ _steps = st.lists(st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 
 _programs = st.lists(st.tuples(_steps, st.integers(0, 9)), min_size=PROGRAMS, max_size=PROGRAMS)
 
 
-@pytest.mark.skipif(bool(SEED), reason="runs with other random numbers instead")
 @hypothesis.settings(max_examples=GRAPHS, derandomize=True, deadline=None, database=None,
                      suppress_health_check=list(hypothesis.HealthCheck),
                      phases=[hypothesis.Phase.generate])
-@hypothesis.given(_programs, st.sampled_from((2, 3, 5)), st.sets(st.integers(1, 7), min_size=2, max_size=2))
+@hypothesis.given(_programs, st.sampled_from((2, 3, 5)), st.sets(st.sampled_from(ROWS), min_size=2, max_size=2))
 def test_random_graphs(programs, ranks, all_rows):
     _check(programs, ranks, all_rows)
 
 
-@pytest.mark.skipif(not SEED, reason="POSEIDON_FUZZ_SEED is not set")
-def test_other_random_graphs():
-    rng = np.random.default_rng(int(SEED or 0))
-    for number in range(GRAPHS):
-        print(f"{number * PROGRAMS} programs", flush=True)
-        programs = [([tuple(map(int, rng.integers(0, (len(OPERATIONS), 8, 8, 6)))) for _ in range(rng.integers(2, 9))],
-                     int(rng.integers(10))) for _ in range(PROGRAMS)]
-        _check(programs, int(rng.choice((2, 3, 5))), set(map(int, rng.integers(0, 8, 3))))
+if SEED:  # for whoever looks for what is still wrong
+    def test_other_random_graphs():
+        rng = np.random.default_rng(int(SEED))
+        for number in range(GRAPHS):
+            print(f"{number * PROGRAMS} programs", flush=True)
+            programs = [([tuple(map(int, rng.integers(0, (len(OPERATIONS), 8, 8, 6))))
+                          for _ in range(rng.integers(2, 9))], int(rng.integers(10))) for _ in range(PROGRAMS)]
+            _check(programs, int(rng.choice((2, 3, 5))), set(map(int, rng.choice(ROWS, 3))))
+
+
+# What was wrong once.
+FOUND = [
+    # The states of a loop swung between two, each of which brought back the other.
+    [(28, 5, 3, 5), (15, 1, 4, 3), (62, 2, 4, 5)],
+]
+
+
+def test_programs_that_failed():
+    _check([(steps, kind) for steps in FOUND for kind in range(3)], 3, {1, 7})
 
 
 def _check(programs, ranks, all_rows):

@@ -14,6 +14,7 @@ import itertools
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import op_def_registry
 
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
@@ -40,6 +41,8 @@ GATHERED = frozenset((
     types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
 # What the names of ops that update variables begin with.
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+# After how many passes over a graph its states should long have settled: real ones take three to ten.
+_PASSES = 100
 # How often a Merge may change its state before it is whole.
 _CHANGES = 3
 # In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
