@@ -221,6 +221,60 @@ def triplets_in_batch():
     return step, variables, _batches(_x, _labels)
 
 
+# ---- sizes that depend on the rows in other ways ------------------------------------------------
+
+
+def _of_outputs(function):
+    """A step that returns what a function makes of the outputs and the number of rows."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            made = function(net(x), tf.shape(x)[0])
+            loss = tf.reduce_sum(made**2) + tf.reduce_mean((net(x) - y)**2)
+        _sgd(tape, loss, variables)
+        return made
+
+    return step, variables, _batches(_x, _y, sizes=(3, 7, 2, 1, 12))
+
+
+@program
+def padded_to_eight_rows():
+    return _of_outputs(lambda p, k: tf.pad(p, [[0, tf.maximum(0, 8 - k)], [0, 0]], constant_values=1.))
+
+
+@program
+def repeated_to_six_rows():
+    return _of_outputs(lambda p, k: tf.tile(p, [tf.maximum(1, 6 // k), 1]) * tf.range(
+        1., 1 + tf.cast(k * tf.maximum(1, 6 // k), tf.float64), dtype=tf.float64)[:, None])
+
+
+@program
+def six_rows_at_most():
+    return _of_outputs(lambda p, k: p[:tf.minimum(k, 6)])
+
+
+@program
+def reshaped_to_six_rows_at_most():
+    step, variables, _ = _of_outputs(lambda p, k: tf.reshape(tf.transpose(p), [tf.minimum(k, 6), -1]))
+    return step, variables, _batches(_x, _y, sizes=(3, 2, 6, 1, 12))
+
+
+@program
+def sums_of_other_types():
+    """What is added up in types that the network does not add."""
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(x) - y)**2)
+        _sgd(tape, loss, variables)
+        return [tf.reduce_sum(tf.cast(tf.abs(10 * x), dtype), 0) for dtype in (tf.int8, tf.uint8, tf.int16)] + [
+            tf.reduce_any(x > 1, 0), tf.reduce_all(x < 1, 0), tf.reduce_max(x, 0), tf.reduce_prod(x, 0)]
+
+    return step, variables, _batches(_x, _y)
+
+
 # ---- gradients ----------------------------------------------------------------------------------
 
 

@@ -3,11 +3,11 @@
 Requires: a flat graph with one `PoseidonRows`. Ensures: sizes that are functions of the number of rows are
 told apart from those that are not.
 
-TensorFlow infers the graph's shapes itself, thrice: with an unknown number of rows, and with two large prime
-numbers of rows. A size that has the same value twice does not depend on the rows; one that is m times each
-prime has m elements for each row. A function of the rows that only looks like a multiple of them at the
-primes (a minimum with a larger constant) is caught when the graph runs: whatever is cut into rows
-(`PoseidonRowRange`, `PoseidonLocalShape`) checks that it is such a multiple.
+TensorFlow infers the graph's shapes itself: with an unknown number of rows, with two large prime numbers of rows,
+and with three. A size that has the same value each time does not depend on the rows; one that is m times each
+number has m elements for each row. What only looks so (a minimum with a larger constant) is told apart by the small
+number, and what is cut into rows (`PoseidonRowRange`, `PoseidonLocalShape`) checks when the graph runs that
+it is a multiple of them.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 
 ROWS = "PoseidonRows"
-# Of rows, and of what else is unknown about inputs with rows: the lengths of sequences, say.
-_PRIMES = ((4091, 2039), (4099, 2053))
+# Numbers of rows, and of what else is unknown about inputs with rows: the lengths of sequences, say.
+_PRIMES = ((4091, 2039), (4099, 2053), (3, 2063))
 # How often elements of lists are put into other lists.
 _MAX_NESTING = 5
 # Values of more elements are not followed.
@@ -52,26 +52,30 @@ _UNKNOWN = ("Merge", "NextIteration", "Exit", "Placeholder", "PlaceholderWithDef
 class Size:
     """The size of a dimension, for both numbers of rows."""
 
-    values: tuple[int, int]
+    values: tuple[int, ...]
 
     @property
     def constant(self):
         """Its value if it does not depend on rows, nor on anything unknown; else None."""
-        return self.values[0] if self.values[0] == self.values[1] else None
+        return self.values[0] if len(set(self.values)) == 1 else None
 
     @property
     def of_rows(self):
         """Whether it is a multiple of the number of rows."""
-        (first, second), ((p, t), (q, u)) = self.values, _PRIMES
-        if first % p or second % q or not first:
+        if any(value % rows or not value for value, (rows, _) in zip(self.values, _PRIMES)):
             return False
-        first, second = first // p, second // q
-        while first != second and first % t == 0 and second % u == 0:
-            first, second = first // t, second // u
-        return first == second
+        each = [value // rows for value, (rows, _) in zip(self.values, _PRIMES)]
+        while len(set(each)) > 1 and all(value % unknown == 0 for value, (_, unknown) in zip(each, _PRIMES)):
+            each = [value // unknown for value, (_, unknown) in zip(each, _PRIMES)]
+        return len(set(each)) == 1
 
 
-ONE = Size((1, 1))
+def product(sizes):
+    """Returns the product of `Size`s, a `Size`."""
+    return Size(tuple(math.prod(size.values[i] for size in sizes) for i in range(len(_PRIMES))))
+
+
+ONE = product(())
 
 
 class Sizes:
@@ -89,6 +93,7 @@ class Sizes:
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         """
         self.graph = graph_lib.Graph(add_shapes(graph_def))
+        self._any = _Generic(self.graph, None)
         self._generic = _generic_graphs(self.graph, add_shapes)
         self._shapes = {}
 
@@ -99,10 +104,10 @@ class Sizes:
     def shape(self, tensor):
         """Returns a tuple of `Size`s, None where one is unknown; None if the rank is."""
         if tensor not in self._shapes:
-            first, second = (generic.shape(tensor) for generic in self._generic)
-            is_known = first is not None and second is not None and len(first) == len(second)
+            shapes = [generic.shape(tensor) for generic in self._generic]
+            is_known = None not in shapes and len(set(map(len, shapes))) == 1
             self._shapes[tensor] = tuple(
-                None if None in pair else Size(pair) for pair in zip(first, second)) if is_known else None
+                None if None in sizes else Size(sizes) for sizes in zip(*shapes)) if is_known else None
         return self._shapes[tensor]
 
     def bytes(self, tensor, dtype):
@@ -110,23 +115,52 @@ class Sizes:
         shape = self.shape(tensor)
         if shape is None or None in shape:
             return report_lib.Bytes()
-        first, second = (math.prod(size.values[i] for size in shape) for i in (0, 1))
-        size, (p, q) = dtypes.as_dtype(dtype).size or 0, (primes[0] for primes in _PRIMES)
-        if first == second:
-            return report_lib.Bytes(fixed=first * size)
-        is_of_rows = first % p == second % q == 0 and first // p == second // q
-        return report_lib.Bytes(per_row=first // p * size if is_of_rows else None)
+        total, size = product(shape), dtypes.as_dtype(dtype).size or 0
+        if total.constant is not None:
+            return report_lib.Bytes(fixed=total.constant * size)
+        per_row = {value / rows for value, (rows, _) in zip(total.values, _PRIMES)}
+        return report_lib.Bytes(per_row=int(per_row.pop()) * size if len(per_row) == 1 else None)
 
     def constant(self, tensor):
-        """Returns the value of an integer tensor as an array, if it does not depend on rows; else None."""
-        first, second = (generic.value(tensor) for generic in self._generic)
-        if first is None or second is None or not np.array_equal(first, second):
-            return None
-        return first
+        """Returns the value of an integer tensor as an array, if it is that for any number of rows; else None.
+
+        A value that is the same for both large numbers of rows may be another one for few of them (as many copies
+        as fill a batch, say), so it has to follow without knowing the rows. Of shapes, only how they are
+        broadcast is taken as it is for many rows: a batch of one row gives the same sums.
+        """
+        node = self.graph.node(tensor)
+        if node.op != "BroadcastGradientArgs":
+            return self._any.value(tensor)
+        return _same([generic.value(tensor) for generic in self._generic])
+
+    def element(self, tensor, index):
+        """Returns a part of a value along its first dimension, if that part does not depend on rows; else None."""
+        node = self.graph.node(tensor)
+        if node.op == "Pack" and not node.attr["axis"].i:
+            return self.constant(self.graph.inputs(node)[index])
+        value = self.constant(tensor)
+        return None if value is None else value[index]
+
+    def likely_element(self, tensor, index):
+        """Returns the same for large numbers of rows: what takes it for granted has to check it when it runs."""
+        return _same([None if value is None else value[index]
+                      for value in (generic.value(tensor) for generic in self._generic)])
+
+    def is_one(self, tensor, dimension):
+        """Whether a dimension of a tensor has one element, for any number of rows."""
+        shape = self.static(tensor)
+        return shape is not None and shape[dimension] == 1
+
+
+def _same(values):
+    """Returns the value that all of some arrays have, None if there is none."""
+    if any(value is None or not np.array_equal(value, values[0]) for value in values):
+        return None
+    return values[0]
 
 
 class _Generic:
-    """The shapes and values of a graph for one number of rows."""
+    """The shapes and values of a graph for one number of rows, or for any."""
 
     def __init__(self, graph, marker):
         self.graph = graph
@@ -137,7 +171,7 @@ class _Generic:
     def _stands_for(self, tensor):
         """Returns the tensor of this graph that has the shape and value of one of the original graph."""
         name = graph_lib.node_of(tensor)
-        if name == self.marker.name:
+        if self.marker is not None and name == self.marker.name:
             return _placeholder(self.marker, graph_lib.output_of(tensor))
         shown = _shown(name)
         if shown in self.graph.nodes and lists_lib.taken(self.graph.nodes[name]) == tensor:

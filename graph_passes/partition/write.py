@@ -18,7 +18,6 @@ import collections
 import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
-from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
@@ -136,7 +135,8 @@ class GraphWriter:
         frame = self._propagated.frames[node.name]
         for i, dimension in outcome.local.items():
             taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, frame)
-        controls = graph_lib.control_inputs(node)
+        controls = [*graph_lib.control_inputs(node),
+                    *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items())]
         is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
         if outcome.write is None and is_whole_sum:
             self._write_sum(node, taken, controls)
@@ -195,6 +195,28 @@ class GraphWriter:
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
         return writer.add("", "PoseidonLocalShape", [tensor, self.part(frame)[0]], Tshape=dtype, dimension=dimension)
+
+    def _check(self, node, tensor, i, index, value):
+        """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
+        dtype = propagate_lib.dtype_of(self._graph.node(self._graph.inputs(node)[i]), graph_lib.output_of(
+            self._graph.inputs(node)[i]))
+        numpy_type = dtypes.as_dtype(dtype).as_numpy_dtype
+        writer = self._writer(f"{PREFIX}/{node.name}/check{i}", _HOST)
+        bounds = [writer.constant(name, np.array([bound], np.int32), tensor)
+                  for name, bound in (("begin", index), ("end", index + 1), ("stride", 1))]
+        part = writer.add("part", "StridedSlice", [tensor, *bounds], T=dtype, Index=types_pb2.DT_INT32, begin_mask=0,
+                          end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=0)
+        flat = writer.add("flat", "Reshape", [part, writer.constant("any", np.array([-1], np.int32), tensor)], T=dtype,
+                          Tshape=types_pb2.DT_INT32)
+        equal = writer.add("equal", "Equal", [flat, writer.constant("value", np.array(value, numpy_type), tensor)],
+                           T=dtype)
+        axis = writer.constant("axis", np.array([0], np.int32), tensor)
+        is_right = writer.add("all", "All", [equal, axis], Tidx=types_pb2.DT_INT32, keep_dims=False)
+        text = writer.constant("text", (
+            f"The {node.op} '{node.name}' changes the rows of a batch in a way that depends on how many there are; it "
+            "cannot be partitioned for batches as small as this one."), tensor)
+        writer.add("", "Assert", [is_right, text], T=[types_pb2.DT_STRING], summarize=3)
+        return f"^{PREFIX}/{node.name}/check{i}"
 
     # ---- conversions --------------------------------------------------------------------------
 
@@ -331,8 +353,9 @@ class GraphWriter:
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
             # What the planner has to know, and TensorFlow cannot infer.
             value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
-        site = self._exchange(state.reduce, name, shape, dtype, frame)
-        if state == SUM and dtype in _SUMMED:
+        is_summed = state == SUM and dtype in _SUMMED
+        site = self._exchange(state.reduce, name, shape, dtype, frame, is_gathered=not is_summed)
+        if is_summed:
             return writer.add("", "PoseidonSync", [value, contributes], T=dtype, site=site, shape=shape)
         axis = writer.constant("axis", np.array(0, np.int32), value)
         one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
@@ -346,9 +369,10 @@ class GraphWriter:
         site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
         return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
 
-    def _exchange(self, kind, name, shape, dtype, frame):
+    def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
+        """Notes an exchange, and returns its site: a name that no exchange of another kind has."""
         self._serialise(frame)
-        site = self._names.get(name, name) if kind == "sum" else f"{kind}/{name}"
+        site = f"{kind}/{name}" if is_gathered else self._names.get(name, name)
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
@@ -480,8 +504,3 @@ def count_by_state(propagated):
         kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
         kinds[kind] += 1
     return kinds[Rows], kinds[Partial]
-
-
-def is_registered(node):
-    """Whether TensorFlow knows a node's op."""
-    return op_def_registry.get(node.op) is not None

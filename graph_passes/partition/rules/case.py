@@ -7,14 +7,11 @@ import math
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-
-TWO = sizes_lib.Size((2, 2))
 _INEXACT = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE,
             types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128)
 
@@ -28,6 +25,8 @@ class Outcome:
         gives: The state of each output.
         local: By number of an input that is a shape: the dimension whose size becomes that of this rank's rows.
         write: A function that writes the op's nodes (`write.NodeWriter`) if it does not stay the same op.
+        checks: By number of an input of integers: (index, value); where its part along the first dimension has another
+            value when the op runs, that fails.
         wishes: By number of an input that is a list: the state in which it should hold its elements.
     """
 
@@ -35,6 +34,7 @@ class Outcome:
     gives: tuple[State, ...]
     local: dict[int, int] = dataclasses.field(default_factory=dict)
     write: collections.abc.Callable | None = None
+    checks: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     wishes: dict[int, State] = dataclasses.field(default_factory=dict)
 
 
@@ -78,6 +78,22 @@ class Case:
         """Returns the value of an integer input if it does not depend on rows, as an array; else None."""
         return self._sizes.constant(self.inputs[i])
 
+    def element(self, i, index):
+        """Returns a part of an integer input along its first dimension, as of `Sizes.element`."""
+        return self._sizes.element(self.inputs[i], index)
+
+    def likely_element(self, i, index):
+        """Returns such a part for large numbers of rows, as of `Sizes.likely_element`."""
+        return self._sizes.likely_element(self.inputs[i], index)
+
+    def is_packed(self, i):
+        """Whether an input was made of single values: by a program rather than by backpropagation."""
+        return self._sizes.graph.node(self.inputs[i]).op in ("Pack", "ConcatV2", "Const")
+
+    def is_one(self, i, dimension):
+        """Whether a dimension of an input has one element, for any number of rows."""
+        return self._sizes.is_one(self.inputs[i], dimension)
+
     def accumulates(self, i):
         """Whether an input is what the rounds of a loop before have made."""
         graph, node = self._sizes.graph, self._sizes.graph.node(self.inputs[i])
@@ -95,10 +111,6 @@ class Case:
         """
         return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(self.inputs))),
                        (gives,) * self.num_outputs, **options)
-
-    def has_partial(self):
-        """Whether an input is partial."""
-        return any(isinstance(state, Partial) for state in self.states)
 
     def rows_inputs(self):
         """Returns the numbers of the inputs that have rows."""
@@ -125,11 +137,6 @@ def is_inexact(dtype):
 def same_size(a, b):
     """Whether two sizes are known and equal."""
     return a is not None and a == b
-
-
-def is_one(size):
-    """Whether a size is 1."""
-    return size == sizes_lib.ONE
 
 
 def of_rows(size):

@@ -62,7 +62,7 @@ def batch_matmul(case):
 
 def _label(case, i, dimension):
     """Returns a label for a dimension before the last two: which it is from the end, or one of its own."""
-    if case_lib.is_one(case.shape(i)[dimension]):
+    if case.is_one(i, dimension):
         return (i, dimension)
     return dimension + 2 - case.rank(i)
 
@@ -75,7 +75,7 @@ def einsum(case):
         return None
     terms = [_with_ellipsis(term, case.rank(i)) for i, term in enumerate(terms)]
     # What "..." stands for is broadcast.
-    terms = [[(i, label) if isinstance(label, int) and case_lib.is_one(case.shape(i)[d]) else label
+    terms = [[(i, label) if isinstance(label, int) and case.is_one(i, d) else label
               for d, label in enumerate(term)] for i, term in enumerate(terms)]
     shape = case.out_shape()
     return None if shape is None else contraction(case, terms, _with_ellipsis(out, len(shape)))

@@ -32,7 +32,7 @@ def elementwise(case):
     takes = {}
     for i in range(len(case.inputs)):
         rank = case.rank(i)
-        if rank >= -position and not case_lib.is_one(case.shape(i)[position]):
+        if rank >= -position and not case.is_one(i, position):
             if not case_lib.same_size(case.shape(i)[position], size):
                 return None
             takes[i] = Rows(rank + position)

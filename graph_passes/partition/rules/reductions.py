@@ -147,7 +147,7 @@ def inner(dimensions):
         position = case.states[leading].dimension - outer[leading]
         size, takes = case.shape(leading)[case.states[leading].dimension], {}
         for i, number in outer.items():
-            if number >= -position and not case_lib.is_one(case.shape(i)[number + position]):
+            if number >= -position and not case.is_one(i, number + position):
                 if not case_lib.same_size(case.shape(i)[number + position], size):
                     return None
                 takes[i] = Rows(number + position)

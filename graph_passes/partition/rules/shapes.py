@@ -1,7 +1,8 @@
 """Ops that look at shapes, or change them."""
 
-import math
+import numpy as np
 
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
@@ -41,17 +42,13 @@ def _same_rows(case, out=None):
     out = case.out_shape() if out is None else out
     if shape is None or out is None or None in shape[:dimension] or not case_lib.of_rows(shape[dimension]):
         return None
-    before = _count(shape[:dimension])
+    before = sizes_lib.product(shape[:dimension])
     for i, size in enumerate(out):
         if None in out[:i]:
             return None
-        if case_lib.of_rows(size) and _count(out[:i]) == before:
+        if case_lib.of_rows(size) and sizes_lib.product(out[:i]) == before:
             return i
     return None
-
-
-def _count(sizes):
-    return tuple(math.prod(size.values[i] for size in sizes) for i in (0, 1))
 
 
 def reshape(case):
@@ -177,15 +174,30 @@ def untouched(case):
         return None
     if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
         return None
-    return case.all({0: state}, state)
+    # How often each row is repeated, or how many are added: for any number of rows, not only for many.
+    expected = 1 if case.node.op == "Tile" else 0
+    if _is_all(case.element(1, state.dimension), expected):
+        return case.all({0: state}, state)
+    if not case.is_packed(1) and _is_all(case.likely_element(1, state.dimension), expected):
+        return case.all({0: state}, state, checks={1: (state.dimension, expected)})
+    return None
+
+
+def _is_all(value, expected):
+    """Whether integers are known, and all have a value."""
+    return value is not None and bool((np.asarray(value) == expected).all())
 
 
 def cut(case):
     """Slice(x, begin, size): the rows are taken all."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
-    outcome = untouched(case)
-    return outcome and case.all({0: case.states[0]}, case.states[0], local={2: case.states[0].dimension})
+    state, out = case.states[0], case.out_shape()
+    if not isinstance(state, Rows) or out is None or not _is_all(case.likely_element(1, state.dimension), 0):
+        return None
+    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+        return None
+    return case.all({0: state}, state, local={2: state.dimension}, checks={1: (state.dimension, 0)})
 
 
 def broadcast(case):
@@ -205,16 +217,6 @@ def ensure_shape(case):
     if isinstance(state, Rows) and (len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
         return None
     return case.all({0: state}, state)
-
-
-def reverse_sequence(case):
-    """ReverseSequence(x, lengths): along one dimension, for each row of another one by itself."""
-    state, batch = case.states[0], case.attr("batch_dim").i
-    if isinstance(case.states[1], Rows) and case.rank(0) is not None:
-        state = Rows(batch)
-    if not isinstance(state, Rows) or state.dimension == case.attr("seq_dim").i:
-        return None
-    return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
 
 
 def along_others(case):
@@ -311,7 +313,6 @@ RULES = {
     **dict.fromkeys(("Tile", "Pad", "PadV2", "MirrorPad", "MirrorPadGrad"), untouched),
     "Slice": cut,
     "EnsureShape": ensure_shape,
-    "ReverseSequence": reverse_sequence,
     "BroadcastTo": broadcast,
     **dict.fromkeys(("ReverseV2", "Roll"), along_others),
     "StridedSlice": strided_slice,

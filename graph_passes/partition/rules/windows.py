@@ -21,7 +21,7 @@ def images(*numbers, local=None):
         if local is not None and (case.rank(local) != 1 or case.shape(local)[0] is None):
             return None
         # A convolution's input sizes may be those of an image alone.
-        is_whole_shape = local is not None and case.shape(local)[0] != case_lib.TWO
+        is_whole_shape = local is not None and case.shape(local)[0].constant != 2
         return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
 
     return rule
@@ -52,7 +52,7 @@ def projected(case):
     """ImageProjectiveTransform(images, transforms, shape): there is a transform for each image, or one for all."""
     if Rows(0) not in case.states[:2] or any(case.rank(i) is None for i in (0, 1)):
         return None
-    takes = {0: Rows(0)} if case_lib.is_one(case.shape(1)[0]) else {0: Rows(0), 1: Rows(0)}
+    takes = {0: Rows(0)} if case.is_one(1, 0) else {0: Rows(0), 1: Rows(0)}
     if any(not case_lib.same_size(case.shape(i)[0], case.shape(0)[0]) for i in takes):
         return None
     return case.all(takes, Rows(0))
