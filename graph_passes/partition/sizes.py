@@ -147,9 +147,12 @@ class Sizes:
                       for value in (generic.value(tensor) for generic in self._generic)])
 
     def is_one(self, tensor, dimension):
-        """Whether a dimension of a tensor has one element, for any number of rows."""
-        shape = self.static(tensor)
-        return shape is not None and shape[dimension] == 1
+        """Whether a dimension of a tensor has one element, for any number of rows.
+
+        TensorFlow's shape functions may take an unknown number of rows for the one of another input: so both ways.
+        """
+        any_rows, many = self.static(tensor), self.shape(tensor)
+        return any_rows is not None and any_rows[dimension] == 1 and many is not None and many[dimension] == ONE
 
 
 def _same(values):
