@@ -128,10 +128,10 @@ class Sizes:
         as fill a batch, say), so it has to follow without knowing the rows. Of shapes, only how they are
         broadcast is taken as it is for many rows: a batch of one row gives the same sums.
         """
-        node = self.graph.node(tensor)
-        if node.op != "BroadcastGradientArgs":
-            return self._any.value(tensor)
-        return _same([generic.value(tensor) for generic in self._generic])
+        likely = _same([generic.value(tensor) for generic in self._generic])
+        if likely is None or self.graph.node(tensor).op == "BroadcastGradientArgs":
+            return likely
+        return _same([self._any.value(tensor), likely])
 
     def element(self, tensor, index):
         """Returns a part of a value along its first dimension, if that part does not depend on rows; else None."""

@@ -185,10 +185,11 @@ class GraphWriter:
     def _local_shape(self, node, tensor, original, i, dimension, frame):
         """Returns a shape in which a dimension has the size of this rank's rows."""
         prefix = f"{PREFIX}/{node.name}/local{i}"
-        static = self._sizes.static(node.name)
+        static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
-        if node.op == "Reshape" and static is not None and all(
-                size for d, size in enumerate(static) if d != dimension):
+        if node.op == "Reshape" and static is not None and many is not None and all(
+                size and many[d] is not None and many[d].constant == size
+                for d, size in enumerate(static) if d != dimension):
             # Shapes that TensorFlow knows for any number of rows: it should know them afterwards too.
             sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
             return self._writer(prefix, "").constant(
