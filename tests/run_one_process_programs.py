@@ -5,7 +5,6 @@ Each rank writes, for each program, what it was before, and after each step, to 
 
 import pathlib
 import sys
-import traceback
 
 import keras
 import numpy as np
@@ -40,8 +39,4 @@ def main(directory, policy, *names):
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except Exception:
-        traceback.print_exc()
-        raise
+    main(*sys.argv[1:])
