@@ -1,4 +1,5 @@
-// Hands training graphs that hold a gradient site to the passes, which are Python.
+// Hands training graphs that hold a gradient site to the passes, which are Python, and orders the sums of
+// partitioned graphs, also in processes without passes.
 //
 // TensorFlow runs this optimizer on every function before it executes it first, twice, with all
 // calls inlined. It ignores an optimizer that fails, so what goes wrong is for the Python side to
@@ -147,11 +148,10 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
   absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
     Passes run = passes;
     const std::set<std::string>* markers = marker_ops;
-    if (!run || !markers) return absl::AbortedError("Nothing to do.");
     const NodeDef* agree = nullptr;
     bool has_site = false, is_partitioned = false;
     for (const NodeDef& node : item.graph.node()) {
-      has_site = has_site || IsUndecidedSite(node, *markers);
+      has_site = has_site || (run && markers && IsUndecidedSite(node, *markers));
       if (node.op() == "PoseidonAgree") agree = &node;
       is_partitioned = is_partitioned || node.op() == "PoseidonPart";
     }
@@ -190,7 +190,8 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
 extern "C" {
 
 // Lets `passes` rewrite all functions from now on that hold one of `markers`, names of ops with spaces
-// between them. Returns false when another plug-in has the place.
+// between them. Without passes, sums of partitioned functions are ordered all the same. Returns false when
+// another plug-in has the place.
 __attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes,
                                                                 const char* markers) {
   static const bool is_registered = [] {

@@ -9,6 +9,8 @@ from tensorflow.core.framework import attr_value_pb2
 
 from tf_poseidon import communicator
 from tf_poseidon import data
+from tf_poseidon import grappler
+from tf_poseidon.errors import JobEndedError
 from tf_poseidon.ops import library
 
 RANKS = [1, 2, 3, 5]
@@ -33,8 +35,9 @@ def job(size):
 
 
 def as_rank(outputs, rank):
-    """Lets the op that made `outputs`, a tensor or a tuple of them, run as one rank; returns them."""
-    op = tf.nest.flatten(outputs)[0].op
+    """Lets the op that made `outputs`, a tensor or a tuple of them, or an op, run as one rank; returns them."""
+    first = tf.nest.flatten(outputs)[0]
+    op = first if isinstance(first, tf.Operation) else first.op
     op._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
     return outputs
 
@@ -230,3 +233,145 @@ def test_a_rank_that_is_not_there():
     with pytest.raises(tf.errors.FailedPreconditionError, match=message):
         run(build)
     communicator.use_ranks_for_ops([])
+
+
+class Compared:
+    """A node for each rank of a job of its own, which may end, that compares 'first', always 7, and 'x'.
+
+    Attributes:
+        ranks: The job's communicators.
+    """
+
+    def __init__(self, dtypes):
+        """Starts nothing yet; `dtypes` has that of 'x' for each rank."""
+        self._dtypes = dtypes
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        self.ranks = self._stack.enter_context(job(len(self._dtypes)))
+        graph = tf.Graph()
+        with graph.as_default():
+            self._inputs = [tf.compat.v1.placeholder(dtype) for dtype in self._dtypes]
+            self._ops = [as_rank(raw().poseidon_compare(values=[7, x], names=["first", "x"], site="step"), rank)
+                         for rank, x in enumerate(self._inputs)]
+        self._session = self._stack.enter_context(tf.compat.v1.Session(graph=graph))
+        return self
+
+    def __exit__(self, *exception):
+        return self._stack.__exit__(*exception)
+
+    def call(self, *values):
+        """Runs the op once on each rank, with its 'x'."""
+        self._session.run(self._ops, dict(zip(self._inputs, values)))
+
+    def fails(self, call, *values, rank=1):
+        """Expects that `rank` ends the job in this call."""
+        message = (f"Rank {rank} gives 'x' another value than rank 0, in call {call}. All ranks must give a step the "
+                   "same global batches in the same order: seed what shuffles or generates the data "
+                   "(keras.utils.set_random_seed(...), shuffle(seed=...)).")
+        with pytest.raises(tf.errors.AbortedError) as error:
+            self.call(*values)
+        assert message in str(error.value)
+        with pytest.raises(JobEndedError) as error:  # other ranks hear of it, too
+            self.ranks[0].sum("later", np.ones(3))
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_same_inputs_pass(size):
+    with Compared([tf.float32] * size) as compared:
+        for call in range(1, 10):
+            compared.call(*[np.full([2, 3], float(call))] * size)
+
+
+@pytest.mark.parametrize("other", [[1.0, 2.0, 4.0], [1.0, 2.0, np.nan], [1.0, 2.0], [[1.0, 2.0, 3.0]], []])
+def test_another_input_is_noticed(other):
+    with Compared([tf.float32] * 2) as compared:
+        compared.call([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+        compared.fails(2, [1.0, 2.0, 3.0], other)
+
+
+def test_which_rank_has_another_input():
+    with Compared([tf.int64] * 3) as compared:
+        compared.fails(1, 5, 5, 6, rank=2)
+
+
+def test_another_type_is_noticed():
+    with Compared([tf.int32, tf.float32]) as compared:
+        compared.fails(1, [0, 0], [0, 0])
+
+
+def test_shapes_of_nothing_are_compared():
+    with Compared([tf.float32] * 2) as compared:
+        compared.fails(1, np.zeros([0, 3]), np.zeros([3, 0]))
+
+
+@pytest.mark.parametrize("other", [[b"ab", b"d"], [b"a", b"bc"], [b"", b"abc"], [b"ab", b"c", b""], [b"ab", b"c\0"]])
+def test_strings_are_compared(other):
+    texts = [b"ab", b"c"]
+    with Compared([tf.string] * 2) as compared:
+        compared.call(texts, list(texts))
+        compared.fails(2, texts, other)
+
+
+def test_long_strings_are_compared():
+    text = b"x" * 1000  # not within the tensor itself
+    with Compared([tf.string] * 2) as compared:
+        compared.call([text], [bytes(1000).replace(b"\0", b"x")])
+        compared.fails(2, [text], [text[:-1] + b"y"])
+
+
+def test_calls_between_powers_of_two_are_not_compared():
+    with Compared([tf.int64] * 2) as compared:
+        for values in [(1, 1), (2, 2), (3, 0), (4, 4), (5, 0), (6, 0), (7, 0)]:
+            compared.call(*values)
+        compared.fails(8, 8, 0)
+
+
+@pytest.mark.parametrize("values, names, message", [
+    (lambda: [tf.ones(3)], [], "'names' has 0 elements, but there are 1 inputs"),
+    (lambda: [tf.Variable(1.0).handle], ["x"], "'x' has type resource, expected numbers, bools or strings"),
+    (lambda: [tf.raw_ops.TensorListReserve(element_shape=[3], num_elements=2, element_dtype=tf.float32)], ["x"],
+     "'x' has type variant, expected numbers, bools or strings"),
+])
+def test_compare_refuses(values, names, message):
+    with job(1), pytest.raises(tf.errors.InvalidArgumentError) as error:
+        raw().poseidon_compare(values=values(), names=names, site="step")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("is_partitioned", [True, False])
+def test_sums_are_ordered_without_passes(is_partitioned):
+    grappler.order_sums()
+    terms = [np.array([1e8, 1.0], np.float32), np.array([-1e8, 2.0], np.float32), np.array([1.0, 3.0], np.float32)]
+    with job(2), tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        placeholders = [tf.compat.v1.placeholder(tf.float32, [2]) for _ in terms]
+        total = tf.add_n(placeholders)
+        fetches = {"total": total}
+        if is_partitioned:
+            size = tf.shape(placeholders[0], out_type=tf.int64)[0]
+            fetches["part"] = as_rank(raw().poseidon_part(sizes=[size], names=["x"], site="step"), 1)[0]
+        metadata = tf.compat.v1.RunMetadata()
+        values = session.run(fetches, dict(zip(placeholders, terms)),
+                             tf.compat.v1.RunOptions(output_partition_graphs=True), metadata)
+    assert values["total"].tolist() == [1.0, 6.0]
+    if is_partitioned:
+        assert values["part"].tolist() == [2, 1, 1]
+    ops = [node.op for partition in metadata.partition_graphs for node in partition.node]
+    assert (ops.count("AddN"), ops.count("AddV2")) == ((0, 2) if is_partitioned else (1, 0))
+
+
+def test_order_sums_keeps_the_passes(monkeypatch):
+    """Also while another GraphPass than that of `enable` runs."""
+    plugged = []
+    monkeypatch.setattr(grappler, "_is_plugged_in", True)
+    monkeypatch.setattr(grappler, "_plug_in", lambda *arguments: plugged.append(arguments))
+    grappler.order_sums()
+    assert not plugged
+
+
+def test_order_sums_beside_another_plug_in(monkeypatch, caplog):
+    monkeypatch.setattr(grappler, "_is_plugged_in", False)
+    monkeypatch.setattr(grappler, "_plug_in", lambda *arguments: False)
+    grappler.order_sums()
+    assert "Ranks may get sums of different bits" in caplog.text and "another plug-in" in caplog.text

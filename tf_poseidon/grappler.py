@@ -26,6 +26,7 @@ _Take = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
 _enabled = None
+_is_plugged_in = False  # whether TensorFlow calls the bridge, with passes or without
 
 
 def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=find_sites.MARKERS):
@@ -49,6 +50,30 @@ def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=find
             f"{_enabled.strict}, and cannot change that to {planner}, strict={strict}: give every "
             "PoseidonStrategy of a process the same options.")
     return _enabled
+
+
+def order_sums():
+    """Lets TensorFlow order the sums of partitioned graphs, in a process that need not run the passes.
+
+    A rewritten graph needs that too: its ranks have the same bits only if they add up in the same order.
+    """
+    # Passes that run do it themselves, and must not be taken away.
+    if not _is_plugged_in and not _plug_in(_Passes(), ()):
+        _log.warning("Ranks may get sums of different bits in graphs that were partitioned by rows: %s.", _NO_PLACE)
+
+
+_NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes only one for each "
+             "device; do without that one")
+
+
+def _plug_in(passes, markers):
+    """Hands passes, perhaps null, to the bridge; returns False when another plug-in has its place."""
+    global _is_plugged_in
+    _, lib = library.load()
+    lib.poseidon_set_passes.argtypes = [_Passes, ctypes.c_char_p]
+    lib.poseidon_set_passes.restype = ctypes.c_bool
+    _is_plugged_in = lib.poseidon_set_passes(passes, " ".join(markers).encode())
+    return _is_plugged_in
 
 
 class GraphPass:
@@ -84,15 +109,11 @@ class GraphPass:
     def register(self):
         """Hands the passes to TensorFlow."""
         _, lib = library.load()
-        lib.poseidon_set_passes.argtypes = [_Passes, ctypes.c_char_p]
-        lib.poseidon_set_passes.restype = ctypes.c_bool
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        if not lib.poseidon_set_passes(self._callback, " ".join(self.markers).encode()):
-            reason = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes "
-                      "only one for each device; do without that one")
+        if not _plug_in(self._callback, self.markers):
             if self.strict:
-                raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {reason}.")
-            self._refuse(reason)
+                raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
+            self._refuse(_NO_PLACE)
 
     @contextlib.contextmanager
     def registered(self):
@@ -102,7 +123,7 @@ class GraphPass:
             yield
         finally:
             if _enabled is None:
-                library.load()[1].poseidon_set_passes(_Passes(), b"")
+                _plug_in(_Passes(), ())
             else:
                 _enabled.register()
 
@@ -121,7 +142,7 @@ class GraphPass:
             if found is None:
                 return None
             if self._agreed is None:
-                plan = self.planner.plan(found.sites, found.operations)
+                plan = self.planner.plan(found.sites, found.operations, found.exchanges)
                 rewritten = found.rewrite(plan)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             problem = f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ import typing
 
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon import engines
+from tf_poseidon import grappler
 from tf_poseidon import options as options_lib
 from tf_poseidon import runtime
 from tf_poseidon.ops import library
@@ -49,6 +50,7 @@ def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=2 << 
     options_lib.check(engine, "auto", None, (), None, None, servers, ranks_per_node, None, kv_pair_bytes,
                       timeout_s, startup_timeout_s)
     library.load()
+    grappler.order_sums()
     engines.load(engines.launch(engine).engine).register_ops()
     joined = runtime.start(engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
     if joined is not None:

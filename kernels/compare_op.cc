@@ -1,0 +1,136 @@
+// The op that notices when ranks are given other inputs than rank 0.
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "process_communicator.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/hash.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::tstring;
+
+REGISTER_OP("PoseidonCompare")
+    .Input("values: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("names: list(string)")
+    .Attr("site: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends the job unless all ranks give a step the same inputs.
+
+Compares types, shapes and bits, in calls 1, 2, 4, 8, ... of this node; the other calls do nothing. Every rank
+runs the op equally often. What travels is a digest of each value, 8 bytes.
+
+values: This rank's inputs: numbers, bools or strings.
+names: For each value, its name for messages.
+site: A name that is the same on all ranks, and the same for no two nodes.
+)doc");
+
+// Returns a hash of all that ranks have to agree on.
+uint64_t Digest(const Tensor& value) {
+  std::vector<int64_t> form = {value.dtype()};
+  for (int i = 0; i < value.dims(); ++i) form.push_back(value.dim_size(i));
+  uint64_t digest = tensorflow::Hash64(reinterpret_cast<const char*>(form.data()), form.size() * sizeof(int64_t));
+  // Each hash is the seed of the next one, and the length of the data is in it: how strings are divided counts.
+  if (value.dtype() != tensorflow::DT_STRING) {
+    const absl::string_view bytes = value.tensor_data();
+    return tensorflow::Hash64(bytes.data(), bytes.size(), digest);
+  }
+  const auto texts = value.flat<tstring>();
+  for (int64_t i = 0; i < texts.size(); ++i) {
+    digest = tensorflow::Hash64(texts(i).data(), texts(i).size(), digest);
+  }
+  return digest;
+}
+
+class CompareKernel : public AsyncOpKernel {
+ public:
+  explicit CompareKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
+    OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES(context, static_cast<int>(names_.size()) == num_inputs(),
+                absl::InvalidArgumentError(absl::StrCat("'names' has ", names_.size(), " elements, but there are ",
+                                                        num_inputs(), " inputs; expected one each.")));
+    for (int i = 0; i < num_inputs(); ++i) {
+      const tensorflow::DataType type = input_type(i);
+      OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "'", names_[i], "' has type ", tensorflow::DataTypeString(type), ", expected numbers, bools or "
+                      "strings, which can be compared between ranks; leave it out.")));
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const int64_t call = ++calls_;
+    if ((call & (call - 1)) != 0) return done();  // no power of two
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator || communicator->size() == 1) return done();
+    // Kept for ever after a failure, since the network may still use them.
+    auto* digests = new Digests;
+    for (int i = 0; i < num_inputs(); ++i) digests->own.push_back(Digest(context->input(i)));
+    digests->first.resize(digests->own.size());
+    Exchange exchange;
+    exchange.site = "compare/" + site_;
+    exchange.dtype = DataType::kBytes;
+    exchange.count = digests->own.size() * sizeof(uint64_t);
+    exchange.input = digests->own.data();
+    exchange.output = digests->first.data();
+    exchange.root = 0;
+    communicator->Submit(
+        std::move(exchange),
+        [this, context, communicator, call, digests, done = std::move(done)](const std::string& error) {
+          if (error.empty()) {
+            const std::string difference = Compare(*digests, communicator->rank(), call);
+            delete digests;
+            if (!difference.empty()) {
+              communicator->Abort(difference, /*seconds=*/0);
+              context->SetStatus(absl::AbortedError(difference));
+            }
+          } else {
+            context->SetStatus(absl::AbortedError(error));
+          }
+          done();
+        });
+  }
+
+ private:
+  struct Digests {
+    std::vector<uint64_t> own;
+    std::vector<uint64_t> first;  // rank 0's
+  };
+
+  // Returns which value differs, or an empty text.
+  std::string Compare(const Digests& digests, int rank, int64_t call) const {
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (digests.own[i] == digests.first[i]) continue;
+      return absl::StrCat(
+          "Rank ", rank, " gives '", names_[i], "' another value than rank 0, in call ", call, ". All ranks must give "
+          "a step the same global batches in the same order: seed what shuffles or generates the data "
+          "(keras.utils.set_random_seed(...), shuffle(seed=...)).");
+    }
+    return "";
+  }
+
+  std::vector<std::string> names_;
+  std::string site_;
+  std::atomic<int64_t> calls_{0};
+};
+
+REGISTER_KERNEL_BUILDER(Name("PoseidonCompare").Device(tensorflow::DEVICE_CPU), CompareKernel);
+
+}  // namespace
+}  // namespace poseidon
