@@ -224,6 +224,11 @@ def set_attribute(attribute, key, value):
         raise TypeError(f"attribute {key}={value!r}")
 
 
+def set_names(attribute, names):
+    """Sets an attribute to a list of strings."""
+    attribute.list.s[:] = [name.encode() for name in names]
+
+
 def _set_shape(proto, shape):
     proto.unknown_rank = shape is None
     for size in shape or ():

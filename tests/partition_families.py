@@ -360,6 +360,143 @@ LISTS = [
     Case("EmptyTensorList", _joined, [of(K, 2)], "whole"),
 ]
 
+# ---- stacks and TensorArrays ------------------------------------------------------------------------------------
+
+
+def v1_control_flow(build):
+    """Returns a function that makes stacks and TensorArrays, as TensorFlow 1 does, rather than lists."""
+
+    @functools.wraps(build)
+    def built(*inputs):
+        was_v2 = tf.compat.v1.control_flow_v2_enabled()
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            return build(*inputs)
+        finally:
+            if was_v2:
+                tf.compat.v1.enable_control_flow_v2()
+
+    return built
+
+
+def _in_stack(*elements):
+    """Pushes all elements, and pops them again."""
+    stack, last = raw.StackV2(max_size=-1, elem_type=elements[0].dtype), []
+    for element in elements:
+        with tf.control_dependencies(last):
+            last = [raw.StackPushV2(handle=stack, elem=element)]
+    pushed = last[0]
+    for _ in elements:
+        with tf.control_dependencies(last):
+            last = [raw.StackPopV2(handle=stack, elem_type=element.dtype), *last]
+    with tf.control_dependencies([last[0]]):
+        closed = raw.StackCloseV2(handle=stack)
+    with tf.control_dependencies([closed]):
+        return [pushed, *map(tf.identity, last[:-1])]
+
+
+def _array(dtype, size):
+    return raw.TensorArrayV3(size=size, dtype=dtype, element_shape=None, clear_after_read=False)
+
+
+def _written(x, y):
+    array, flow = _array(x.dtype, 2)
+    flow = raw.TensorArrayWriteV3(handle=array, index=1, value=x, flow_in=flow)
+    flow = raw.TensorArrayWriteV3(handle=array, index=0, value=y, flow_in=flow)
+    return raw.TensorArrayReadV3(handle=array, index=1, flow_in=flow, dtype=x.dtype), raw.TensorArrayGatherV3(
+        handle=array, indices=tf.range(raw.TensorArraySizeV3(handle=array, flow_in=flow)), flow_in=flow, dtype=x.dtype)
+
+
+def _scattered_in_array(x):
+    array, flow = _array(x.dtype, tf.shape(x)[0])
+    flow = raw.TensorArrayScatterV3(handle=array, indices=tf.range(tf.shape(x)[0]), value=x, flow_in=flow)
+    return raw.TensorArrayGatherV3(handle=array, indices=[1, 0], flow_in=flow, dtype=x.dtype), raw.TensorArrayReadV3(
+        handle=array, index=1, flow_in=flow, dtype=x.dtype)
+
+
+def _rows_in_array(x):
+    array, flow = _array(x.dtype, tf.shape(x)[0])
+    flow = raw.TensorArrayScatterV3(handle=array, indices=tf.range(tf.shape(x)[0]), value=x, flow_in=flow)
+    return raw.TensorArrayGatherV3(handle=array, indices=tf.range(tf.shape(x)[0]), flow_in=flow, dtype=x.dtype)
+
+
+def _read_of_gradient(x):
+    """An array of which the gradient is written twice, or never."""
+    array = tf.TensorArray(x.dtype, size=3, clear_after_read=False).unstack(x)
+    read = array.read(1)
+    return read, tf.gradients([read ** 2, array.read(1) * 3, array.read(2)], x)
+
+
+def _read_of_weights(x, w):
+    """An array of whole tensors, with summands in its gradient."""
+    array = tf.TensorArray(x.dtype, size=2).unstack(w)
+    return tf.gradients(tf.reduce_sum(x * array.read(1)), w)
+
+
+def _joined_array(x):
+    array, flow = _array(x.dtype, 2)
+    for i in range(2):
+        flow = raw.TensorArrayWriteV3(handle=array, index=i, value=x, flow_in=flow)
+    return raw.TensorArrayConcatV3(handle=array, flow_in=flow, dtype=x.dtype).value
+
+
+def _split_array(x):
+    array, flow = _array(x.dtype, 2)
+    flow = raw.TensorArraySplitV3(handle=array, value=x, lengths=tf.constant([2, 1], tf.int64), flow_in=flow)
+    return raw.TensorArrayReadV3(handle=array, index=0, flow_in=flow, dtype=x.dtype)
+
+
+def _of_two_stacks(x):
+    """A handle that may be of either of two stacks."""
+    stacks = [raw.StackV2(max_size=-1, elem_type=x.dtype) for _ in range(2)]
+    _, is_on = raw.Switch(data=stacks[0], pred=True)
+    off, _ = raw.Switch(data=stacks[1], pred=True)
+    stack = raw.Merge(inputs=[is_on, off]).output
+    with tf.control_dependencies([raw.StackPushV2(handle=stack, elem=x)]):
+        return raw.StackPopV2(handle=stacks[0], elem_type=x.dtype)
+
+
+def _stack_in_stack(x):
+    """Loops within loops keep handles in stacks."""
+    outer, inner = (raw.StackV2(max_size=-1, elem_type=dtype) for dtype in (tf.resource, x.dtype))
+    with tf.control_dependencies([raw.StackPushV2(handle=outer, elem=inner), raw.StackPushV2(handle=inner, elem=x)]):
+        inner = raw.StackPopV2(handle=outer, elem_type=tf.resource)
+    return raw.StackPopV2(handle=inner, elem_type=x.dtype)
+
+
+def _kept(ops, build, inputs, gives, **options):
+    """Returns a case without gradients but those that it makes; puts give what orders ops, a whole number."""
+    states = {op: "whole" if op.endswith(("WriteV3", "ScatterV3")) else gives for op in ops.split()}
+    return Case(ops, v1_control_flow(build), inputs, states if isinstance(gives, str) else gives, has_gradient=False,
+                **options)
+
+
+STORES = [
+    _kept("StackPushV2 StackPopV2", _in_stack, [of(K, 3), of(K, 3)], "rows(0)"),
+    _kept("StackPushV2 StackPopV2", lambda x: _in_stack(tf.zeros_like(x) + 1, x), [of(2, K)], "rows(1)"),
+    _kept("StackPushV2 StackPopV2", lambda x: _in_stack(x, tf.zeros([3, tf.shape(x)[1]], x.dtype)), [of(3, K)],
+          "rows(1)"),
+    _kept("StackPushV2 StackPopV2", lambda x: _in_stack(x, tf.ones([3], x.dtype)), [summed(3)], SUM),
+    _kept("StackPushV2 StackPopV2", lambda x: _in_stack(x, tf.transpose(x)), [of(K, 3)], "whole"),
+    _kept("StackPushV2 StackPopV2", _in_stack, [of(K, 3), summed(7, 3)], "whole"),
+    _kept("StackPopV2", _in_stack, [of(K, dtype="object")], "whole"),
+    _kept("StackPopV2", _of_two_stacks, [of(K, 3)], "whole"),
+    _kept("StackPopV2", _stack_in_stack, [of(K, 3)], {"StackPopV2": "rows(0) whole"}),
+    _kept("TensorArrayWriteV3 TensorArrayReadV3", _written, [of(K, 3), of(K, 3)], "rows(0)", fewest=1),
+    _kept("TensorArrayGatherV3", _written, [of(2, K), of(2, K)], "rows(2)", fewest=1),
+    _kept("TensorArrayWriteV3 TensorArrayReadV3", lambda x: _written(x, tf.ones([3], x.dtype)), [summed(3)], SUM),
+    _kept("TensorArrayReadV3", lambda x: _written(x, tf.transpose(x))[0], [of(K, 1)], "whole", fewest=1),
+    _kept("TensorArrayScatterV3 TensorArrayGatherV3", _scattered_in_array, [of(3, K, 2)], "rows(1)", fewest=1),
+    _kept("TensorArrayReadV3", _scattered_in_array, [of(3, K, 2)], "rows(0)", fewest=1),
+    _kept("TensorArrayScatterV3 TensorArrayGatherV3", _scattered_in_array, [summed(3, 2)], SUM),
+    _kept("TensorArrayScatterV3 TensorArrayGatherV3", _rows_in_array, [of(K, 2)], "whole", fewest=1),
+    _kept("TensorArrayScatterV3 TensorArrayReadV3", _read_of_gradient, [of(3, K, 2)], "rows(0)", fewest=1),
+    _kept("TensorArrayGatherV3", _read_of_gradient, [of(3, K, 2)], "rows(1)", fewest=1),
+    _kept("TensorArrayGatherV3", _read_of_weights, [of(K, 2), of(2, 2)], SUM),
+    _kept("TensorArrayConcatV3 TensorArrayWriteV3", _joined_array, [of(K, 2)], "whole", fewest=1),
+    _kept("TensorArraySplitV3 TensorArrayReadV3", _split_array, [of(3, K)], "whole", fewest=1),
+]
+
 # ---- normalisation ----------------------------------------------------------------------------------------------
 
 
@@ -385,4 +522,4 @@ def _normalisations():
                tolerance=SINGLE)
 
 
-CASES = [*WINDOWS, *GATHERING, *LISTS, *_normalisations()]
+CASES = [*WINDOWS, *GATHERING, *LISTS, *STORES, *_normalisations()]

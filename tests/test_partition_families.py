@@ -22,9 +22,10 @@ from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
 from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
 
-FAMILIES = (windows, gathering, lists, normalisation)
+FAMILIES = (windows, gathering, lists, stores, normalisation)
 _CASES_OF_A_GRAPH = 30
 layers, losses, metrics, optimizers = keras.layers, keras.losses, keras.metrics, keras.optimizers
 
@@ -119,7 +120,7 @@ def test_all_ranks_draw_the_same_numbers_without_a_seed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.compat.v1, "set_random_seed", lambda seed: None)
         made = partitioning.Partitioned(build, optimize=False)
-    assert set(names) == set(sources.RULES) - {"PoseidonRows"}
+    assert set(names) == set(sources.RULES) - {"PoseidonRows", *sources.READERS}
     for feed in _feeds(4)[:2]:
         for size in (2, 3):
             first, *others = made.on_ranks(feed, size)

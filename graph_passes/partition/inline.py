@@ -6,7 +6,10 @@ ask not to be inlined.
 
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.framework import errors
 from tensorflow.python.grappler import tf_optimizer
+
+from tf_poseidon.errors import PoseidonError
 
 
 def inline(graph_def, keep):
@@ -15,6 +18,9 @@ def inline(graph_def, keep):
     Args:
         graph_def: A GraphDef.
         keep: Names of the nodes that must stay, with all that they depend on.
+
+    Raises:
+        PoseidonError: If TensorFlow cannot do it.
     """
     meta_graph = meta_graph_pb2.MetaGraphDef()
     meta_graph.graph_def.CopyFrom(graph_def)
@@ -26,5 +32,8 @@ def inline(graph_def, keep):
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
     config.graph_options.rewrite_options.optimizers.append("function")
-    return tf_optimizer.OptimizeGraph(config, meta_graph)
+    try:
+        return tf_optimizer.OptimizeGraph(config, meta_graph)
+    except (errors.OpError, ValueError) as error:
+        raise PoseidonError(f"TensorFlow cannot inline the functions of the graph: {str(error).splitlines()[0]}") from error
 

@@ -11,6 +11,8 @@ from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+_READS = ("ReadVariableOp",)
+_REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
 _PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 
@@ -25,15 +27,20 @@ def variables_of(propagated, sizes, paths):
     """
     graph, found = sizes.graph, collections.defaultdict(set)
     used = _used(graph, propagated)
+    updates = collections.defaultdict(list)
     for node in propagated.ordered:
-        if not node.op.startswith(propagate_lib.UPDATES) or not graph.inputs(node):
-            continue
-        resource = _source(graph, graph.inputs(node)[0])
+        if _is_update(node) and graph.inputs(node):
+            updates[_source(graph, graph.inputs(node)[0])].append(node)
+    for resource, nodes in updates.items():
         if resource not in used:
             continue  # the slot of an optimizer
-        for tensor in _behind(graph, sizes, node):
+        for tensor in _behind(graph, sizes, nodes, updates, used):
             found[tensor].add(paths.get(resource, resource))
     return {tensor: names.pop() for tensor, names in found.items() if len(names) == 1}
+
+
+def _is_update(node):
+    return node.op.startswith(propagate_lib.UPDATES)
 
 
 def _used(graph, propagated):
@@ -43,8 +50,9 @@ def _used(graph, propagated):
         inputs = graph.inputs(node)
         if node.op == "ResourceGather" and propagated.states.get(node.name, WHOLE) != WHOLE:
             used.add(_source(graph, inputs[0]))
-        if node.op != "ReadVariableOp":
+        if node.op not in (*_READS, *_REFERENCES):
             continue
+        source = _source(graph, inputs[0]) if node.op in _READS else node.name
         queue, seen = [node], set()
         while queue:
             reader = queue.pop()
@@ -52,32 +60,53 @@ def _used(graph, propagated):
                 continue
             seen.add(reader.name)
             if any(state != WHOLE for state in propagated.outcomes[reader.name].gives):
-                used.add(_source(graph, inputs[0]))
+                used.add(source)
                 break
-            if reader.op in ("ReadVariableOp", "Cast", "Reshape", "ExpandDims", *_PASSED_ON):
+            if reader.op in (*_READS, *_REFERENCES, "Cast", "Reshape", "ExpandDims", "Squeeze", *_PASSED_ON):
                 queue += graph.consumers(reader.name)
     return used
 
 
 def _source(graph, tensor):
-    """Returns the name of the node that a resource comes from."""
+    """Returns the name of the node that a resource, or reference, comes from."""
     node, seen = graph.node(tensor), set()
-    while node.op in _PASSED_ON and node.name not in seen:
+    while (node.op in _PASSED_ON or node.op.startswith(("Assign", "RefSwitch", "RefEnter"))) and node.name not in seen:
         seen.add(node.name)
         node = graph.node(graph.inputs(node)[0])
     return node.name
 
 
-def _behind(graph, sizes, update):
-    """Returns the tensors of a variable's shape from which its new value is computed, element by element."""
-    values = [t for t in graph.inputs(update)[1:]
-              if propagate_lib.dtype_of(graph.node(t), graph_lib.output_of(t)) != types_pb2.DT_RESOURCE]
+def _behind(graph, sizes, nodes, updates, used):
+    """Returns the tensors from which the new value of a variable is computed, element by element.
+
+    Args:
+        graph, sizes: Those of the graph.
+        nodes: The updates of the variable.
+        updates: Those of all variables, by name of the resource.
+        used: The resources that are no slots: what is read of a slot leads to what that is updated with.
+    """
+    values = [tensor for node in nodes for tensor in _values(graph, node)]
     shapes = {sizes.shape(tensor) for tensor in values if sizes.shape(tensor)}
     queue, seen = list(values), set()
     while queue:
         tensor = propagate_lib.canonical(queue.pop())
-        if tensor in seen or sizes.shape(tensor) not in shapes:
+        node = graph.node(tensor)
+        if tensor in seen:
             continue
-        seen.add(tensor)
-        queue += graph.inputs(graph.node(tensor))
+        if node.op in _READS or node.op.startswith("Assign"):
+            seen.add(tensor)
+            source = _source(graph, graph.inputs(node)[0])
+            queue += [value for update in (() if source in used else updates.get(source, ()))
+                      for value in _values(graph, update)]
+        elif sizes.shape(tensor) in shapes:
+            seen.add(tensor)
+            inputs = graph.inputs(node)
+            queue += [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else inputs
     return seen
+
+
+def _values(graph, update):
+    """Returns what an update takes beside variables."""
+    return [tensor for tensor in graph.inputs(update)[1:] if propagate_lib.dtype_of(
+        graph.node(tensor), graph_lib.output_of(tensor)) != types_pb2.DT_RESOURCE
+            and graph.node(tensor).op not in _REFERENCES]

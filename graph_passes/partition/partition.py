@@ -1,6 +1,6 @@
 """The pass: from the graph of a one-process step to the graph that each rank runs.
 
-Requires: a flat graph, one of whose nodes is a `PoseidonRows`. Ensures: on any number of ranks that run the result
+Requires: a flat graph with a `PoseidonRows`, or several. Ensures: on any number of ranks that run the result
 on the same inputs, its fetches are what the graph gives in one process, up to the order in which it adds.
 """
 
@@ -18,6 +18,10 @@ from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition import write as write_lib
 
 
+# The PoseidonPart of what depends on no rows.
+OF_NO_ROWS = write_lib.OF_NO_ROWS
+
+
 @dataclasses.dataclass(frozen=True)
 class Partitioned:
     """A partitioned graph.
@@ -33,7 +37,7 @@ class Partitioned:
     report: report_lib.Report
 
 
-def partition(graph_def, fetches, add_shapes, paths=None):
+def partition(graph_def, fetches, add_shapes, paths=None, kept=()):
     """Returns the `Partitioned` graph.
 
     Args:
@@ -42,6 +46,8 @@ def partition(graph_def, fetches, add_shapes, paths=None):
         add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         paths: The path of each variable, by the name of the node that its resource comes from; others are called
             as their node.
+        kept: Names of nodes, outside of loops, whose outputs are to be had whole under their names. Exchanges that
+            only they need are not in the report: they happen where somebody reads them.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
@@ -50,7 +56,7 @@ def partition(graph_def, fetches, add_shapes, paths=None):
     sizes = sizes_lib.Sizes(graph_def, add_shapes)
     propagated = propagate_lib.propagate(sizes)
     writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))
-    nodes, fetched = writer.write(fetches)
+    nodes, fetched = writer.write(fetches, kept)
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]

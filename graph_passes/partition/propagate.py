@@ -18,8 +18,10 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import markers as markers_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import stores as stores_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
@@ -40,10 +42,11 @@ GATHERED = frozenset((
     types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
     types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
 # What the names of ops that update variables begin with.
-UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "ScatterAdd",
+           "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
 # After how many passes over a graph its states should long have settled: real ones take three to ten.
 _PASSES = 100
-# How often a Merge may change its state before it is whole.
+# How often a Merge, or a stack, may change its state before it is whole.
 _CHANGES = 3
 # In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
 _CLEARINGS = 20
@@ -59,6 +62,7 @@ class Propagated:
         states: By tensor: what the op that makes it gives, where that is not whole.
         outcomes: By node: how it runs, an `Outcome`.
         without_rule: Names of nodes that run whole since their op has no rule, or not for its inputs.
+        markers: By node: the PoseidonRows that it depends on, as `markers.find` has it.
     """
 
     ordered: list
@@ -66,6 +70,7 @@ class Propagated:
     states: dict[str, State]
     outcomes: dict[str, Outcome]
     without_rule: tuple[str, ...]
+    markers: dict[str, str | None]
 
 
 def propagate(sizes):
@@ -85,7 +90,7 @@ class _Propagation:
         # How a node runs of which nothing is cut into rows: most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
-        self._inner = self._frames[sizes_lib.rows_node(self._graph.graph_def).name]
+        self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
         self._forced = set()  # summands that somebody needs whole
         self._merges = {}  # the states of Merges
         self._changes = collections.Counter()
@@ -93,13 +98,23 @@ class _Propagation:
         self._kept_whole = set()  # nodes whose outputs cannot be gathered
         self._wishes = {}  # the states of lists, by the node that makes them
         self._refused = set()  # nodes that cannot make a list in the state that is wished
+        self._stores = stores_lib.Stores(self._graph)
+        self._stored = {}  # the states of stacks and TensorArrays
+        self._whole_stores = self._outer_stores()  # names of the nodes that make those that have to be whole
         self._states, self._outcomes, self._without_rule = {}, {}, []
 
     def run(self):
         self._settle()
         if self._cut_earlier():
             self._settle()
-        return Propagated(self._ordered, self._frames, self._states, self._outcomes, tuple(self._without_rule))
+        while True:
+            markers = markers_lib.find(self._ordered, self._inputs, self.seen, self._outcomes, self._stores)
+            mixing = markers_lib.mixing(self._ordered, self._inputs, self.seen, self._outcomes, markers)
+            if not mixing:
+                return Propagated(self._ordered, self._frames, self._states, self._outcomes, tuple(self._without_rule),
+                                  markers)
+            self._kept_whole |= mixing
+            self._settle()
 
     def _settle(self):
         """Finds states until they stay the same."""
@@ -114,7 +129,7 @@ class _Propagation:
 
     def _pass(self):
         """Finds all states once; returns whether loops, lists or texts have to have other ones."""
-        before = self._states  # what comes back in a loop
+        before, stored_before = self._states, dict(self._stored)  # what comes back in a loop, or was read too early
         self._states, self._outcomes, self._without_rule = {}, {}, []
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
@@ -134,6 +149,7 @@ class _Propagation:
                 self._states[tensor_of(node.name, i)] = state
         for node in concerned:
             again |= self._take_back(node)
+        again |= self._find_stored(stored_before)
         return again or len(self._refused) > refused
 
     def seen(self, tensor, states=None):
@@ -145,23 +161,31 @@ class _Propagation:
     def _outcome(self, node, inputs):
         states = tuple(map(self.seen, inputs))
         count, whole = self._outputs[node.name], self._whole[node.name]
+        store = self._stores.of(node.name)
+        stored = WHOLE if store is None else self._stored.get(store)
         if node.name in self._kept_whole:
+            if store is not None:
+                self._whole_stores.add(store.origin)
             return whole
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
             return whole  # out of the loop in which there are rows
         rule = rules.RULES.get(node.op)
         wish = self._wishes.get(node.name)
-        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, wish))
+        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, wish, stored))
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None
         if wish not in (None, WHOLE) and (outcome is None or outcome.gives[0] != wish):
             self._refused.add(node.name)
             return whole
         if outcome is None:
+            if stored not in (None, WHOLE):
+                self._whole_stores.add(store.origin)
             # Of summands, and what updates variables, no rule could be better.
             if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):
                 self._without_rule.append(node.name)
             return whole
+        if stored is None:  # what is taken out later should know
+            self._stored[store] = stores_lib.state_put(node, outcome.takes)
         return outcome
 
     def _can_be_taken(self, inputs, states, outcome):
@@ -196,6 +220,9 @@ class _Propagation:
         return (self._hand_over(self._graph.node(tensor), [source]).gives[0] == state)
 
     def _merge(self, node, inputs, before):
+        if node.name in self._kept_whole:
+            self._merges[node.name] = WHOLE
+            return self._whole[node.name]
         handed = [self._before_merge(tensor) for tensor in inputs]
         known = [(t, before if source != t and self._graph.node(source).op in _BACK else None)
                  for source, t in zip(inputs, handed) if self._graph.node(source).op not in _BACK or before]
@@ -273,6 +300,20 @@ class _Propagation:
             self._wishes[origin] = new
         return again
 
+    def _outer_stores(self):
+        """Returns which stacks and TensorArrays are not only of the loop in which there are rows."""
+        return {origin for origin, names in self._stores.nodes.items()
+                if not all(self._frames[name].within(self._inner) for name in (origin, *names) if name in self._frames)}
+
+    def _find_stored(self, before):
+        """Finds the states of stacks and TensorArrays, given those before; returns whether there are other ones."""
+        self._stored = self._stores.states(self.seen)
+        self._changes.update({store.origin for store in before if before[store] != self._stored.get(store)})
+        for store in self._stores.all:
+            if store.origin in self._whole_stores or self._changes[store.origin] > _CHANGES:
+                self._stored[store] = WHOLE
+        return self._stored != before
+
     def _is_list(self, tensor):
         return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
 
@@ -310,6 +351,16 @@ class _Propagation:
         for size in shape:
             product *= size.values[0]
         return product
+
+
+def _home(markers, frames):
+    """Returns the frame that the inputs with rows are in."""
+    found = {frames[node.name]: node.name for node in markers}
+    if len(found) != 1:
+        raise PoseidonError(
+            f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; expected "
+            "all of them outside of loops, or in the same one.")
+    return next(iter(found))
 
 
 def _of_rows(size):

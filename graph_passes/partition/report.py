@@ -43,6 +43,7 @@ class Exchange:
         dtype: Its `types_pb2.DataType`.
         bytes: Its one-process size, `Bytes`.
         loop: Name of the loop it is in, "" of none.
+        variable: The variable that is trained with it, "" if there is none, or it cannot be told.
     """
 
     site: str
@@ -52,10 +53,11 @@ class Exchange:
     dtype: int
     bytes: Bytes = Bytes()
     loop: str = ""
+    variable: str = ""
 
     def form(self):
         """Returns what ranks have to have in common, as text."""
-        return f"{self.kind} '{self.site}' {self.dtype} {self.shape}"
+        return f"'{self.site}' {self.kind} {self.dtype} {self.shape}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What is known of shapes, and of integers that depend on shapes, for any number of rows.
 
-Requires: a flat graph with one `PoseidonRows`. Ensures: sizes that are functions of the number of rows are
+Requires: a flat graph whose inputs with rows go through `PoseidonRows`. Ensures: sizes that are functions of the number of rows are
 told apart from those that are not.
 
 TensorFlow infers the graph's shapes itself: with an unknown number of rows, with two large prime numbers of rows,
@@ -28,6 +28,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import stores as stores_lib
 
 ROWS = "PoseidonRows"
 # Numbers of rows, and of what else is unknown about inputs with rows: the lengths of sequences, say.
@@ -36,6 +37,8 @@ _PRIMES = ((4091, 2039), (4099, 2053), (3, 2063))
 _MAX_NESTING = 5
 # Values of more elements are not followed.
 _MAX_ELEMENTS = 256
+# Of what elements of these types hold, shapes say nothing.
+_HANDLES = (types_pb2.DT_VARIANT, types_pb2.DT_RESOURCE)
 _INTEGERS = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
 # Which input is the shape of the output.
@@ -58,6 +61,11 @@ class Size:
     def constant(self):
         """Its value if it does not depend on rows, nor on anything unknown; else None."""
         return self.values[0] if len(set(self.values)) == 1 else None
+
+    @property
+    def is_rows(self):
+        """Whether it is the number of rows."""
+        return all(value == rows for value, (rows, _) in zip(self.values, _PRIMES))
 
     @property
     def of_rows(self):
@@ -93,7 +101,10 @@ class Sizes:
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
         """
         self.graph = graph_lib.Graph(add_shapes(graph_def))
-        self._any = _Generic(self.graph, None)
+        self._any = _Generic(self.graph)
+        if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
+            # TensorFlow infers nothing of what is taken out of a stack, not even how many dimensions it has.
+            self._any = _with_elements(self._any, add_shapes)
         self._generic = _generic_graphs(self.graph, add_shapes)
         self._shapes = {}
 
@@ -151,7 +162,7 @@ class Sizes:
 
         TensorFlow's shape functions may take an unknown number of rows for the one of another input: so both ways.
         """
-        any_rows, many = self.static(tensor), self.shape(tensor)
+        any_rows, many = self._any.static(tensor), self.shape(tensor)
         return any_rows is not None and any_rows[dimension] == 1 and many is not None and many[dimension] == ONE
 
 
@@ -165,21 +176,25 @@ def _same(values):
 class _Generic:
     """The shapes and values of a graph for one number of rows, or for any."""
 
-    def __init__(self, graph, marker):
+    def __init__(self, graph, markers=()):
         self.graph = graph
-        self.marker = marker
+        self.markers = markers  # names of those that placeholders stand for
         self._values = {}
-        self._lists = None
+        self._lists = self._stores = None
 
     def _stands_for(self, tensor):
         """Returns the tensor of this graph that has the shape and value of one of the original graph."""
         name = graph_lib.node_of(tensor)
-        if self.marker is not None and name == self.marker.name:
-            return _placeholder(self.marker, graph_lib.output_of(tensor))
+        if name in self.markers:
+            return _placeholder(name, graph_lib.output_of(tensor))
         shown = _shown(name)
         if shown in self.graph.nodes and lists_lib.taken(self.graph.nodes[name]) == tensor:
             return shown
         return tensor
+
+    def static(self, tensor):
+        """Returns the shape that TensorFlow infers of a tensor of the original graph."""
+        return self.graph.shape(self._stands_for(tensor))
 
     def shape(self, tensor):
         """Returns the shape of a tensor of the original graph: a tuple with None, or None."""
@@ -217,6 +232,12 @@ class _Generic:
                   for node in map(self.graph.node, self._lists.origins(tensor))}
         return shapes.pop() if len(shapes) == 1 else None
 
+    def _size_of_array(self, node):
+        """Returns the tensor that says how many elements a TensorArray has, None if it may grow."""
+        if self._stores is None:
+            self._stores = stores_lib.Stores(self.graph)
+        return self._stores.size(node.name)
+
     def value(self, tensor):
         """Returns the value of an integer tensor of the original graph, None if unknown."""
         tensor = self._stands_for(tensor)
@@ -242,6 +263,9 @@ class _Generic:
             return inputs if node.attr["is_constant"].b else []
         if node.op in _PASS_ON:
             return inputs[:1]
+        if node.op == stores_lib.SIZE:
+            size = self._size_of_array(node)
+            return [] if size is None else [size]
         return inputs if self._is_small_integer(node) else []
 
     def _is_small_integer(self, node):
@@ -270,8 +294,10 @@ class _Generic:
         values = [self._known(tensor) for tensor in operands]
         if not operands or any(value is None for value in values):
             return None
-        if node.op in _PASS_ON or node.op == "Enter":
+        if node.op in (*_PASS_ON, stores_lib.SIZE, "Enter"):
             return dict.fromkeys((0, 1), values[0])
+        if node.op in _REDUCTIONS and not values[0].ndim and values[1].size:
+            return None  # TensorFlow would log an error
         outputs = _execute(node, values)
         return None if outputs is None else dict(enumerate(outputs))
 
@@ -320,26 +346,17 @@ def _execute(node, values):
         return None
 
 
-def rows_node(graph_def):
-    """Returns the `PoseidonRows` node of a graph, None if it has none.
-
-    Raises:
-        PoseidonError: If it has several.
-    """
-    found = [node for node in graph_def.node if node.op == ROWS]
-    if len(found) > 1:
-        raise PoseidonError(
-            f"The graph has inputs with rows in {len(found)} places, '{found[0].name}' and '{found[1].name}', where "
-            "one is expected; mark all inputs of a step by one PoseidonRows.")
-    return found[0] if found else None
+def rows_nodes(graph_def):
+    """Returns the `PoseidonRows` nodes of a graph, in its order."""
+    return [node for node in graph_def.node if node.op == ROWS]
 
 
 def _generic_graphs(graph, add_shapes):
     """Returns the `_Generic`s of a graph, for each number of rows."""
-    marker = rows_node(graph.graph_def)
+    markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
     def make(rows, unknown):
-        generic = _Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown))), marker)
+        generic = _Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown))), markers)
         return _with_values(_with_elements(_with_values(generic, add_shapes), add_shapes), add_shapes)
 
     try:
@@ -357,10 +374,10 @@ def _with_elements(generic, add_shapes):
     doubted = set()  # names of nodes of which that was wrong
     while True:
         result = _with_guessed_elements(generic, add_shapes, doubted)
-        lists = lists_lib.Lists(result.graph)
+        keepers = _keepers(result.graph)
         wrong = {node.name for node in generic.graph.graph_def.node
-                 if node.op in lists_lib.TAKES and node.name not in doubted and _shown(node.name) in result.graph.nodes
-                 and lists.element(node.input[0], result.shape) is None}
+                 if node.op in keepers and node.name not in doubted and _shown(node.name) in result.graph.nodes
+                 and keepers[node.op].element(node.input[0], result.shape) is None}
         if not wrong:
             return result
         doubted |= wrong
@@ -369,10 +386,10 @@ def _with_elements(generic, add_shapes):
 def _with_guessed_elements(generic, add_shapes, doubted):
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
-        lists = lists_lib.Lists(graph)
+        keepers = _keepers(graph)
         for node in graph.graph_def.node:
-            if node.op in lists_lib.TAKES and not lists_lib.holds_lists(node):
-                shown = _of_elements(generic, lists, node, node.name in doubted)
+            if node.op in keepers and _dtype_of_elements(node) not in _HANDLES:
+                shown = _of_elements(generic, keepers[node.op], node, node.name in doubted)
                 old = graph.nodes.get(_shown(node.name))
                 if shown is not None and (old is None or (old.op != "Const" and (
                         shown[1] is not None or _num_known(shown[0]) > _num_known(graph.shape(old.name))))):
@@ -393,14 +410,24 @@ def _with_guessed_elements(generic, add_shapes, doubted):
         result.library.CopyFrom(graph.graph_def.library)
         for tensor, (shape, value) in known.items():
             writer = graph_lib.Writer(_shown(graph_lib.node_of(tensor)))
-            dtype = graph.node(tensor).attr["element_dtype"].type
+            dtype = _dtype_of_elements(graph.node(tensor))
             if value is None:
                 writer.add("", "EnsureShape", [tensor], T=dtype, shape=shape)
             else:
                 writer.constant("", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
-        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.marker)
+        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.markers)
     return generic
+
+
+def _keepers(graph):
+    """Returns, by op that takes something out of a list, a stack or a TensorArray: what knows what they hold."""
+    return {**dict.fromkeys(lists_lib.TAKES, lists_lib.Lists(graph)),
+            **dict.fromkeys(stores_lib.TAKES, stores_lib.Stores(graph))}
+
+
+def _dtype_of_elements(node):
+    return stores_lib.dtype_of_elements(node) if node.op in stores_lib.TAKES else node.attr["element_dtype"].type
 
 
 def _num_known(shape):
@@ -434,7 +461,7 @@ def _with_values(generic, add_shapes):
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.marker)
+        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.markers)
     return generic
 
 
@@ -478,7 +505,11 @@ def _of_elements(generic, lists, node, is_doubted):
         elements = _unified(lists.elements(node.input[0], generic.shape))
     if elements is None:
         return None
-    if lists_lib.TAKES[node.op][1]:
+    if node.op in stores_lib.TAKES and stores_lib.TAKES[node.op]:
+        return ((generic.shape(generic.graph.inputs(node)[1]) or (None,))[0], *elements), None
+    if node.op == "TensorArrayReadV3":  # of what was never written, it gives zeros
+        return elements, None
+    if node.op in lists_lib.TAKES and lists_lib.TAKES[node.op][1]:
         count = (generic.shape(node.name) or (None,))[0]
         if count is None and node.op == "TensorListStack":
             count = _length(generic, lists, node.input[0])
@@ -528,37 +559,35 @@ def _shown(name):
 
 
 def _placeholder(marker, output):
-    """Returns the name of what stands for an output of PoseidonRows while shapes are inferred."""
-    return f"{marker.name}/generic{output}"
+    """Returns the name of what stands for an output of a PoseidonRows while shapes are inferred."""
+    return f"{marker}/generic{output}"
 
 
 def _with_rows(graph, rows, unknown):
     """Returns a GraphDef with placeholders of known shapes in the place of the inputs with rows."""
-    marker = rows_node(graph.graph_def)
     result = graph_pb2.GraphDef(versions=graph.graph_def.versions)
     if graph.graph_def.HasField("library"):
         result.library.CopyFrom(graph.graph_def.library)
-    dimensions = marker.attr["dimensions"].list.i
-    types = marker.attr["T"].list.type
     named = {}
-    for i, (dimension, dtype) in enumerate(zip(dimensions, types)):
-        shape = graph.shape(f"{marker.name}:{i}" if i else marker.name)
-        placeholder = node_def_pb2.NodeDef(name=_placeholder(marker, i), op="Placeholder")
-        placeholder.attr["dtype"].type = dtype
-        sizes = None if shape is None else [
-            rows if d == dimension else unknown if size is None else size for d, size in enumerate(shape)]
-        graph_lib.set_attribute(placeholder.attr["shape"], "shape", sizes)
-        result.node.append(placeholder)
-        named[f"{marker.name}:{i}"] = placeholder.name
-    named[marker.name] = _placeholder(marker, 0)
+    for marker in rows_nodes(graph.graph_def):
+        for i, (dimension, dtype) in enumerate(zip(marker.attr["dimensions"].list.i, marker.attr["T"].list.type)):
+            shape = graph.shape(f"{marker.name}:{i}" if i else marker.name)
+            placeholder = node_def_pb2.NodeDef(name=_placeholder(marker.name, i), op="Placeholder")
+            placeholder.attr["dtype"].type = dtype
+            sizes = None if shape is None else [
+                rows if d == dimension else unknown if size is None else size for d, size in enumerate(shape)]
+            graph_lib.set_attribute(placeholder.attr["shape"], "shape", sizes)
+            result.node.append(placeholder)
+            named[f"{marker.name}:{i}"] = placeholder.name
+        named[marker.name] = _placeholder(marker.name, 0)
     for node in graph.graph_def.node:
-        if node.name == marker.name:
+        if node.op == ROWS:
             continue
         added = result.node.add()
         added.CopyFrom(node)
         if "_output_shapes" in added.attr:
             del added.attr["_output_shapes"]
         for i, tensor in enumerate(added.input):
-            if graph_lib.node_of(tensor) == marker.name:
-                added.input[i] = f"^{named[marker.name]}" if graph_lib.is_control(tensor) else named[tensor]
+            if tensor.removeprefix("^") in named:
+                added.input[i] = f"^{named[tensor[1:]]}" if graph_lib.is_control(tensor) else named[tensor]
     return result

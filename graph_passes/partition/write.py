@@ -14,6 +14,7 @@ exchange something runs one round after the other, since exchanges are matched b
 """
 
 import collections
+import dataclasses
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
@@ -27,6 +28,7 @@ from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.sizes import ROWS
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -34,6 +36,8 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 PREFIX = "poseidon"
+# The PoseidonPart of what depends on no rows.
+OF_NO_ROWS = f"{PREFIX}/ranks"
 _HOST = "/device:CPU:0"
 _INT64 = types_pb2.DT_INT64
 # With which nodes name those whose device they share.
@@ -42,12 +46,27 @@ _BESIDE = b"loc:@"
 _SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
            types_pb2.DT_INT64)
 _REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": "All", "any": "Any"}
+# Ops whose second input says how their output is arranged.
+_ARRANGED = frozenset(("Transpose", "Sum", "Mean", "Max", "Min", "Prod"))
 # Ops with as little arithmetic as elements: faster done again than gathered.
 _LITTLE = frozenset((
     *elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Identity", "StopGradient",
     "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
     "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot",
     "GatherV2", "ReverseV2", "Switch"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a node runs, and which rows it depends on.
+
+    Attributes:
+        frame: The `frames.Frame` that it is in.
+        marker: Name of the PoseidonRows that it depends on, as `markers.find` has it.
+    """
+
+    frame: frames_lib.Frame
+    marker: str | None
 
 
 class GraphWriter:
@@ -72,35 +91,75 @@ class GraphWriter:
         self._controls = {}  # by name of a node that is gone: what stands for it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
                         if node.op in frames_lib.ENTERS}
-        self._marker = sizes_lib.rows_node(self._graph.graph_def)
-        self._home = propagated.frames[self._marker.name]  # the loop that the rows are in
-        self._parts = {}  # by frame: the outputs of PoseidonPart there
+        self._markers = {node.name: node for node in sizes_lib.rows_nodes(self._graph.graph_def)}
+        self._home = propagated.frames[next(iter(self._markers))]  # the loop that the rows are in
+        self._places = {node.name: Place(propagated.frames[node.name], propagated.markers[node.name])
+                        for node in propagated.ordered}
+        self._parts = {}  # by place: the outputs of PoseidonPart there
+        self._meetings = {}  # by frame and two markers: the check that they have as many rows
         self._names = names
         self._sites = collections.Counter()
         self._serial = set()  # names of loops that run one round after the other
+        self._is_asked_for = True  # whether what is exchanged is part of the step
 
-    def write(self, fetches):
+    def write(self, fetches, kept=()):
         """Writes all nodes.
 
         Args:
             fetches: Names of the tensors that shall be whole.
+            kept: Names of nodes, outside of loops, whose outputs shall be to be had whole under their names.
 
         Returns:
             (NodeDefs, what the fetches are called now).
         """
-        self._write_inputs()
+        before = self._before_inputs()
         for node in self._propagated.ordered:
-            if node.name != self._marker.name:
+            if node.name in before:
+                self._write_node(node)
+        for marker in self._markers.values():
+            self._write_inputs(marker)
+        for node in self._propagated.ordered:
+            if node.name not in self._markers and node.name not in before:
                 self._write_node(node)
         fetched = [self.tensor(fetch, WHOLE) for fetch in fetches]
+        self._is_asked_for = False
+        shown = {name: outputs for name in kept if (outputs := self._shown(name))}
         names = {node.name for node in self.nodes}
-        return [self._finished(node, names) for node in self.nodes], fetched
+        nodes = [self._finished(node, names) for node in self.nodes]
+        return (_renamed(nodes, shown, self._graph), [_renamed_tensor(fetch, shown) for fetch in fetched]) if shown else (
+            nodes, fetched)
+
+    def _shown(self, name):
+        """Returns the whole outputs of a node, None if they are to be had under its name, or not at all."""
+        outputs = [propagate_lib.tensor_of(name, i) for i in range(len(self._propagated.outcomes[name].gives))]
+        if name in self._markers or not outputs or all(self._native.get(t, t) == t and self.native_state(t) == WHOLE
+                                                       for t in outputs):
+            return None
+        for tensor in outputs:
+            node, state = self._graph.node(tensor), self.native_state(tensor)
+            dtype = propagate_lib.dtype_of(node, graph_lib.output_of(tensor))
+            can_be_gathered = dtype in propagate_lib.GATHERED and not (
+                isinstance(state, Rows) and state.dimension and self._sizes.shape(tensor) is None)
+            if state != WHOLE and not can_be_gathered and not self._is_at_hand(tensor):
+                return None
+        return [self.tensor(tensor, WHOLE) for tensor in outputs]
 
     # ---- nodes --------------------------------------------------------------------------------
 
-    def _write_inputs(self):
-        """Writes PoseidonPart, and takes this rank's rows of each input."""
-        marker, inputs = self._marker, self._graph.inputs(self._marker)
+    def _before_inputs(self):
+        """Returns the names of the nodes that inputs with rows are made by."""
+        queue, seen = [tensor for marker in self._markers.values() for tensor in marker.input], set()
+        while queue:
+            name = graph_lib.node_of(queue.pop())
+            if name not in seen:
+                seen.add(name)
+                queue += self._graph.nodes[name].input
+        return seen
+
+    def _write_inputs(self, marker):
+        """Writes the PoseidonPart of a PoseidonRows, and takes this rank's rows of each input."""
+        inputs = [self.tensor(tensor, WHOLE) for tensor in self._graph.inputs(marker)]
+        place = Place(self._home, marker.name)
         writer = self._writer(f"{PREFIX}/{marker.name}", _HOST)
         dimensions = list(marker.attr["dimensions"].list.i)
         counts = []
@@ -113,17 +172,17 @@ class GraphWriter:
         controls = graph_lib.control_inputs(marker)
         part = writer.add("part", "PoseidonPart", [*counts, *controls], N=len(counts), site=marker.name)
         writer.nodes[-1].attr["names"].CopyFrom(marker.attr["names"])
-        self._parts[self._home] = part, f"{part}:1", f"{part}:2"
+        self._parts[place] = part, f"{part}:1", f"{part}:2"
         self._controls[marker.name] = part
         slices = []
         for i, (tensor, dimension) in enumerate(zip(inputs, dimensions)):
             name = propagate_lib.tensor_of(marker.name, i)
             self._converted[name, WHOLE] = tensor
             slices.append(self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
-                                        f"{PREFIX}/{marker.name}/rows{i}", self._home))
+                                        f"{PREFIX}/{marker.name}/rows{i}", place))
         # Planning gives the shapes of this node the rows of one rank.
         writer = self._writer(f"{PREFIX}/{marker.name}/mine", marker.device)
-        mine = writer.add("", "PoseidonRows", slices)
+        mine = writer.add("", ROWS, slices)
         graph_lib.copy_attributes(writer.nodes[-1], marker)
         for i in range(len(slices)):
             self._native[propagate_lib.tensor_of(marker.name, i)] = propagate_lib.tensor_of(mine, i)
@@ -131,29 +190,64 @@ class GraphWriter:
     def _write_node(self, node):
         outcome = self._propagated.outcomes[node.name]
         inputs = self._graph.inputs(node)
-        taken = [self.tensor(tensor, takes) for tensor, takes in zip(inputs, outcome.takes)]
-        frame = self._propagated.frames[node.name]
+        place = self._places[node.name]
+        taken = [self.tensor(tensor, takes, place.marker) for tensor, takes in zip(inputs, outcome.takes)]
+        if node.op in _ARRANGED and outcome.gives[0] != WHOLE:
+            taken[1] = self._known(node, taken[1], inputs[1])
         for i, dimension in outcome.local.items():
-            taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, frame)
+            taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, place)
         controls = [*graph_lib.control_inputs(node),
-                    *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items())]
+                    *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
+                    *self._check_rows(node, inputs, outcome, place)]
         is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
+        if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
+            for i, tensor in enumerate(taken):  # each by itself: factors are looked for behind single tensors
+                self._native[propagate_lib.tensor_of(node.name, i)] = tensor
+            return
         if outcome.write is None and is_whole_sum:
             self._write_sum(node, taken, controls)
             return
         if outcome.write is None:
             self._writer("", node.device).copy(node, [*taken, *controls])
+            if outcome.local and isinstance(outcome.gives[0], Rows):
+                self._say_rows(node, outcome.gives[0].dimension)
             if node.op in propagate_lib.rules.sources.UNSEEDED:
-                self._serialise(frame)
+                self._serialise(place.frame)
             return
         states = [self.native_state(tensor) if takes is None else takes
                   for tensor, takes in zip(inputs, outcome.takes)]
-        writer = NodeWriter(self, node, taken, states, controls, frame)
+        writer = NodeWriter(self, node, taken, states, controls, place)
         outputs = outcome.write(writer)
         for i, tensor in enumerate(outputs):
             self._native[propagate_lib.tensor_of(node.name, i)] = tensor
         if outputs:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
+
+    def _known(self, node, tensor, original):
+        """Returns an operand as a constant if it is one: of others, TensorFlow would not know the output's shape."""
+        value = None if self._graph.node(original).op == "Const" else self._sizes.constant(canonical(original))
+        if value is None:
+            return tensor
+        dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
+        return self._writer(f"{PREFIX}/{node.name}/operand", _HOST).constant(
+            "", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype), tensor)
+
+    def _say_rows(self, node, dimension):
+        """Lets planning know how many rows a tensor has whose shape is computed: as many as the inputs.
+
+        PoseidonRows hands the tensor on, and has the planned number of rows for shape inference.
+        """
+        sizes = self._sizes.shape(node.name)
+        if sizes is None or dimension >= len(sizes) or sizes[dimension] is None or not sizes[dimension].is_rows:
+            return  # a list of tensors has no dimensions
+        writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
+        self._native[node.name] = writer.add("", ROWS, [node.name], T=[propagate_lib.dtype_of(node, 0)], rows=-1)
+        writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
+        graph_lib.set_names(writer.nodes[-1].attr["names"], [node.name])
+
+    def _is_waited_for(self, name):
+        """Whether a node is a control input of another."""
+        return any(f"^{name}" in reader.input for reader in self._graph.consumers(name))
 
     def _write_sum(self, node, terms, controls):
         """Writes a sum of many: AddN begins with whichever it may overwrite, so its bits depend on timing."""
@@ -182,7 +276,7 @@ class GraphWriter:
             node.attr["parallel_iterations"].i = 1
         return node
 
-    def _local_shape(self, node, tensor, original, i, dimension, frame):
+    def _local_shape(self, node, tensor, original, i, dimension, place):
         """Returns a shape in which a dimension has the size of this rank's rows."""
         prefix = f"{PREFIX}/{node.name}/local{i}"
         static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
@@ -195,7 +289,7 @@ class GraphWriter:
             return self._writer(prefix, "").constant(
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
-        return writer.add("", "PoseidonLocalShape", [tensor, self.part(frame)[0]], Tshape=dtype, dimension=dimension)
+        return writer.add("", "PoseidonLocalShape", [tensor, self.part(place)[0]], Tshape=dtype, dimension=dimension)
 
     def _check(self, node, tensor, i, index, value):
         """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
@@ -225,31 +319,39 @@ class GraphWriter:
         """Returns the state in which a tensor is made."""
         return self._propagated.states.get(canonical(tensor), WHOLE)
 
-    def tensor(self, tensor, state):
-        """Returns the name of a tensor in a state; None is the state in which it is made."""
+    def tensor(self, tensor, state, marker=None):
+        """Returns the name of a tensor in a state.
+
+        Args:
+            tensor: Its name in the one-process graph.
+            state: None is the state in which it is made.
+            marker: The `Place.marker` of what reads it: of a whole tensor, those rows are taken.
+        """
         name = canonical(tensor)
         native = self.native_state(name)
         if state is None or state == native:
             return self._native.get(name, name)
-        if (name, state) not in self._converted:
-            self._converted[name, state] = self._convert(name, native, state)
-        return self._converted[name, state]
+        key = (name, WHOLE) if state == WHOLE else (name, state, marker)
+        if key not in self._converted:
+            self._converted[key] = self._convert(name, native, state, marker)
+        return self._converted[key]
 
-    def _convert(self, name, native, state):
+    def _convert(self, name, native, state, marker):
         node = self._graph.node(name)
         dtype = propagate_lib.dtype_of(node, graph_lib.output_of(name))
-        frame = self._propagated.frames[node.name]
+        place = self._places[node.name]
         prefix = f"{PREFIX}/{name.replace(':', '_output')}"
         value = self._native.get(name, name)
-        if native != WHOLE and state != WHOLE:
-            return self._from_whole(self.tensor(name, WHOLE), state, dtype, prefix, frame)
-        if native == WHOLE:
-            return self._from_whole(value, state, dtype, prefix, frame)
+        if state != WHOLE:
+            whole = value if native == WHOLE else self.tensor(name, WHOLE)
+            if len(self._markers) > 1:
+                prefix = f"{prefix}/for/{marker}"
+            return self._from_whole(whole, state, dtype, prefix, Place(place.frame, marker))
         if isinstance(native, Rows):
             if self._is_at_hand(name):
                 return self._again(name)
-            return self.gathered(value, native.dimension, dtype, prefix, frame, name)
-        return self.reduced(value, native, dtype, prefix, frame, name)
+            return self.gathered(value, native.dimension, dtype, prefix, place, name)
+        return self.reduced(value, native, dtype, prefix, place, name)
 
     def _is_at_hand(self, tensor):
         """Whether a whole tensor can be had without an exchange: by a little arithmetic on what every rank has."""
@@ -296,20 +398,20 @@ class GraphWriter:
             self._converted[name, WHOLE] = propagate_lib.tensor_of(copy, graph_lib.output_of(name))
         return self._converted[canonical(tensor), WHOLE]
 
-    def _from_whole(self, value, state, dtype, prefix, frame):
+    def _from_whole(self, value, state, dtype, prefix, place):
         if isinstance(state, Rows):
-            return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", frame)
+            return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", place)
         if state.reduce in IDEMPOTENT:
             return value
         writer = self._writer(f"{prefix}/summand", self._device_of(value))
         zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
-        return writer.add("", "SelectV2", [self.part(frame)[2], value, zeros], T=dtype)
+        return writer.add("", "SelectV2", [self.part(place)[2], value, zeros], T=dtype)
 
-    def _rows_of(self, value, dimension, dtype, prefix, frame):
+    def _rows_of(self, value, dimension, dtype, prefix, place):
         """Slices this rank's rows."""
         writer = self._writer(prefix, _HOST)
         shape = writer.add("shape", "Shape", [value], T=dtype, out_type=_INT64)
-        bounds = writer.add("range", "PoseidonRowRange", [shape, self.part(frame)[0]], Tshape=_INT64,
+        bounds = writer.add("range", "PoseidonRowRange", [shape, self.part(place)[0]], Tshape=_INT64,
                             dimension=dimension)
         strides = writer.constant("strides", np.ones(dimension + 1, np.int64), shape)
         before = (1 << dimension) - 1
@@ -318,7 +420,7 @@ class GraphWriter:
                               begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
                               shrink_axis_mask=0)
 
-    def gathered(self, value, dimension, dtype, prefix, frame, name):
+    def gathered(self, value, dimension, dtype, prefix, place, name):
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise PoseidonError(f"The rows of '{name}' have a type that cannot be gathered, "
@@ -328,8 +430,8 @@ class GraphWriter:
             rank = len(self._sizes.shape(name))
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
-        site = self._exchange("rows", name, self._constant_shape(name), dtype, frame)
-        rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(frame)[1]], T=dtype,
+        site = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
+        rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
                           site=site)
         if dimension:
             return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
@@ -345,17 +447,17 @@ class GraphWriter:
         order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
         return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
 
-    def reduced(self, value, state, dtype, prefix, frame, name, shape=None):
+    def reduced(self, value, state, dtype, prefix, place, name, shape=None):
         """Adds up the summands of all ranks, or reduces them otherwise."""
-        contributes = self.part(frame)[1]
+        contributes = self.part(place)[1]
         writer = self._writer(f"{prefix}/whole", _HOST)
         is_given = shape is not None
         shape = shape if is_given else self._constant_shape(name)
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
             # What the planner has to know, and TensorFlow cannot infer.
             value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
-        is_summed = state == SUM and dtype in _SUMMED
-        site = self._exchange(state.reduce, name, shape, dtype, frame, is_gathered=not is_summed)
+        is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
+        site = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
         if is_summed:
             return writer.add("", "PoseidonSync", [value, contributes], T=dtype, site=site, shape=shape)
         axis = writer.constant("axis", np.array(0, np.int32), value)
@@ -374,6 +476,8 @@ class GraphWriter:
         """Notes an exchange, and returns its site: a name that no exchange of another kind has."""
         self._serialise(frame)
         site = f"{kind}/{name}" if is_gathered else self._names.get(name, name)
+        if not self._is_asked_for:
+            return f"fetched/{site}"  # once each: what is whole is kept
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
@@ -381,7 +485,8 @@ class GraphWriter:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # what was made for an op, of a shape that was given
             num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
-        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name))
+        variable = "" if is_gathered else self._names.get(name, "")
+        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable))
         return site
 
     def _serialise(self, frame):
@@ -391,21 +496,77 @@ class GraphWriter:
 
     # ---- rows ---------------------------------------------------------------------------------
 
-    def part(self, frame):
+    def part(self, place):
         """Returns the outputs of PoseidonPart, as a node of a loop reads them: (part, contributes, is first)."""
-        if frame not in self._parts:
-            if not frame.within(self._home) or frame.outer is None:
-                raise PoseidonError(f"The inputs with rows ('{self._marker.name}') are in a loop, and what is made of "
-                                    "them is needed outside of it.")
-            outer = self.part(frame.outer)
-            enter = self._enters[frame.name]
-            writer = self._writer(f"{PREFIX}/{frame.name}", _HOST)
-            self._parts[frame] = tuple(
-                writer.add(name, "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
-                           parallel_iterations=enter.attr["parallel_iterations"].i)
-                for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer,
-                                               (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)))
-        return self._parts[frame]
+        if place not in self._parts:
+            self._parts[place] = self._part_of_none() if place == Place(frames_lib.ROOT, None) else (
+                self._entered_part(place))
+        return self._parts[place]
+
+    def _part_of_none(self):
+        """Writes a PoseidonPart that depends on no rows: what is not cut needs to know only which rank is the first."""
+        writer = self._writer(OF_NO_ROWS, _HOST)
+        part = writer.add("", "PoseidonPart", [writer.constant("one", np.array(1, np.int64))], N=1, site=PREFIX)
+        graph_lib.set_names(writer.nodes[-1].attr["names"], ["one"])
+        return part, f"{part}:1", f"{part}:2"
+
+    def _entered_part(self, place):
+        """Brings a PoseidonPart into a loop."""
+        frame = place.frame
+        if not frame.within(self._home) or frame.outer is None:
+            raise PoseidonError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and what is made of "
+                                "them is needed outside of it.")
+        outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
+        prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
+        return tuple(self._entered(f"{prefix}/{name}", tensor, dtype, frame)
+                     for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
+
+    def _entered(self, name, tensor, dtype, frame):
+        """Brings a tensor, which stays the same in all rounds, into a loop."""
+        iterations = self._enters[frame.name].attr["parallel_iterations"].i
+        return self._writer(name, _HOST).add("", "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
+                                             parallel_iterations=iterations)
+
+    def _check_rows(self, node, inputs, outcome, place):
+        """Writes checks that inputs of different markers have as many rows, where a node reads such.
+
+        Returns:
+            Control edges that wait for them.
+        """
+        if len(self._markers) == 1 or all(takes == WHOLE for takes in outcome.takes):
+            return []
+        markers = {self._places[graph_lib.node_of(tensor)].marker for tensor in inputs if self._has_rows(tensor)}
+        return [f"^{self._same_rows(place.frame, place.marker, other)}"
+                for other in sorted(markers - {None, place.marker}) if place.marker]
+
+    def _has_rows(self, tensor):
+        """Whether a tensor is as large as there are rows, or an integer that may say how many there are."""
+        if isinstance(self.native_state(tensor), Rows):
+            return True
+        node = self._graph.node(tensor)
+        return propagate_lib.dtype_of(node, graph_lib.output_of(tensor)) in (types_pb2.DT_INT32, _INT64) or any(
+            size is not None and size.of_rows for size in self._sizes.shape(canonical(tensor)) or ())
+
+    def _same_rows(self, frame, marker, other):
+        """Returns the name of the check that the inputs of two markers have as many rows."""
+        key = frame, *sorted((marker, other))
+        if key not in self._meetings:
+            writer = self._writer(f"{PREFIX}/rows_of/{marker}/and/{other}" + (f"/in/{frame.name}" if frame.name else ""),
+                                  _HOST)
+            parts = [self.part(Place(frame, each))[0] for each in (marker, other)]
+            bounds = [writer.constant(name, np.array([bound], np.int32), parts[0])
+                      for name, bound in (("begin", 0), ("end", 1))]
+            strides = writer.constant("stride", np.ones(1, np.int32), parts[0])
+            rows = [writer.add(f"rows{i}", "StridedSlice", [part, *bounds, strides], T=_INT64, Index=types_pb2.DT_INT32,
+                               begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0, shrink_axis_mask=1)
+                    for i, part in enumerate(parts)]
+            equal = writer.add("equal", "Equal", rows, T=_INT64)
+            text = writer.constant("text", (
+                f"'{_input_of(marker)}' and '{_input_of(other)}' have different numbers of rows: give them the same, or "
+                "name one of them as the same on all ranks with inputs=."), parts[0])
+            writer.add("", "Assert", [equal, text, *rows], T=[types_pb2.DT_STRING, _INT64, _INT64], summarize=3)
+            self._meetings[key] = writer.nodes[-1].name
+        return self._meetings[key]
 
     def _device_of(self, tensor):
         node = self._graph.nodes.get(graph_lib.node_of(tensor))
@@ -426,12 +587,12 @@ class NodeWriter:
         states: These states.
     """
 
-    def __init__(self, graph_writer, node, inputs, states, controls, frame):
+    def __init__(self, graph_writer, node, inputs, states, controls, place):
         self.node = node
         self.inputs = inputs
         self.states = states
         self._controls = controls
-        self._frame = frame
+        self._place = place
         self._all = graph_writer
         # The graph may have nodes below this one's name.
         self._writer = graph_lib.Writer(f"{PREFIX}/of/{node.name}", node.device)
@@ -477,24 +638,24 @@ class NodeWriter:
     def made_global(self, shape, dimension, dtype, suffix=""):
         """Returns a shape of this rank's rows as that of one process."""
         with self._writer.placed(_HOST):
-            return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._frame)[0]], Tshape=dtype,
+            return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
                             dimension=dimension)
 
     def made_whole(self, tensor, state):
         """Returns what was made for this op, a summand like its output, as the one-process value."""
         node = self.node
-        return self._all.reduced(tensor, state, node.attr["T"].type, f"{PREFIX}/{tensor}", self._frame, node.name)
+        return self._all.reduced(tensor, state, node.attr["T"].type, f"{PREFIX}/{tensor}", self._place, node.name)
 
     def added_up(self, suffix, tensor, dtype, shape):
         """Returns the sum over the ranks of a summand of a known shape that was made for this op."""
-        return self._all.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._frame, f"{self.node.name}/{suffix}",
+        return self._all.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._place, f"{self.node.name}/{suffix}",
                                  shape)
 
     def of_one_rank(self, node):
         """Returns rank 0's values of the outputs of a node that was made for this op, and has the same outputs."""
         name = self.node.name
         return [self._all.taken_from_one(
-            propagate_lib.tensor_of(node, i), dtype, f"{PREFIX}/of/{name}/output{i}" if i else name, self._frame,
+            propagate_lib.tensor_of(node, i), dtype, f"{PREFIX}/of/{name}/output{i}" if i else name, self._place.frame,
             propagate_lib.tensor_of(name, i)) for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
 
 
@@ -505,3 +666,44 @@ def count_by_state(propagated):
         kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
         kinds[kind] += 1
     return kinds[Rows], kinds[Partial]
+
+
+def _renamed(nodes, shown, graph):
+    """Returns the nodes, of which some have other names, and in their place others that show what is whole.
+
+    Args:
+        nodes: NodeDefs.
+        shown: The whole outputs, by name of a node.
+        graph: The one-process graph.
+    """
+    places = {_BESIDE + name.encode(): _BESIDE + f"{_ON_ROWS}{name}".encode() for name in shown}
+    for node in nodes:
+        if node.name in shown:
+            node.name = f"{_ON_ROWS}{node.name}"
+        for i, tensor in enumerate(node.input):
+            if graph_lib.node_of(tensor) in shown:
+                node.input[i] = _renamed_tensor(tensor, shown)
+        if "_class" in node.attr:
+            node.attr["_class"].list.s[:] = [places.get(place, place) for place in node.attr["_class"].list.s]
+    result = list(nodes)
+    for name, outputs in shown.items():
+        node = graph.nodes[name]
+        writer = graph_lib.Writer(name, node.device)
+        writer.add("", "IdentityN", [_renamed_tensor(tensor, shown) for tensor in outputs],
+                   T=propagate_lib.types_of_outputs(node))
+        result += writer.nodes
+    return result
+
+
+_ON_ROWS = f"{PREFIX}/on_rows/"
+
+
+def _renamed_tensor(tensor, shown):
+    if graph_lib.node_of(tensor) not in shown:
+        return tensor
+    return f"^{_ON_ROWS}{tensor[1:]}" if graph_lib.is_control(tensor) else f"{_ON_ROWS}{tensor}"
+
+
+def _input_of(marker):
+    """Returns what an input with rows is called in messages."""
+    return marker.removeprefix(f"{PREFIX}/rows_of/")

@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.partition.rules import normalisation
 from tf_poseidon.graph_passes.partition.rules import reductions
 from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
 
 RULES = {
@@ -25,9 +26,10 @@ RULES = {
     **windows.RULES,
     **gathering.RULES,
     **lists.RULES,
+    **stores.RULES,
     **normalisation.RULES,
     **control.RULES,
     **sources.RULES,
 }
 # Rules that hold for whole inputs too.
-ALWAYS = sources.ALWAYS | lists.ALWAYS
+ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS

@@ -47,14 +47,17 @@ class Case:
         states: Their states.
         num_outputs: How many outputs it has.
         wish: Of an op that makes a list: the state that others want it to have; None if nobody does.
+        stored: Of an op on a stack or TensorArray: the state of what that holds; None if nothing but whole values are
+            put into it, as far as is known.
     """
 
-    def __init__(self, node, inputs, states, num_outputs, sizes, wish=None):
+    def __init__(self, node, inputs, states, num_outputs, sizes, wish=None, stored=None):
         self.node = node
         self.inputs = inputs
         self.states = states
         self.num_outputs = num_outputs
         self.wish = wish
+        self.stored = stored
         self._sizes = sizes
 
     def attr(self, name):

@@ -32,10 +32,14 @@ UNSEEDED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "Trunca
             "FixedUnigramCandidateSampler", "AllCandidateSampler", "SampleDistortedBoundingBoxV2",
             "FractionalMaxPool", "FractionalAvgPool")
 
+# What they hand out depends on how fast threads were, or on how often they were asked.
+READERS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
+           "QueueDequeue", "QueueDequeueMany", "QueueDequeueUpTo")
+
 RULES = {
     "PoseidonRows": inputs_with_rows,
     **dict.fromkeys(UNSEEDED, drawn),
-    **dict.fromkeys(("Timestamp", "NonDeterministicInts"), taken_from_one),
+    **dict.fromkeys(("Timestamp", "NonDeterministicInts", *READERS), taken_from_one),
 }
 # Rules that hold for whole inputs too.
 ALWAYS = frozenset(RULES)

@@ -1,0 +1,56 @@
+"""Which inputs with rows a tensor depends on, where several PoseidonRows have a number of rows each.
+
+Requires: the outcomes of a graph. Ensures: what is made of rows, or of summands, has the marker of these; so a rank that
+has no row of one input, and borrows one, leaves out what comes of that, and nothing else.
+"""
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.states import Partial
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def find(ordered, inputs, seen, outcomes, stores):
+    """Returns the name of a PoseidonRows for each node, None of what depends on none.
+
+    It is that of what the node takes as rows or summands, or else the first one that it depends on: only those inputs
+    need be fed to compute it.
+
+    Args:
+        ordered: The nodes, each after its inputs.
+        inputs: The tensors that each node reads, by name.
+        seen: A function that returns the state in which readers see a tensor.
+        outcomes: By node: how it runs.
+        stores: The `stores.Stores` of the graph.
+    """
+    markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == sizes_lib.ROWS)}
+    if len(markers) == 1:
+        return dict.fromkeys((node.name for node in ordered), next(iter(markers)))
+    sources = {}
+    for node in ordered:
+        by_rows = cut(inputs[node.name], seen, outcomes[node.name])
+        sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
+    found, before = {}, None
+    while found != before:  # again, with what comes back in loops
+        before = dict(found)
+        for node in ordered:
+            known = (found.get(name) for name in sources[node.name])
+            found[node.name] = node.name if node.name in markers else min(
+                (name for name in known if name), key=markers.get, default=None)
+    return found
+
+
+def cut(inputs, seen, outcome, kind=object):
+    """Returns the inputs that a node takes as rows, or as summands: those whose state is a `kind`."""
+    return [tensor for tensor, takes in zip(inputs, outcome.takes)
+            if takes != WHOLE and seen(tensor) != WHOLE and isinstance(seen(tensor), kind)]
+
+
+def mixing(ordered, inputs, seen, outcomes, found):
+    """Returns the names of the nodes that would add up summands of different markers: a rank may have one only."""
+    names = set()
+    for node in ordered:
+        summands = cut(inputs[node.name], seen, outcomes[node.name], Partial)
+        if len({found[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
+            names.add(node.name)
+    return names

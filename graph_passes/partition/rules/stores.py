@@ -1,0 +1,59 @@
+"""Stacks and TensorArrays, in which loops of TensorFlow 1 keep what they read and write.
+
+Each has the state of its elements (`Case.stored`), which `propagate` finds from all that is put into it. Where no rule
+gives or takes that, it is whole.
+"""
+
+from tf_poseidon.graph_passes.partition import stores as stores_lib
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def _shifted(state, by):
+    return Rows(state.dimension + by) if isinstance(state, Rows) else state
+
+
+def put(tensor, shift=0, passes_on=False):
+    """Returns the rule of an op that puts input `tensor` in.
+
+    Args:
+        tensor: Which input.
+        shift: How many dimensions come before those of an element.
+        passes_on: Whether the op gives that tensor; else it gives a number that orders ops.
+    """
+
+    def rule(case):
+        state = case.states[tensor] if case.stored is None else _shifted(case.stored, shift)
+        is_taken_apart = shift and state == Rows(0)
+        if state == WHOLE or is_taken_apart or case.attr("T").type in stores_lib.NO_NUMBERS:
+            return None
+        return case.all({tensor: state}, state if passes_on else WHOLE)
+
+    return rule
+
+
+def taken(shift=0):
+    """Returns the rule of an op that takes elements; if it stacks them, `shift` dimensions come before theirs."""
+
+    def rule(case):
+        state, shape = case.stored, stores_lib.element_shape(case.node)
+        if state in (None, WHOLE) or stores_lib.dtype_of_elements(case.node) in stores_lib.NO_NUMBERS:
+            return None
+        if isinstance(state, Rows) and shape is not None and not (
+                state.dimension < len(shape) and shape[state.dimension] is None):
+            return None
+        return case.all({}, _shifted(state, shift))
+
+    return rule
+
+
+RULES = {
+    "StackPushV2": put(1, passes_on=True),
+    "StackPopV2": taken(),
+    "TensorArrayWriteV3": put(2),
+    "TensorArrayScatterV3": put(2, shift=1),
+    "TensorArrayReadV3": taken(),
+    "TensorArrayGatherV3": taken(shift=1),
+}
+# The state of a stack or array holds for whole inputs too.
+ALWAYS = frozenset(RULES)

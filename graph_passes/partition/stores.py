@@ -1,0 +1,236 @@
+"""Stacks and TensorArrays of TensorFlow 1: which one an op works on, and what is put into it.
+
+Requires: a flat graph. Ensures: what may be one of several, or is handed to an op that is not known, counts as unknown.
+
+Loops keep in stacks what their gradient needs, and read and write TensorArrays. Both are resources: their state is no
+tensor's, but that of all that is put into them. A gradient of a TensorArray is one too; of what is not written, it
+gives zeros in the shape of the array's own element. So an array and its gradients have the same rows, or none.
+"""
+
+import collections
+import dataclasses
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_MAKES = ("StackV2", "TensorArrayV3")
+_GRADIENT, _PUSH, _POP = "TensorArrayGradV3", "StackPushV2", "StackPopV2"
+# What an op puts in: which input; whether it is the elements together.
+PUTS = {_PUSH: (1, False), "TensorArrayWriteV3": (2, False), "TensorArrayScatterV3": (2, True)}
+# Whether an op takes elements together.
+TAKES = {_POP: False, "TensorArrayReadV3": False, "TensorArrayGatherV3": True}
+SIZE = "TensorArraySizeV3"
+# Ops that see no elements, and ops that do and have no rule: what these work on is whole.
+_UNSEEING = (_GRADIENT, SIZE, "StackCloseV2", "TensorArrayCloseV3")
+_WITHOUT_RULE = ("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayGradWithShape")
+# All ops that work on a stack or array: their first input.
+_ON = (*PUTS, *TAKES, *_UNSEEING, *_WITHOUT_RULE)
+_HANDS_ON = ("Enter", "Exit", "Identity", "Switch", "Merge", "NextIteration")
+# Elements of these types are whole: handles and lists have no rows of their own, and strings cannot be gathered.
+NO_NUMBERS = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING)
+# Gradients of gradients of an array that are followed.
+_MAX_GRADIENTS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A stack, a TensorArray, or a gradient of one.
+
+    Attributes:
+        origin: Name of the node that makes the stack or array.
+        sources: For which calls of a gradient function it is: (), of the array itself; ("gradients",).
+    """
+
+    origin: str
+    sources: tuple[str, ...] = ()
+
+
+class Stores:
+    """Answers questions about the stacks and TensorArrays of one graph.
+
+    Attributes:
+        unknown: Names of the nodes that make those of which not all is known.
+        nodes: By name of the node that makes one: the names of all nodes that work on it.
+    """
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._on = collections.defaultdict(set)  # by node: the `Store`s that it may work on
+        self._held = collections.defaultdict(set)  # by stack: the `Store`s whose handles it holds
+        self._carried = collections.defaultdict(set)  # by node: the `Store`s whose handles it may give
+        self.unknown, self.nodes = set(), {}
+        makers = [node.name for node in graph.graph_def.node if node.op in _MAKES]
+        if makers:
+            self._follow(makers)
+
+    def of(self, name):
+        """Returns the `Store` that a node works on; None if it works on none, or nobody knows on which."""
+        stores = self._on.get(name, ())
+        return next(iter(stores)) if len(stores) == 1 else None
+
+    @property
+    def all(self):
+        """All `Store`s that some node works on."""
+        return set().union(*self._on.values())
+
+    def states(self, seen):
+        """Returns the state of each `Store` that follows from what is put into it.
+
+        Of what nothing but whole values are put into, it is not in the result. Values in states that do not agree have
+        to be whole.
+
+        Args:
+            seen: A function that returns the state in which a tensor is seen.
+        """
+        put = {}  # by origin, by `Store`: states
+        for name, stores in self._on.items():
+            node = self._graph.nodes[name]
+            for store in stores:
+                states = put.setdefault(store.origin, {}).setdefault(store, set())
+                if node.op in PUTS:
+                    states.add(state_put(node, list(map(seen, self._graph.inputs(node)))))
+        result = {}
+        for origin, by_store in put.items():
+            is_unknown = origin in self.unknown
+            result.update(dict.fromkeys(by_store, WHOLE) if is_unknown else self._agreed(origin, by_store))
+        return {store: state for store, state in result.items() if state is not None}
+
+    def _agreed(self, origin, put):
+        """Returns the states of an array and its gradients, by `Store`, given the states of what is put into each."""
+        together = set().union(*put.values()) - {WHOLE}
+        rows = {state for state in together if isinstance(state, Rows)}
+        if not rows and None not in together:
+            return {store: _of_summands(store, states - {WHOLE}) for store, states in put.items()}
+        if len(together) > 1 or None in together or not self._can_hold(origin, *rows):
+            return dict.fromkeys(put, WHOLE)
+        return dict.fromkeys(put, *rows)
+
+    def _can_hold(self, origin, rows):
+        """Whether the shape that elements are to have, if one is given, leaves open how many rows there are."""
+        shape = element_shape(self._graph.nodes[origin])
+        return shape is None or rows.dimension < len(shape) and shape[rows.dimension] is None
+
+    def elements(self, tensor, of):
+        """Returns what each tensor that is put into a stack or array, or gradients of it, is, a list.
+
+        Args:
+            tensor: What the handle comes from.
+            of: A function that returns something of a tensor, a tuple, or None: its shape, its value.
+        """
+        origins = {store.origin for store in self._carried.get(graph_lib.node_of(tensor), ())}
+        if len(origins) != 1 or origins & self.unknown:
+            return []
+        found = []
+        for node in self._putting(origins):
+            put, is_together = PUTS[node.op]
+            what = of(self._graph.inputs(node)[put])
+            found.append(what[1:] if what and is_together else what)
+        return found
+
+    def _putting(self, origins):
+        """Returns the nodes that put something into stacks or arrays, or gradients of them."""
+        nodes = [self._graph.nodes[name] for origin in origins for name in self.nodes[origin]]
+        return [node for node in nodes if node.op in PUTS]
+
+    def element(self, tensor, of):
+        """Returns what all that is put in has in common; None if that is unknown, or nothing is put."""
+        found = set(self.elements(tensor, of))
+        return found.pop() if len(found) == 1 else None
+
+    def puts_into_what(self, node):
+        """Returns the names of the nodes that put something into what a node takes something out of."""
+        if node.op not in TAKES:
+            return []
+        return [node.name for node in self._putting({store.origin for store in self._on.get(node.name, ())})]
+
+    def size(self, name):
+        """Returns the tensor with the size of the array that a node works on; None if there is none, or it may grow."""
+        store = self.of(name)
+        if store is None or store.origin in self.unknown:
+            return None
+        node = self._graph.nodes[store.origin]
+        return None if node.op not in _MAKES[1:] or node.attr["dynamic_size"].b else self._graph.inputs(node)[0]
+
+    def _follow(self, makers):
+        """Follows handles from where they are made to the ops that work on them."""
+        queue, are_all_unknown = [], False
+
+        def carry(name, stores):
+            for store in stores - self._carried[name]:
+                self._carried[name].add(store)
+                queue.append((name, store))
+
+        for maker in makers:
+            carry(maker, {Store(maker)})
+        while queue:
+            name, store = queue.pop()
+            for reader, i in self._readers(name):
+                if reader.op in _ON and i == 0:
+                    self._on[reader.name].add(store)
+                if reader.op in _HANDS_ON:
+                    carry(reader.name, {store})
+                elif reader.op == _PUSH:  # loops within loops keep handles in stacks, too
+                    if i == 1:
+                        carry(reader.name, {store})
+                    for stack in self._on[reader.name]:
+                        if self._carried[reader.name] - self._held[stack]:
+                            self._held[stack] |= self._carried[reader.name]
+                            for pop in [name for name, stores in self._on.items() if stack in stores]:
+                                if self._graph.nodes[pop].op == _POP:
+                                    carry(pop, self._held[stack])
+                elif reader.op == _POP:
+                    carry(reader.name, self._held[store])
+                elif reader.op == _GRADIENT and len(store.sources) < _MAX_GRADIENTS:
+                    carry(reader.name, {Store(store.origin, (*store.sources, reader.attr["source"].s.decode()))})
+                elif reader.op == _GRADIENT or reader.op in _WITHOUT_RULE:
+                    self.unknown.add(store.origin)
+                elif reader.op not in _ON:
+                    are_all_unknown = True  # what it makes of the handle may be any
+        self.nodes = {maker: [] for maker in makers}
+        for name, stores in self._on.items():
+            for origin in {store.origin for store in stores}:
+                self.nodes[origin].append(name)
+            if len(stores) > 1:
+                self.unknown |= {store.origin for store in stores}
+        if are_all_unknown:
+            self.unknown = set(makers)
+
+    def _readers(self, name):
+        """Returns (node, number of the input) of what reads a handle from a node."""
+        has_others = self._graph.nodes[name].op != "Switch"  # a flow, or a number
+        return [(reader, i) for reader in self._graph.consumers(name)
+                for i, tensor in enumerate(self._graph.inputs(reader))
+                if graph_lib.node_of(tensor) == name and not (has_others and graph_lib.output_of(tensor))]
+
+
+def state_put(node, states):
+    """Returns the state of what a node puts in, given those of its inputs; None if it has to be whole."""
+    tensor, is_together = PUTS[node.op]
+    state = states[tensor]
+    if not (is_together and isinstance(state, Rows)):
+        return state
+    return Rows(state.dimension - 1) if state.dimension else None
+
+
+def _of_summands(store, states):
+    """Returns the state of a `Store` into which summands are put, None if nothing is."""
+    if not states:
+        return None
+    # What is put into the same place of a gradient is added up.
+    return states.pop() if len(states) == 1 and (states == {SUM} or not store.sources) else WHOLE
+
+
+def element_shape(node):
+    """Returns the shape that a node wants elements to have: a tuple with None for any size; None for any."""
+    if "element_shape" not in node.attr or node.attr["element_shape"].shape.unknown_rank:
+        return None
+    return tuple(None if d.size < 0 else d.size for d in node.attr["element_shape"].shape.dim)
+
+
+def dtype_of_elements(node):
+    """Returns the `types_pb2.DataType` of what a node takes."""
+    return node.attr["elem_type" if node.op == _POP else "dtype"].type
