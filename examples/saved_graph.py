@@ -4,7 +4,8 @@
     python examples/saved_graph.py --train build/saved_graph/original              # alone
     mpiexec -n 2 python examples/saved_graph.py --train build/saved_graph/rewritten
 
-What saves the step knows nothing of other processes: in life that is somebody else's program.
+What saves the step knows nothing of other processes: in life that is somebody else's program. What trains calls the
+rewritten step as it would the original, with the same batches in every process.
 """
 
 import os
@@ -22,7 +23,7 @@ _MAKE = flags.DEFINE_string("make", None, "Folder for the saved step, original a
 _TRAIN = flags.DEFINE_string("train", None, "Saved step to train with.")
 _EPOCHS = flags.DEFINE_integer("epochs", 20, "Epochs to train.")
 
-_BATCH = 64  # rows of all processes together
+_BATCH = 64  # rows
 
 
 class Step(tf.Module):
@@ -71,11 +72,11 @@ def train(path):
     images, labels = load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(images.astype("float32") / 16, labels, random_state=0)
 
-    rng = np.random.default_rng(0)  # all processes draw the same order, and each takes its rows of a batch
+    rng = np.random.default_rng(0)  # of the same seed in all processes, which have to give the step the same batches
     for epoch in range(_EPOCHS.value):
         order = rng.permutation(len(train_x))
         for begin in range(0, len(order) - _BATCH + 1, _BATCH):
-            rows = np.split(order[begin:begin + _BATCH], size)[rank]
+            rows = order[begin:begin + _BATCH]
             loss = signatures["train"](images=tf.constant(train_x[rows]), labels=tf.constant(train_y[rows]))["loss"]
         if rank == 0:
             print(f"Epoch {epoch + 1}/{_EPOCHS.value}: loss {loss:.4f}", flush=True)

@@ -1,7 +1,8 @@
 """Checks that nodes are what their ops say; TensorFlow ends the process over some that are not.
 
-Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, and reads as
-many tensors of the types that it takes.
+Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, reads as many tensors of
+the types that it takes, and calls functions of the types that it says. Loops are entered by Enter, and left by Exit. No
+node is named as what is inserted.
 """
 
 import math
@@ -12,9 +13,19 @@ from tensorflow.python.framework import dtypes
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import functions as functions_lib
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import write as write_lib
 
 _FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # of an AttrValue; others have their type's name
+_TYPES = frozenset(types_pb2.DataType.values())
 _REFERENCE = 100  # what a reference's DataType is above that of its value
+# By op: (attributes of functions, that of the types that these take, that of those that they return).
+_CALLS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ((("f",), "Tin", "Tout"),)),
+    **dict.fromkeys(("If", "StatelessIf", "_If"), ((("then_branch", "else_branch"), "Tin", "Tout"),)),
+    **dict.fromkeys(("Case", "StatelessCase"), ((("branches",), "Tin", "Tout"),)),
+    **dict.fromkeys(("While", "StatelessWhile", "_While"), ((("body",), "T", "T"), (("cond",), "T", None))),
+}
 _MAX_RANK = 254
 _MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can say that it has more
 
@@ -28,15 +39,26 @@ def check_types(graph_def, library):
     """
     outputs = {}
     for node in graph_def.node:
+        if node.name.partition("/")[0] == write_lib.PREFIX:
+            raise PoseidonError(f"The graph has a node named '{node.name}' already, and what is inserted is named so; "
+                                "rename it.")
         op_def = library.op_def(node)
         for attr in op_def.attr:
             _check_attribute(node, attr, functions_lib.attribute(node, op_def, attr.name))
         if node.op == "Const":
             _check_constant(node)
+        elif node.op in frames_lib.ENTERS:
+            _check_name_of_loop(node)
+        _check_calls(node, op_def, library)
+        _check_places(node)
         outputs[node.name] = _types(node, op_def, op_def.output_arg)
+    _check_loops(graph_def)
     for node in graph_def.node:
         op_def = library.op_def(node)
         expected, found = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
+        if any(graph_lib.is_control(tensor) for tensor in node.input[:len(found)]):
+            raise PoseidonError(f"Node '{node.name}' has a control input before a tensor that it reads; control inputs "
+                                "come last.")
         if len(found) != len(expected):
             raise PoseidonError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
                                 f"{len(expected)}.")
@@ -62,8 +84,7 @@ def _check_attribute(node, attr, value):
     if kind == "type":
         allowed = attr.allowed_values.list.type
         for dtype in values:
-            if not 0 < dtype < _REFERENCE or dtype not in types_pb2.DataType.values() or (
-                    allowed and dtype not in allowed):
+            if not 0 < dtype < _REFERENCE or dtype not in _TYPES or allowed and dtype not in allowed:
                 raise PoseidonError(f"{where} is {_name(dtype)}, which is none of its types.")
     elif kind == "string" and (allowed := attr.allowed_values.list.s):
         for text in values:
@@ -85,6 +106,57 @@ def _check_constant(node):
         raise PoseidonError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
 
 
+def _check_calls(node, op_def, library):
+    for attributes, takes, gives in _CALLS.get(node.op, ()):
+        for attribute in attributes:
+            value = functions_lib.attribute(node, op_def, attribute)
+            for function in [value.func] if value.HasField("func") else value.list.func:
+                _check_call(node, library.body(function.name), *(
+                    None if key is None else list(functions_lib.attribute(node, op_def, key).list.type)
+                    for key in (takes, gives)))
+
+
+def _check_call(node, body, takes, gives):
+    """Checks that a function takes, and returns, tensors of some types; None for any one tensor."""
+    arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]
+    for what, types, wanted in (("takes", arguments, takes), ("returns", returns, gives)):
+        if len(types) != (1 if wanted is None else len(wanted)) or wanted is not None and types != wanted:
+            raise PoseidonError(f"Function '{body.function}' {what} {_names(types)}, but '{node.name}' calls it with "
+                                f"{'one tensor' if wanted is None else _names(wanted)}.")
+
+
+def _check_loops(graph_def):
+    """Checks that loops are entered by Enter and left by Exit only."""
+    if not any(node.op in frames_lib.ENTERS for node in graph_def.node):
+        return
+    frames = frames_lib.find_frames(graph_lib.in_order(graph_def))
+    for node in graph_def.node:
+        loops = {frames[graph_lib.node_of(tensor)] for tensor in node.input}
+        if len(loops) > 1:
+            names = sorted(f"loop '{loop.name}'" if loop != frames_lib.ROOT else "no loop" for loop in loops)
+            raise PoseidonError(f"Node '{node.name}' reads what is in {' and in '.join(names)}.")
+
+
+def _check_places(node):
+    """Checks the names of the nodes beside which a node shall run."""
+    try:
+        for text in node.attr["_class"].list.s if "_class" in node.attr else ():
+            text.decode()
+    except UnicodeDecodeError as error:
+        raise PoseidonError(f"Attribute '_class' of node '{node.name}', a {node.op}, is no text.") from error
+
+
+def _check_name_of_loop(node):
+    """Refuses loops that are named as no node can be: what is written next to a loop is named after it."""
+    name = node.attr["frame_name"].s
+    try:
+        is_name = bool(functions_lib.NAME.fullmatch(name.decode()))
+    except UnicodeDecodeError:
+        is_name = False
+    if not is_name:
+        raise PoseidonError(f"Node '{node.name}' enters a loop named {name!r}, which is no name of a loop.")
+
+
 def _is_shape(shape):
     sizes = [dim.size for dim in shape.dim]
     return (len(sizes) <= _MAX_RANK and min(sizes, default=0) >= -1
@@ -103,6 +175,10 @@ def _types(node, op_def, arguments):
                 types *= functions_lib.number_of(node, op_def, argument.number_attr)
         found += [dtype + _REFERENCE if argument.is_ref else dtype for dtype in types]
     return found
+
+
+def _names(types):
+    return f"{len(types)} tensors ({', '.join(map(_name, types))})" if types else "no tensors"
 
 
 def _name(dtype):

@@ -7,12 +7,14 @@ within one output argument of the op, "node:argument:0". What is passed to a fun
 import functools
 import re
 
+from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 
-_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
+NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
 _OUTPUT = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
 
@@ -105,6 +107,9 @@ class MainBody:
         self.function = ""
         self.nodes = _by_name(graph_def.node, "The graph")
         self.arguments, self.returns, self.control_returns = (), (), ()
+        for node in graph_def.node:
+            for text in node.input:
+                self.parse(text)
 
     def parse(self, text):
         """Returns (name, output) of a tensor, (name, None) of a control dependency."""
@@ -139,7 +144,7 @@ class FunctionBody:
         self.function = signature.name
         self.nodes = _by_name(function_def.node_def, f"Function '{self.function}'")
         for argument in [*signature.input_arg, *signature.output_arg]:
-            if not _NAME.fullmatch(argument.name):
+            if not NAME.fullmatch(argument.name):
                 raise PoseidonError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
                                     "no name of an argument.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
@@ -158,6 +163,17 @@ class FunctionBody:
                 raise PoseidonError(f"Function '{self.function}' waits for {name!r}, which does not exist.")
         self._argument_names = {name for name, _ in self.arguments}
         self._library = library
+        for name, text, dtype in self.returns:
+            if self._type(text) != dtype:
+                raise PoseidonError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
+                                    "the type that it says.")
+
+    def _type(self, text):
+        """Returns the DataType of a tensor; None of what is no tensor."""
+        name, output = self.parse(text)
+        if output is not None:
+            return self._library.types(self.nodes[name])[output]
+        return None if graph_lib.is_control(text) else dict(self.arguments)[name]
 
     def parse(self, text):
         """Returns (name, output) of a tensor, (name, None) of a control dependency or argument."""
@@ -167,6 +183,8 @@ class FunctionBody:
         if name not in self.nodes:
             raise PoseidonError(f"Function '{self.function}' reads {name!r}, which does not exist.")
         if graph_lib.is_control(text):
+            if output:
+                raise PoseidonError(f"Function '{self.function}' waits for {text!r}, which is no node.")
             return name, None
         outputs = self._outputs(name)
         if (argument := ":".join(output)) not in outputs:
@@ -186,8 +204,102 @@ class FunctionBody:
 def _by_name(nodes, where):
     by_name = {node.name: node for node in nodes}
     for name in by_name:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise PoseidonError(f"{where} has a node named {name!r}, which is no name of a node.")
     if len(by_name) != len(nodes):
         raise PoseidonError(f"{where} has two nodes of the same name.")
+    for node in nodes:
+        if not all(called(node)):
+            raise PoseidonError(f"Node '{node.name}' calls a function without a name.")
     return by_name
+
+
+def to_graph(body, graph_def=None, describe=lambda name: {}):
+    """Returns the GraphDef of a function, whose arguments are placeholders.
+
+    Args:
+        body: The `FunctionBody`.
+        graph_def: The GraphDef whose versions it has, and whose functions it may call; None to leave them out.
+        describe: A function that returns further attributes of an argument's placeholder, AttrValues by name.
+    """
+    result = graph_pb2.GraphDef()
+    if graph_def is not None:
+        result.library.CopyFrom(graph_def.library)
+        result.versions.CopyFrom(graph_def.versions)
+    for name, dtype in body.arguments:
+        node = result.node.add(name=name, op="Placeholder")
+        node.attr["dtype"].type = dtype
+        node.attr["shape"].shape.unknown_rank = True
+        for key, value in describe(name).items():
+            node.attr[key].CopyFrom(value)
+    for node in body.nodes.values():
+        added = result.node.add()
+        added.CopyFrom(node)
+        added.input[:] = [_in_graph(body, text) for text in node.input]
+    return result
+
+
+def _in_graph(body, text):
+    """Returns how a graph names what a function names `text`."""
+    name, output = body.parse(text)
+    if graph_lib.is_control(text):
+        return f"^{name}"
+    return f"{name}:{output}" if output else name
+
+
+def returned(body):
+    """Returns what a function returns, as its graph (`to_graph`) names it: tensors by the name of the output."""
+    return {name: _in_graph(body, text) for name, text, _ in body.returns}
+
+
+def with_graph(function_def, graph_def, returns, control_returns):
+    """Returns a FunctionDef with the same signature and other nodes.
+
+    Args:
+        function_def: The FunctionDef.
+        graph_def: The nodes, those of placeholders for the arguments among them; its library has what they call.
+        returns: By name of an output, the tensor.
+        control_returns: Names of nodes that run whatever is read.
+    """
+    library = Library(graph_def)
+    arguments = {argument.name for argument in function_def.signature.input_arg}
+    nodes = {node.name: node for node in graph_def.node}
+
+    @functools.cache
+    def outputs(name):
+        return library.outputs(nodes[name])
+
+    def in_function(tensor):
+        name = graph_lib.node_of(tensor)
+        if graph_lib.is_control(tensor):
+            return f"^{name}"
+        return name if name in arguments else f"{name}:{outputs(name)[graph_lib.output_of(tensor)]}"
+
+    result = function_pb2.FunctionDef()
+    result.CopyFrom(function_def)
+    result.signature.is_stateful = True
+    del result.node_def[:]
+    for node in graph_def.node:
+        if node.name not in arguments:
+            added = result.node_def.add()
+            added.CopyFrom(node)
+            added.input[:] = [in_function(tensor) for tensor in node.input
+                              if not (graph_lib.is_control(tensor) and tensor[1:] in arguments)]
+    for name, tensor in returns.items():
+        result.ret[name] = in_function(tensor)
+    result.control_ret.clear()
+    del result.signature.control_output[:]
+    for name in control_returns:
+        result.control_ret[name] = name
+        result.signature.control_output.append(name)
+    return result
+
+
+def called(node):
+    """Returns the names of the functions that a node calls: its attributes name them, or it is one as an op."""
+    found = [] if op_def_registry.get(node.op) else [node.op]
+    for value in node.attr.values():
+        if value.HasField("func"):
+            found.append(value.func.name)
+        found += [function.name for function in value.list.func]
+    return found

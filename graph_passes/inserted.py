@@ -1,174 +1,198 @@
-"""Reads from a rewritten graph what was inserted into it, and puts other nodes in its place."""
+"""Reads from a rewritten saved graph what its steps exchange, and what else is not as it was."""
 
+import collections
 import dataclasses
-
-from tensorflow.core.framework import graph_pb2
-from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import collectives
 from tf_poseidon.graph_passes import functions as functions_lib
 from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import strip as strip_lib
-from tf_poseidon.graph_passes import unflatten
+from tf_poseidon.graph_passes import strip
+from tf_poseidon.graph_passes.partition.write import PREFIX
+
+# What the names of ops begin with that an original has not.
+_INSERTED = ("Poseidon", "SufficientFactor", "Horovod")
+# Ops with the name of a site, and what their names may have behind that of the node with the result.
+_EXCHANGES = {"PoseidonSend": ("/dense_send", "/send"), "PoseidonAllGather": ("/rows",), "PoseidonBroadcast": ()}
+_REDUCTIONS = ("Sum", "Max", "Min", "Prod", "All", "Any")
+_FETCHED = "fetched/"
 
 
 @dataclasses.dataclass(frozen=True)
-class InsertedSite:
-    """A site of a rewritten graph.
+class Exchange:
+    """One tensor that ranks exchange.
 
     Attributes:
-        name: Name of the site.
-        function: The function that holds it; "" of the main graph.
-        node: The node, there, that has the sums.
-        before: The tensors, there, that were read in the place of the sums.
-        sums: The sums: tensors, there.
-        types: Their DataTypes.
-        rule: "mean" or "sum".
-        scheme: "ps", "sfb" or "sparse"; "gather" where the rows of all ranks are kept apart.
-        rides_on: The site whose factors it is made of, if it has none of its own.
-        factors: With "sfb", the factors U and V as they are sent, or the one whose rows are added up: tensors
-            of the same function.
-        wire: Whether it is rounded on its way.
-        nodes: All nodes that were inserted for it.
+        site: Its name.
+        kind: As of `partition.report.Exchange`.
+        scheme: "ps", "sfb", "gather" or "broadcast".
+        rides_on: The site whose factors it is made of, None if it sends something itself.
+        ops: How many inserted ops of each name are there for it.
     """
 
-    name: str
-    function: str
-    node: str
-    before: tuple[str, ...]
-    sums: tuple[str, ...]
-    types: tuple[int, ...]
-    rule: str
+    site: str
+    kind: str
     scheme: str
     rides_on: str | None
-    factors: tuple[str, ...]
-    wire: bool
-    nodes: tuple
+    ops: dict[str, int]
+
+    @property
+    def is_fetched(self):
+        """Whether it happens only where a program fetches what the step does not need whole."""
+        return self.site.startswith(_FETCHED)
 
 
-def sites(graph_def):
-    """Returns the `InsertedSite`s of a rewritten GraphDef, in the order in which they are there."""
-    library = functions_lib.Library(graph_def)
-    bodies = [("", graph_def.node), *((f.signature.name, f.node_def) for f in graph_def.library.function)]
-    return [site for function, nodes in bodies for site in _sites(library, function, nodes)]
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A function, or the main graph, that was rewritten.
 
-
-def _sites(library, function, nodes):
-    inserted = [node for node in nodes if unflatten.INSERTED in node.attr]
-    ends = [node for node in inserted if unflatten.REPLACES in node.attr]
-    by_end = {node.name: [node] for node in ends}
-    for node in inserted:  # each belongs to the site with the longest name that its own begins with
-        name = node.name
-        while name and (name not in by_end or name == node.name):
-            name = name.rpartition("/")[0]
-        if name and node.name not in by_end:
-            by_end[name].append(node)
-    named = {end.name: _name(end, by_end[end.name]) for end in ends}
-    for end in ends:
-        own = {node.name.removeprefix(end.name): node for node in by_end[end.name]}
-        pairs = [text.decode().split(" ") for text in end.attr[unflatten.REPLACES].list.s]
-        rides_on, factors, scheme = None, (), "ps"
-        if collectives.SCHEME in end.attr:
-            scheme = end.attr[collectives.SCHEME].s.decode()
-            if scheme == "sfb":
-                # Of a bias: the leader, and which of its factors.
-                leader, _, which = own["/rows"].input[0].partition("/recv") if "/rows" in own else (end.name,) * 3
-                bits = {n.name: n.input[0] for n in by_end[leader] if n.op == "Bitcast"}
-                gathers = [n.input[0] for n in by_end[leader] if n.op == "HorovodAllgather"]
-                factors = tuple(bits.get(graph_lib.node_of(tensor), tensor) for tensor in gathers[:2])
-                if leader != end.name:
-                    rides_on, factors = named[leader], (factors[int(which.partition(":")[0])],)
-        elif end.op == "PoseidonSyncSlices":
-            scheme = "sparse"
-        elif "/indices" in own and own["/indices"].op == "PoseidonAllGather":
-            scheme = "gather"
-        elif "/gathered" in own:  # rows of a factor that another site has received
-            leader, _, output = own["/gathered"].input[0].partition("/recv")
-            sender = next(node for node in inserted if node.name == f"{leader}/send")
-            rides_on, scheme = named[leader], "sfb"
-            factors = (sender.input[int(output.rpartition(":")[2] or 0)],)
-        elif own["/send"].attr["scheme"].s == b"sfb":
-            scheme, factors = "sfb", tuple(own["/send"].input[:2])
-        outputs = library.types(end)
-        yield InsertedSite(
-            named[end.name], function, end.name, tuple(before for _, before in pairs),
-            tuple(after for after, _ in pairs), tuple(outputs[:len(pairs)]),
-            "mean" if "/share" in own else "sum", scheme, rides_on, factors,
-            any("wire" in name for name in own), tuple(by_end[end.name]))
-
-
-def _name(end, nodes):
-    """Returns the name of the site whose sums a node has, and some nodes make."""
-    if collectives.SITE in end.attr:
-        return end.attr[collectives.SITE].s.decode()
-    node = next(node for node in nodes if "site" in node.attr)
-    site = node.attr["site"].s.decode()
-    return site.rpartition("/")[0] if node.op == "PoseidonAllGather" else site
-
-
-def with_calls(graph_def, call):
-    """Returns the graph as it was before, but for a Python function at each site.
-
-    Args:
-        graph_def: A rewritten GraphDef.
-        call: A function that returns, for an `InsertedSite`, the token of a Python function; that
-            takes this rank's tensors and returns the sums.
+    Attributes:
+        function: Its name, "" of the main graph.
+        exchanges: Its `Exchange`s, in the order of the graph.
+        before: How many nodes it had.
+        after: How many it has.
     """
-    return _with_functions(graph_def, call, is_stripped=True)
+
+    function: str
+    exchanges: tuple[Exchange, ...]
+    before: int
+    after: int
 
 
-def with_listeners(graph_def, call):
-    """Returns a rewritten graph in which a Python function sees the sums, and the factors, of each site.
+def steps(original, rewritten):
+    """Returns the `Step`s of a rewritten GraphDef, given the original."""
+    before = _bodies(original)
+    return tuple(Step(function, tuple(_exchanges(nodes)), len(before.get(function, ())), len(nodes))
+                 for function, nodes in _bodies(rewritten).items() if _is_step(nodes))
 
-    Args:
-        graph_def: A rewritten GraphDef.
-        call: A function that returns, for an `InsertedSite`, the token of a Python function; that takes the
-            sums and the factors, and returns the sums.
+
+def others(original, rewritten):
+    """Yields sentences on what differs between two GraphDefs, but is no part of a rewritten step.
+
+    What leads to a step may differ: calls say that they have effects.
     """
-    return _with_functions(graph_def, call, is_stripped=False)
+    before, after = _bodies(original), _bodies(rewritten)
+    leading = _leading_to(after)
+    for function in dict.fromkeys([*before, *after]):
+        where = f"function '{function}'" if function else "the main graph"
+        if function not in before or function not in after:
+            yield f"{where}: only one of the graphs has it"
+            continue
+        if function and _is_step(after[function]):
+            continue
+        old, new = ({node.name: _comparable(node, leading) for node in bodies[function]} for bodies in (before, after))
+        new.pop(strip.NODE, None)
+        free = _part_of_step(before[function], after[function]) if _is_step(after[function]) else set()
+        differing = [name for name in dict.fromkeys([*old, *new])
+                     if name not in free and old.get(name) != new.get(name)]
+        if differing:
+            yield (f"{where}: {len(differing)} nodes, the first is '{differing[0]}', "
+                   f"{_line(old.get(differing[0]))} -> {_line(new.get(differing[0]))}")
 
 
-def _with_functions(graph_def, call, is_stripped):
-    result = graph_pb2.GraphDef()
-    result.CopyFrom(graph_def)
-    bodies = {"": (result.node, {}), **{f.signature.name: (f.node_def, f.ret) for f in result.library.function}}
-    library = functions_lib.Library(graph_def)
-    added = {}
-    for site in sites(graph_def):
-        nodes, returns = bodies[site.function]
-        name = site.node + ("/python" if is_stripped else "/heard")
-        read = site.before if is_stripped else (*site.sums, *site.factors)
-        body = library.body(site.function)
-        node = node_def_pb2.NodeDef(name=name, op="PyFunc", input=read)
-        node.attr["token"].s = call(site).encode()
-        node.attr["Tin"].list.type.extend(_type(library, body, tensor) for tensor in read)
-        node.attr["Tout"].list.type.extend(site.types)
-        new = [f"{name}:output:{i}" if site.function else (f"{name}:{i}" if i else name)
-               for i in range(len(site.sums))]
-        if is_stripped:
-            end = next(n for n in nodes if n.name == site.node)
-            end.attr[unflatten.REPLACES].list.s[:] = [
-                f"{after} {tensor}".encode() for after, tensor in zip(site.sums, new)]
+def _bodies(graph_def):
+    return {"": graph_def.node, **{f.signature.name: f.node_def for f in graph_def.library.function}}
+
+
+def _is_step(nodes):
+    return any(node.op == "PoseidonAgree" for node in nodes)
+
+
+# ---- exchanges --------------------------------------------------------------------------------------
+
+
+def _exchanges(nodes):
+    by_name = {node.name: node for node in nodes}
+    sites = {}  # by name of the node with the result
+    for node in nodes:
+        if node.op in _EXCHANGES:
+            ends = [node.name.removesuffix(suffix) for suffix in _EXCHANGES[node.op] if node.name.endswith(suffix)]
+            end = next((end for end in ends if end in by_name), node.name)
+            sites[end] = node.attr["site"].s.decode()
+        elif collectives.SCHEME in node.attr:
+            sites[node.name] = node.attr[collectives.SITE].s.decode()
+    ops = {end: collections.Counter() for end in sites}
+    for node in nodes:
+        if node.op.startswith(_INSERTED):
+            end = node.name  # it is there for the node with the longest name that its own begins with
+            while end and end not in sites:
+                end = end.rpartition("/")[0]
+            if end:
+                ops[end][node.op] += 1
+    for end, site in sites.items():
+        leader = _leader(by_name, end)
+        if "PoseidonBroadcast" in ops[end]:
+            kind, scheme = "value", "broadcast"
+        elif "PoseidonAllGather" in ops[end]:
+            kind, scheme = by_name[end].op.lower() if by_name[end].op in _REDUCTIONS else "rows", "gather"
         else:
-            replaced = dict(zip(site.sums, new))
-            for reader in nodes:
-                if unflatten.INSERTED not in reader.attr:
-                    reader.input[:] = [replaced.get(tensor, tensor) for tensor in reader.input]
-            for key, tensor in list(returns.items()):
-                returns[key] = replaced.get(tensor, tensor)
-        added.setdefault(site.function, []).append(node)
-    if is_stripped:
-        result = strip_lib.strip(result)
-        bodies = {"": (result.node, {}), **{f.signature.name: (f.node_def, f.ret) for f in result.library.function}}
-    for function, nodes in added.items():
-        bodies[function][0].extend(nodes)
-    return result
+            kind, scheme = "sum", "sfb" if leader or "SufficientFactorOuterProduct" in ops[end] else "ps"
+        yield Exchange(site, kind, scheme, sites[leader] if leader else None, dict(sorted(ops[end].items())))
 
 
-def _type(library, body, tensor):
-    name, output = body.parse(tensor)
-    if output is None:
-        return dict(body.arguments)[name]
-    return library.types(body.nodes[name])[output]
+def _leader(by_name, end):
+    """Returns the node whose factors another's sum is made of, as `bias` of `send_receive` writes it; or None."""
+    rows = by_name.get(f"{end}/rows")
+    if rows is None or rows.op != "SufficientFactorBias":
+        return None
+    source = by_name[graph_lib.node_of(rows.input[0])]
+    if source.op == "Switch":  # where factors may be missing
+        source = by_name[graph_lib.node_of(source.input[0])]
+    return source.name.rpartition("/recv")[0]
 
 
+# ---- what else differs ------------------------------------------------------------------------------
+
+
+def _leading_to(bodies):
+    """Returns the names of the functions that are steps, or call such."""
+    callers = collections.defaultdict(list)
+    for function, nodes in bodies.items():
+        for node in nodes:
+            for called in functions_lib.called(node):
+                callers[called].append(function)
+    queue, found = [function for function, nodes in bodies.items() if function and _is_step(nodes)], set()
+    while queue:
+        function = queue.pop()
+        if function not in found:
+            found.add(function)
+            queue += callers[function]
+    return found
+
+
+def _comparable(node, leading):
+    """Returns a node without what follows from others: shapes, and that a function that it calls has effects."""
+    changed = type(node)()
+    changed.CopyFrom(node)
+    if node.op == "StatefulPartitionedCall" and node.attr["f"].func.name in leading:
+        changed.op = "PartitionedCall"
+    changed.attr.pop("_output_shapes", None)
+    return changed
+
+
+def _part_of_step(before, after):
+    """Returns the names of what was inserted, what reads that, and all that these need, now or in the original."""
+    needs = _inputs(after)
+    readers = collections.defaultdict(set)
+    for name, sources in needs.items():
+        for source in sources:
+            readers[source].add(name)
+    inserted = (node.name for node in after if node.op.startswith(_INSERTED) or node.name.startswith(f"{PREFIX}/"))
+    return _closure(_closure(_closure(inserted, readers), needs), _inputs(before))
+
+
+def _inputs(nodes):
+    return {node.name: {graph_lib.node_of(tensor) for tensor in node.input} for node in nodes}
+
+
+def _closure(names, edges):
+    queue, found = list(names), set()
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            queue += edges.get(name, ())
+    return found
+
+
+def _line(node):
+    return "missing" if node is None else f"{node.op}({', '.join(node.input)})"

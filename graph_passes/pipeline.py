@@ -29,7 +29,7 @@ class Found:
         markers: Where; in the order in which the program made them, as far as that is known.
         matches: What was found out about each gradient, by site.
         sites: The same for planning, `planning.Site`s.
-        operations: As of `planning.Plan`.
+        operations, exchanges: As of `planning.Plan`.
     """
 
     graph: graph_lib.Graph
@@ -37,6 +37,7 @@ class Found:
     matches: dict
     sites: tuple
     operations: float | None
+    exchanges: tuple
     _step: "_Step"
     _digest: object
 
@@ -82,14 +83,12 @@ class Found:
         return "\n".join(lines)
 
 
-def find(graph_def, body_of=None, foreign_ranks=None):
+def find(graph_def, foreign_ranks=None):
     """Returns what a training graph synchronises, a `Found`; None if that is nothing.
 
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch,
             NextIteration and Exit. Shapes are taken from `_output_shapes` where it has them.
-        body_of: A function that says of a node's name in which function of a saved graph it is; None for
-            the one that asks. Factors of another one cannot be read. None if all are in one.
         foreign_ranks: Number of ranks of a program of another library, whose all-reduces are the markers;
             None of one with ours.
 
@@ -112,13 +111,11 @@ def find(graph_def, body_of=None, foreign_ranks=None):
     matches |= {m.site: _that_can_be_gathered(graph, matches[m.site], m) for m in dense if m.is_foreign}
     # After it: biases follow the layers whose factors are known.
     matches |= match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
-    if body_of is not None:
-        matches = {m.site: _within_body(matches[m.site], m, dense, body_of) for m in dense}
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
     operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
     sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
                   for marker, count in zip(markers, before))
-    return Found(graph, tuple(markers), matches, sites, operations, step, independent.digest)
+    return Found(graph, tuple(markers), matches, sites, operations, tuple(_exchanges(graph)), step, independent.digest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +133,11 @@ class Rewritten:
     plan: planning.Plan | None
 
 
-def rewrite(graph_def, planner, body_of=None, collective_ops=None):
+def rewrite(graph_def, planner, collective_ops=None):
     """Rewrites a training graph so that each gradient travels as the plan says.
 
     Args:
-        graph_def, body_of: As of `find`.
+        graph_def: As of `find`.
         planner: The `planning.Planner`.
         collective_ops: As of `engines.Engine`.
 
@@ -152,11 +149,29 @@ def rewrite(graph_def, planner, body_of=None, collective_ops=None):
         PoseidonError: If the planner refuses the graph.
         check.InvalidGraph: If the graph is not valid, or would not be afterwards.
     """
-    found = find(graph_def, body_of)
+    found = find(graph_def)
     if found is None:
         return Rewritten(None, (), None)
-    plan = planner.plan(found.sites, found.operations)
+    plan = planner.plan(found.sites, found.operations, found.exchanges)
     return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
+
+
+# Ops of a partitioned graph that exchange something else than gradients.
+_OTHERS = {"PoseidonAllGather": "gather", "PoseidonBroadcast": "broadcast"}
+# What the sites of exchanges begin with that happen only where a program fetches a tensor.
+_FETCHED = "fetched/"
+
+
+def _exchanges(graph):
+    """Yields what a partitioned graph exchanges beside gradients, `planning.Exchange`s."""
+    if not any(node.op == "PoseidonPart" for node in graph.graph_def.node):
+        return
+    for node in graph.graph_def.node:
+        site = node.attr["site"].s.decode() if node.op in _OTHERS else _FETCHED
+        if not site.startswith(_FETCHED):
+            dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+            yield planning.Exchange(site, _OTHERS[node.op], dtype.name, dtype.size,
+                                    None if shape is None or None in shape else shape)
 
 
 def _that_can_be_gathered(graph, match, marker):
@@ -168,21 +183,6 @@ def _that_can_be_gathered(graph, match, marker):
         return matches_lib.Refusal(marker.node, "what is added to its factors has another type than these")
     if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in find_collectives.TENSORFLOW:
         return matches_lib.Refusal(marker.node, "TensorFlow's collectives do not gather bfloat16")
-    return match
-
-
-def _within_body(match, marker, markers, body_of):
-    """Returns a match as it is, or a Refusal if parts of it are in other functions than the marker."""
-    if isinstance(match, matches_lib.BiasMatch):
-        parts = [next(m.node for m in markers if m.site == match.leader), *match.nodes]
-    elif isinstance(match, matches_lib.Match):
-        parts = match.tensors()
-    else:
-        return match
-    own = body_of(marker.node)
-    for tensor in parts:
-        if body_of(graph_lib.node_of(tensor)) is not own:
-            return matches_lib.Refusal(graph_lib.node_of(tensor), "its factors are in another function")
     return match
 
 

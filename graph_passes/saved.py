@@ -1,37 +1,81 @@
-"""The passes over a saved training graph in their order."""
+"""The passes over a saved training graph in their order.
+
+Requires: a GraphDef as it was saved, for one process. Ensures: one that computes the same, on any number of ranks that
+are given the same inputs. Its functions and nodes keep their names, and give what they gave.
+
+A step is either a function, as TensorFlow 2 saves it, or some nodes of the main graph, as TensorFlow 1 does. It is
+partitioned by rows (`partition/`), and what it sums is planned and rewritten as anywhere (`pipeline.py`).
+"""
 
 import dataclasses
+import functools
+
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import check
 from tf_poseidon.graph_passes import check_types
-from tf_poseidon.graph_passes import find_gradients
-from tf_poseidon.graph_passes import flatten
+from tf_poseidon.graph_passes import functions as functions_lib
 from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import insert_markers
 from tf_poseidon.graph_passes import pipeline
+from tf_poseidon.graph_passes import saved_inputs
 from tf_poseidon.graph_passes import strip
-from tf_poseidon.graph_passes import unflatten
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_HANDLES = ("VarHandleOp",)
+_PREFIX = "poseidon/step"
 
 
 @dataclasses.dataclass(frozen=True)
-class Synchronised:
-    """What a saved graph synchronises.
+class Options:
+    """How a graph is rewritten.
 
     Attributes:
-        site: Name of the site.
-        tensor: The tensor that is synchronised: the function that it is in, and its name there.
-        rule: "mean" or "sum" over ranks.
-        also: Other variables that are updated by it.
-        is_gathered: Whether it is slices, and the rows of all ranks are kept apart; the plan says nothing then.
+        planner: The `planning.Planner`.
+        add_shapes: A function that returns a GraphDef with the shapes of its tensors.
+        inputs: By name of an input: "rows", "same", or its dimension of rows.
+        rows: Rows of a full batch on each worker, for planning; None if unknown.
+        wire_dtype, strict: As of `PoseidonStrategy`.
+        collective_ops: As of `engines.Engine`.
+        progress: Called with what is done next.
     """
 
-    site: str
-    tensor: str
-    rule: str
-    also: tuple[str, ...] = ()
-    is_gathered: bool = False
+    planner: planning.Planner
+    add_shapes: object
+    inputs: dict
+    rows: int | None = None
+    wire_dtype: str | None = None
+    strict: bool = False
+    collective_ops: object = None
+    progress: object = staticmethod(lambda what: None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that was rewritten.
+
+    Attributes:
+        inputs: The `saved_inputs.Input`s.
+        plan: The `planning.Plan` that its sums follow.
+        exchanges: The `partition.report.Report` of what it exchanges, and runs whole.
+    """
+
+    inputs: tuple[saved_inputs.Input, ...]
+    plan: planning.Plan
+    exchanges: report_lib.Report
+
+    def __str__(self):
+        lines = [str(self.plan), "", str(self.exchanges), "inputs:"]
+        width = max(len(each.name) for each in self.inputs)
+        return "\n".join([*lines, *(f"  {each.name:{width}}  {each.text()}" for each in self.inputs)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,35 +84,22 @@ class Rewritten:
 
     Attributes:
         graph_def: The GraphDef.
-        plan: The `planning.Plan` that it follows.
-        synchronised: What it synchronises, `Synchronised`s in the order of the plan.
-        local: Why variables stay what they are on each rank, by name.
+        steps: The `Step`s, by name.
     """
 
-    graph_def: object
-    plan: planning.Plan
-    synchronised: tuple[Synchronised, ...]
-    local: dict
+    graph_def: graph_pb2.GraphDef
+    steps: dict[str, Step]
 
 
-def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule="mean", wire_dtype=None,
-            strict=False, progress=lambda what: None, collective_ops=None):
-    """Rewrites a saved graph so that its gradients travel as the plan says.
+def rewrite(graph_def, steps, has_functions, options):
+    """Rewrites a saved graph.
 
     Args:
         graph_def: The GraphDef, with its functions.
-        targets: Names of tensors or nodes that make a training step.
-        planner: The `planning.Planner`.
-        add_shapes: A function that returns a GraphDef with the shapes of its tensors.
-        rows: Rows of a full batch on each worker; None where the graph says it, or it is not known.
-        given: (tensor, rule) by variable, where the user has decided.
-        rule: "mean" or "sum" for all others.
-        wire_dtype, strict: As of `PoseidonStrategy`.
-        progress: Called with what is done next.
-        collective_ops: As of `engines.Engine`.
-
-    Returns:
-        `Rewritten`.
+        steps: By name of a step, the names of the tensors or nodes that make it.
+        has_functions: Whether each step is what one function returns (TensorFlow 2), and that is rewritten; else the
+            main graph is.
+        options: The `Options`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten.
@@ -76,61 +107,325 @@ def rewrite(graph_def, targets, planner, add_shapes, rows=None, given=None, rule
     if strip.is_rewritten(graph_def):
         raise PoseidonError("The graph was rewritten before; undo that with `tf-poseidon strip`, or take the "
                             "graph that it was made of.")
-    progress("reading functions and loops")
-    flat = flatten.flatten(graph_def, targets, rows)
+    options.progress("reading the graph")
+    original = strip.compressed(graph_def)
+    library = functions_lib.Library(graph_def)
+    result, found, taken = graph_pb2.GraphDef(), {}, set()
+    result.CopyFrom(graph_def)
+    if has_functions:
+        by_function = {}  # signatures may share one
+        for name, targets in steps.items():
+            function, arguments = _function_of(library, name, targets)
+            if function not in by_function:
+                by_function[function] = _rewrite_function(result, library, name, function, arguments, options, taken)
+            found[name] = by_function[function]
+    else:  # steps of one graph share nodes
+        targets = tuple(dict.fromkeys(target for each in steps.values() for target in each))
+        found[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
+    strip.note_original(result, original)
+    return Rewritten(result, found)
+
+
+# ---- functions --------------------------------------------------------------------------------------
+
+
+def _rewrite_function(result, library, name, function, arguments, options, taken):
+    """Rewrites, in `result`, a function that is called with some `_Argument`s; returns the `Step`."""
+    _check_bodies(library, function)
+    body, main = library.body(function), library.body("")
+    by_name = {argument: given for (argument, _), given in zip(body.arguments, arguments)}
+    function_def = library.functions[function]
+    shapes = {argument.name: function_def.arg_attr[i].attr["_output_shapes"].list.shape[0]
+              for i, argument in enumerate(function_def.signature.input_arg)
+              if i in function_def.arg_attr and "_output_shapes" in function_def.arg_attr[i].attr
+              and function_def.arg_attr[i].attr["_output_shapes"].list.shape}
+
+    def describe(argument):
+        """Returns what a placeholder has to say of an argument: of a variable, what it holds."""
+        source = main.nodes[graph_lib.node_of(by_name[argument].source)]
+        if source.op in _HANDLES and {"dtype", "shape"} <= set(source.attr):
+            return {"_handle_dtypes": attr_value_pb2.AttrValue(list={"type": [source.attr["dtype"].type]}),
+                    "_handle_shapes": attr_value_pb2.AttrValue(list={"shape": [source.attr["shape"].shape]})}
+        return {"shape": attr_value_pb2.AttrValue(shape=shapes[argument])} if argument in shapes else {}
+
+    graph_def = functions_lib.to_graph(body, result, describe)
+    _check_flat(graph_def, library)
+    returned, controls = functions_lib.returned(body), body.control_returns
+    inputs = [saved_inputs.of_placeholder(node, by_name[node.name].name) for node in graph_def.node[:len(arguments)]
+              if node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)]
+    inputs = saved_inputs.decide(inputs, options.inputs)
+    marked = saved_inputs.with_marker(graph_def, inputs)
+    options.progress("partitioning by rows")
+    flat = inline.inline(marked, [*returned.values(), *controls, *(argument for argument, _ in body.arguments)])
+    fetches = list(dict.fromkeys(map(_full, returned.values())))
+    paths = {argument: given.source for argument, given in by_name.items()}
+    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, paths)
+    partitioned, agree = _with_comparison(_renamed_sites(partitioned, name, taken), inputs, options)
+    planned, plan = _planned(partitioned, options)
+    whole = dict(zip(fetches, partitioned.fetches))
+    new = functions_lib.with_graph(library.functions[function], planned,
+                                   {key: whole[_full(tensor)] for key, tensor in returned.items()}, [*controls, *agree])
+    for old in result.library.function:
+        if old.signature.name == function:
+            old.CopyFrom(new)
+    _make_stateful(result, function)
+    return Step(tuple(inputs), plan, partitioned.report)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """What a function is called with.
+
+    Attributes:
+        name: What the signature calls it.
+        source: The tensor of the main graph.
+    """
+
+    name: str
+    source: str
+
+
+def _function_of(library, name, targets):
+    """Returns (name, `_Argument`s) of the function that a signature calls.
+
+    Signatures call functions that only call those that programs call too: it is the innermost one.
+    """
+    call = _call_of(library, name, targets)
+    function, sources = call.attr["f"].func.name, graph_lib.data_inputs(call)
+    own = [argument for argument, _ in library.body(function).arguments]
+    if len(sources) != len(own):
+        raise PoseidonError(f"Function '{function}' is called with {len(sources)} arguments, and takes {len(own)}.")
+    arguments = [_Argument(argument, source) for argument, source in zip(own, sources)]
+    seen = {function}
+    while True:
+        body = library.body(function)
+        calls = [node for node in body.nodes.values() if node.op in _CALLS]
+        others = {node.op for node in body.nodes.values()} - {*_CALLS, "Identity", "NoOp"}
+        if len(calls) != 1 or others:
+            return function, arguments
+        inner, given = calls[0].attr["f"].func.name, graph_lib.data_inputs(calls[0])
+        by_name = dict(zip((argument for argument, _ in body.arguments), arguments))
+        if inner not in library.functions or inner in seen or not by_name.keys() >= set(given) or (
+                len(given) != len(library.body(inner).arguments)):
+            return function, arguments  # what is wrong with it is found later
+        function, arguments = inner, [by_name[tensor] for tensor in given]
+        seen.add(function)
+
+
+def _call_of(library, name, targets):
+    """Returns the node of the main graph that calls the function of a signature."""
+    main = library.body("")
+    calls = {main.parse(target)[0] for target in targets}
+    nodes = [main.nodes[each] for each in calls]
+    if len(nodes) != 1 or nodes[0].op not in _CALLS:
+        raise PoseidonError(f"Signature '{name}' is not the result of one function, as tf.saved_model.save writes it; "
+                            "save the step as one tf.function.")
+    return nodes[0]
+
+
+def _make_stateful(graph_def, function):
+    """Lets calls of a function that exchanges something now say that it has effects."""
+    for body in (graph_def, *graph_def.library.function):
+        is_changed = False
+        for node in body.node if body is graph_def else body.node_def:
+            if node.op == "PartitionedCall" and node.attr["f"].func.name == function:
+                node.op, is_changed = "StatefulPartitionedCall", True
+        if is_changed and body is not graph_def and not body.signature.is_stateful:
+            body.signature.is_stateful = True
+            _make_stateful(graph_def, body.signature.name)
+
+
+# ---- the main graph ---------------------------------------------------------------------------------
+
+
+def _rewrite_main(result, library, targets, options, taken):
+    """Rewrites, in `result`, the nodes of the main graph that steps need; returns the `Step`.
+
+    Other nodes stay, and read what they did: of what the step computes by rows, there is the whole too, gathered
+    where something asks for it.
+    """
+    main = library.body("")
+    _check_flat(result, library)
+    names = [_node_of_target(library, main, target) for target in targets]
+    frames = frames_lib.find_frames(graph_lib.in_order(result))
+    needed = _needed(main, names, frames)
+    called = {function: None for node in needed for function in functions_lib.called(node)}
+    _check_bodies(library, *called)
+    inputs = saved_inputs.decide(saved_inputs.of_main(needed), options.inputs)
+    marked = saved_inputs.with_markers(graph_lib.with_nodes(result, needed), inputs)
+    options.progress("partitioning by rows")
+    flat = inline.inline(marked, [node.name for node in marked.node]) if called else marked
+    outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]
+    fetches = [target for target in dict.fromkeys(targets)
+               if _num_outputs(library, main.nodes[_node_of_target(library, main, target)])]
+    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside)
+    partitioned, _ = _with_comparison(_renamed_sites(partitioned, "", taken), inputs, options)
+    planned, plan = _planned(partitioned, options)
+    placeholders = {node.name: node for node in needed if node.op.startswith("Placeholder")}
+    replaced = {node.name for node in needed}
+    nodes = [*(node for node in result.node if node.name not in replaced),
+             *(placeholders.get(node.name, node) for node in planned.node)]
+    del result.node[:]
+    result.node.extend(nodes)
+    return Step(tuple(inputs), plan, partitioned.report)
+
+
+def _needed(main, names, frames):
+    """Returns the nodes that some nodes need, in the order of the graph; loops are not taken apart."""
+    by_loop = {}
+    for name, frame in frames.items():
+        if frame != frames_lib.ROOT:
+            by_loop.setdefault(frame.name, []).append(name)
+    queue, seen = list(names), set()
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = main.nodes[name]
+        queue += [graph_lib.node_of(tensor) for tensor in node.input]
+        if name in frames and frames[name] != frames_lib.ROOT:
+            queue += by_loop.pop(frames[name].name, ())
+    return [node for name, node in main.nodes.items() if name in seen]
+
+
+def _node_of_target(library, main, target):
+    """Returns the name of the node of what a user says makes a step."""
+    name, output = main.parse(target)
+    if output is None or ":" in target and output >= _num_outputs(library, main.nodes[name]):
+        raise PoseidonError(f"The step is made of {target!r}, which is no node or tensor of the graph.")
+    return name
+
+
+def _num_outputs(library, node):
+    return len(library.types(node))
+
+
+# ---- both -------------------------------------------------------------------------------------------
+
+
+def _check_flat(graph_def, library):
+    """Refuses a graph that TensorFlow cannot read: it ends the process over some."""
     try:
-        check.check_graph(flat.graph_def)
+        check.check_graph(graph_def)
     except check.InvalidGraph as error:
         raise PoseidonError(f"The graph is not valid: {error}.") from error
-    check_types.check_types(flat.graph_def, flat.library)
-    progress("inferring shapes")
-    graph = graph_lib.Graph(add_shapes(flat.graph_def))
-    progress("finding gradients")
-    given = {variable: (_flat_name(flat, tensor), rule) for variable, (tensor, rule) in (given or {}).items()}
-    found = find_gradients.find_gradients(graph, flat.is_saved, given, rule)
-    marked, insertions = insert_markers.insert_markers(flat, graph, found, wire_dtype, strict)
-    progress("recognising factors and planning")
-    passed = pipeline.rewrite(add_shapes(marked), planner, _bodies(flat), collective_ops)
-    plan = passed.plan or planner.plan(())  # of gathered slices alone there is nothing to plan
-    after = passed.graph_def or marked
-    for node in after.node:
+    check_types.check_types(graph_def, library)
+
+
+def _check_bodies(library, *functions):
+    """Checks some functions, and all that they call."""
+    done, path = set(), []
+
+    def visit(function):
+        if function in path:
+            raise PoseidonError(f"Function '{function}' calls itself; such a step cannot be partitioned.")
+        if function in done:
+            return
+        path.append(function)
+        body = library.body(function)
+        _check_flat(functions_lib.to_graph(body), library)
+        for node in body.nodes.values():
+            for called in functions_lib.called(node):
+                visit(called)
+        done.add(path.pop())
+
+    for function in functions:
+        visit(function)
+
+
+def _full(tensor):
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def _renamed_sites(partitioned, name, taken):
+    """Gives exchanges the step's name too where another step has exchanges of theirs."""
+    new = {exchange.site: f"{name}/{exchange.site}" for exchange in partitioned.report.exchanges
+           if exchange.site in taken}
+    taken.update(new.get(exchange.site, exchange.site) for exchange in partitioned.report.exchanges)
+    if not new:
+        return partitioned
+    graph_def = graph_pb2.GraphDef()
+    graph_def.CopyFrom(partitioned.graph_def)
+    for node in graph_def.node:
+        if "site" in node.attr:
+            site = node.attr["site"].s.decode()
+            node.attr["site"].s = new.get(site, site).encode()
+    exchanges = tuple(dataclasses.replace(exchange, site=new.get(exchange.site, exchange.site))
+                      for exchange in partitioned.report.exchanges)
+    return dataclasses.replace(partitioned, graph_def=graph_def,
+                               report=dataclasses.replace(partitioned.report, exchanges=exchanges))
+
+
+def _with_comparison(partitioned, inputs, options):
+    """Lets ranks compare their graphs and inputs before anything is cut into rows.
+
+    Returns:
+        (partitioned, names of the nodes that compare).
+    """
+    writer = graph_lib.Writer(_PREFIX, "/device:CPU:0")
+    agree = writer.add("agree", "PoseidonAgree", [], sites="\n".join(
+        exchange.form() for exchange in partitioned.report.exchanges), rows=options.rows or -1, static_rows=-1,
+        strict=options.strict)
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(partitioned.graph_def)
+    wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}
+    compared = []
+
+    def compare(name, values):
+        compared.append(writer.add(f"compare{name}", "PoseidonCompare", [each.tensor for each in values],
+                                   T=[each.dtype for each in values], site=f"{_PREFIX}/compare{name}"))
+        graph_lib.set_names(writer.nodes[-1].attr["names"], [each.name for each in values])
+        return f"^{compared[-1]}"
+
+    parts = [node for node in result.node if node.op == "PoseidonPart"]
+    for i, part in enumerate(parts):
+        names = {name.decode() for name in part.attr["names"].list.s}
+        part.input.append(f"^{agree}")
+        own = [each for each in inputs if not each.is_read and (each.name in names or not each.is_fed_alone)]
+        if own and part.name != partition_lib.OF_NO_ROWS:
+            part.input.append(compare(i, own))
+    passed_on = {}
+    for i, each in enumerate(inputs):
+        if each.dimension is None and each.is_fed_alone and not each.is_read:
+            passed_on[each.tensor] = writer.add(f"same{i}", "Identity", [
+                each.tensor, compare(f"_same{i}", [each])], T=each.dtype)
+    for node in result.node:
+        node.input[:] = [passed_on.get(tensor.removesuffix(":0"), tensor) for tensor in node.input]
+    if options.wire_dtype:
+        for node in result.node:
+            if node.op == "PoseidonSync" and node.attr["site"].s.decode() in wired:
+                node.attr["wire_dtype"].s = options.wire_dtype.encode()
+    result.node.extend(writer.nodes)
+    return dataclasses.replace(partitioned, graph_def=result), [agree, *compared]
+
+
+def _planned(partitioned, options):
+    """Returns (GraphDef, plan): the partitioned graph in which sums travel as planned."""
+    options.progress("recognising factors and planning")
+    graph_def = graph_pb2.GraphDef()
+    graph_def.CopyFrom(partitioned.graph_def)
+    _set_rows(graph_def, options.rows or -1)
+    try:
+        shaped = options.add_shapes(graph_def)
+    except PoseidonError:  # the graph has a number of rows of its own
+        _set_rows(graph_def, -1)
+        shaped = options.add_shapes(graph_def)
+    passed = pipeline.rewrite(shaped, options.planner, options.collective_ops)
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(passed.graph_def or partitioned.graph_def)
+    _set_rows(result, -1)
+    plan = passed.plan or options.planner.plan(())
+    for node in result.node:
+        if "_output_shapes" in node.attr:
+            del node.attr["_output_shapes"]
         if node.op == "PoseidonAgree":
             node.attr["plan"].s = plan.form().encode()
-    progress("writing functions")
-    result = unflatten.unflatten(graph_def, flat, after, insertions)
-    synchronised = []
-    for insertion in insertions:
-        body, local = flat.local(insertion.tensors[-1])
-        where = f"{body.function}/{local}" if body.function else local
-        synchronised.append(Synchronised(insertion.site, where, insertion.rule, insertion.also,
-                                         insertion.is_gathered))
-    local = {state.variable: state.reason for state in found.states if not state.updates}
-    return Rewritten(result, plan, tuple(synchronised), local)
+    return result, plan
 
 
-def _flat_name(flat, tensor):
-    """Returns the flat name of a tensor that is named as reports do: the function that it is in, and its name there."""
-    function, _, local = tensor.partition("/")
-    if graph_lib.node_of(tensor) in flat.places or not function:
-        return tensor
-    body = next((body for body, _, _ in flat.places.values() if body.function == function), None)
-    if body is None:
-        return tensor
-    name, output = flat.library.body(function).parse(local)
-    if body.prefix + name not in flat.places:  # a call: nodes stand for what it returns
-        return f"{body.prefix}{name}/-out{output}"
-    return f"{body.prefix}{name}:{output}" if output else body.prefix + name
-
-
-def _bodies(flat):
-    """Returns a function that says in which body a node is: None of nodes that were inserted."""
-    prefixes = {body.prefix: body for body, _, _ in flat.places.values()}
-    longest_first = sorted(prefixes, key=len, reverse=True)
-
-    def body_of(name):
-        if name in flat.places:
-            body, local, _ = flat.places[name]
-            return body if local is not None else name  # of no body: what stands for a call's inner life
-        return prefixes[next(p for p in longest_first if name.startswith(f"{p}{insert_markers.PREFIX}/"))]
-
-    return body_of
+def _set_rows(graph_def, rows):
+    """Says how many rows shape inference shall take one rank to have."""
+    for node in graph_def.node:
+        if node.op == "PoseidonRows":
+            node.attr["rows"].i = rows

@@ -134,13 +134,13 @@ class EmulatedPlanner(planning.Planner):
 
     model: EmulatedModel | None = None
 
-    def plan(self, sites, operations=None):
+    def plan(self, sites, operations=None, exchanges=()):
         if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's have names of their own
-            return super().plan(sites)
+            return super().plan(sites, exchanges=exchanges)
         per_second = self.cluster.gflops * 1e9
         timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site))
                  for site in sites]
-        return super().plan(timed, per_second * self.model.step_seconds)
+        return super().plan(timed, per_second * self.model.step_seconds, exchanges)
 
 
 class EmulatingPass(grappler.GraphPass):

@@ -81,13 +81,15 @@ def rename_node(graph, a, b, c):
     nodes, node = _node(graph, a)
     other = _pick(nodes, c).name
     node.name = _pick([f"{node.name}_1", other, f"{other}/-out0", f"{other}/x", "", "a b", "^x", "x:0",
-                       "-x", "_x", "é", "poseidon/all/agree", "poseidon", "a\nb"], b)
+                       "-x", "_x", "é", "poseidon/step/agree", "poseidon/original", "poseidon", "a\nb"], b)
 
 
 def rename_node_and_readers(graph, a, b, c):
     nodes, node = _node(graph, a)
-    name = _pick(["poseidon/all/agree", "poseidon/all/size", "poseidon", f"{_pick(nodes, c).name}/-then/x",
-                  f"{_pick(nodes, c).name}/x", "_x", "a b"], b)
+    other = _pick(nodes, c).name
+    name = _pick(["poseidon/step/agree", "poseidon/step/compare0", "poseidon/original", "poseidon", "poseidon/rows",
+                  f"poseidon/rows_of/{other}", f"poseidon/on_rows/{other}", f"poseidon/of/{other}/of0", f"{other}/x",
+                  "_x", "a b"], b)
     before, node.name = node.name, name
     for reader in nodes:
         for i, tensor in enumerate(reader.input):
@@ -169,6 +171,7 @@ _OPS = """
     TensorListReserve TensorListStack Tile Transpose UnsortedSegmentSum Unpack VarHandleOp
     VariableV2 Where While _Arg _Retval _If _While _Send _HostRecv DeviceIndex Case MapDataset
     Iterator IteratorGetNext PyFunc PoseidonSync PoseidonSyncSlices PoseidonAgree PoseidonSize
+    PoseidonRows PoseidonPart PoseidonCompare PoseidonAllGather
     Conv2D Conv2DBackpropFilter BiasAddGrad AssignVariableOp AssignSubVariableOp AssignSub
     ApplyAdam ScatterSub RemoteCall ApplyOp Apply ResourceApply BroadcastGradientArgs DynamicStitch
     TopKV2 FusedBatchNormV3 CudnnRNN Bincount Unknown
@@ -211,8 +214,8 @@ def replace_attribute_by_one_of_its_kind(graph, a, b, c):
 def add_attribute(graph, a, b, c):
     _, node = _node(graph, a)
     _, name, value = _attribute(graph, b)
-    name = _pick([name, "_XlaMustCompile", "_output_shapes", "_class", "_poseidon_was",
-                  "_poseidon_inserted", "", "a\nb"], c)
+    name = _pick([name, "_XlaMustCompile", "_output_shapes", "_class", "_poseidon_original",
+                  "_poseidon_rank", "", "a\nb"], c)
     value = attr_value_pb2.AttrValue.FromString(value.SerializeToString())
     node.attr[name].CopyFrom(value)
 

@@ -672,7 +672,7 @@ def _of_training_steps(make):
     def build():
         variables = training_steps.weights()
         step = make(variables)
-        rows = (4, 4) if make is training_steps._stateful else SIZES
+        rows = (8, 8) if make is training_steps._stateful else SIZES
 
         def returning(x, y):
             step(x, y)
@@ -683,6 +683,5 @@ def _of_training_steps(make):
     return build
 
 
-_STEPS = training_steps.FOUND | {name: make for name, (make, _) in training_steps.REFUSED.items()}
-del _STEPS["noise"]  # without a seed: one process would draw other numbers
-PROGRAMS |= {name.replace(",", "").replace(" ", "_"): _of_training_steps(make) for name, make in _STEPS.items()}
+PROGRAMS |= {name.replace(",", "").replace(" ", "_"): _of_training_steps(make)
+             for name, make in training_steps.STEPS.items()}

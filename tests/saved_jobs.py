@@ -1,73 +1,76 @@
-"""Verifies rewritten graphs, and trains with them: saved_jobs.py CASES OUT, on some ranks.
+"""Trains with saved graphs, rewritten and as they were: saved_jobs.py CASES OUT, on some ranks.
 
-CASES is a pickled list of (`saved_zoo.Saved`, path of the rewritten graph); OUT gets a pickled dictionary.
+CASES is a pickled dictionary of `Job`s by name; OUT gets a pickled dictionary of what came of each.
 """
 
+import dataclasses
+import hashlib
 import pickle
 import sys
+import typing
 
 import numpy as np
-import saved_zoo
 import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon import runtime
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
-from tf_poseidon.saved_graphs import verifying
-
-STEPS = 2
-
-# Those whose step can be given the rows of all ranks at once, and makes the same of them.
-JOINED = {name for name in saved_zoo.CASES if name not in (
-    "as_many_rows_as_columns", "several_steps", "keras_batch_norm", "keras_dropout", "v1_batch_norm")}
 
 
-def what_of(saved):
-    """Returns what makes a step of a saved graph."""
-    if saved.kind == "saved_model":
-        return dict(signature=saved.fetches[0])
-    return dict(train_op=saved.fetches[:1], initializer=[saved.initializer] if saved.initializer else ())
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        original: Path of the saved graph.
+        rewritten: Path of what it was rewritten to.
+        what: What makes a step, arguments of `running.runner`.
+        batches: The global batch of each step: arrays by name.
+    """
+
+    original: str
+    rewritten: str
+    what: dict[str, typing.Any]
+    batches: list[dict[str, np.ndarray]]
 
 
-def shards(saved, size, seed):
-    """Returns what each rank computes: batches of their own."""
-    return [saved_zoo.batch(saved, saved.rows, 100 * seed + rank) for rank in range(size)]
-
-
-def joined(parts):
-    """Returns the inputs of all ranks under each other."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def train(path, saved, batches):
-    """Returns the variables by name after some steps, as TensorFlow optimizes graphs by default."""
-    runner = running.runner(formats.read(path), **what_of(saved))
-    for batch in batches:
+def train(path, job):
+    """Returns the variables by name after all steps, as TensorFlow optimizes graphs by default."""
+    runner = running.runner(formats.read(path), **job.what)
+    for batch in job.batches:
         runner.run(batch)
     return dict(zip(runner.variables, runner.state()))
 
 
 def main(cases, out):
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    rank, size = poseidon.load_ops()
+    rank, _ = poseidon.load_ops()
     results = {}
     with open(cases, "rb") as file:
         cases = pickle.load(file)
-    for name, (saved, path) in cases.items():
-        steps = [shards(saved, size, seed) for seed in range(STEPS)]
-        result = {"verified": verifying.verify(saved.path, path, **what_of(saved), steps=STEPS,
-                                               inputs=joined(steps[0]))}
+    for name, job in cases.items():
         before = sites()
-        result["trained"] = train(path, saved, [parts[rank] for parts in steps])
-        result["bytes"] = {site: (count - before.get(site, 0)) / STEPS for site, count in sites().items()
+        trained = train(job.rewritten, job)
+        result = {"trained": trained, "bits": _bits_of_ranks(name, trained)}
+        result["bytes"] = {site: (count - before.get(site, 0)) / len(job.batches) for site, count in sites().items()
                            if count != before.get(site, 0)}
-        if rank == 0 and name in JOINED:
-            result["one process"] = train(saved.path, saved, map(joined, steps))
+        if rank == 0:
+            result["one process"] = train(job.original, job)
         results[name] = result
     if rank == 0:
         with open(out, "wb") as file:
             pickle.dump(results, file)
+
+
+def _bits_of_ranks(name, values):
+    """Returns how many different bits ranks have of some arrays."""
+    communicator = runtime.communicator()
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values.values())).digest()
+    if communicator is None:
+        return 1
+    rows, = communicator.submit_factors(f"test/{name}", [np.frombuffer(digest, np.uint8).reshape(1, -1)])()
+    return len({row.tobytes() for row in rows})
 
 
 def sites():

@@ -35,27 +35,25 @@ class Saved:
         inputs: For each argument of the signature, or each placeholder, (name of its dtype, shape of
             a row, "normal" or "label:N").
         weights: The nodes of the trained variables.
-        averaged: The nodes of floating state that depends on the data, but is neither trained nor a
-            slot.
-        local: The nodes of integer and random state that a step updates.
         rows: How many rows a call takes; another number will do where the batch's size is None.
         steps: How many batches a call takes, one per step: inputs are [steps, rows, ...] then.
-        row_independent: Whether a row has the same gradient whatever the other rows are.
+        whole: Ops that run whole on every rank, for want of a rule.
         initializer: The op that gives the variables of a GraphDef their constant initial values.
-        rule: "mean" or "sum": what the loss is of those of the rows.
     """
     path: str
     kind: str
     fetches: tuple
     inputs: dict
     weights: tuple
-    averaged: tuple = ()
-    local: tuple = ()
     rows: int = 8
     steps: int | None = None
-    row_independent: bool = True
+    whole: tuple = ()
     initializer: str | None = None
-    rule: str = "mean"
+
+    @property
+    def inputs_with_rows(self):
+        """What has to be said of the inputs."""
+        return {} if self.steps is None else dict.fromkeys(self.inputs, 1)
 
 
 def batch(saved, rows, seed):
@@ -127,7 +125,7 @@ def _nodes(path, function, variables):
     return tuple(nodes[id(v.handle)] for v in variables if id(v.handle) in nodes)
 
 
-def _save(path, step, weights, keep=(), inputs=INPUTS, averaged=(), local=(), size=None, **truths):
+def _save(path, step, weights, keep=(), inputs=INPUTS, size=None, **truths):
     """Saves a function of x and y that makes a step.
 
     Args:
@@ -136,20 +134,16 @@ def _save(path, step, weights, keep=(), inputs=INPUTS, averaged=(), local=(), si
         weights: The variables that it trains.
         keep: What else it uses: variables, models, optimizers.
         inputs: Those of `Saved`.
-        averaged: Variables, as those of `Saved`.
-        local: Likewise; those that it does not use are left out.
         size: The size of the batch, if that is static.
         **truths: What else is true of it, as in `Saved`.
     """
     first = (size,) if truths.get("steps") is None else (truths["steps"], size)
     module = tf.Module()
-    module.variables_of_step = [*weights, *keep, *averaged, *local]
+    module.variables_of_step = [*weights, *keep]
     module.train = tf.function(step, input_signature=[
         tf.TensorSpec((*first, *row), dtype, name) for name, (dtype, row, _) in inputs.items()])
     tf.saved_model.save(module, path, signatures={"train": module.train})
-    weights, averaged, local = (
-        _nodes(path, module.train, variables) for variables in (weights, averaged, local))
-    return Saved(path, "saved_model", ("train",), inputs, weights, averaged, local, **truths)
+    return Saved(path, "saved_model", ("train",), inputs, _nodes(path, module.train, weights), **truths)
 
 
 # ---- optimizers that are written by hand --------------------------------------------------------
@@ -213,7 +207,7 @@ def adam_with_counter(path):
         t = tf.cast(counter.assign_add(1), tf.float32)
         return tf.sqrt(1 - tf.pow(0.999, t)) / (1 - tf.pow(0.9, t))
 
-    return _adam(path, correction, local=[counter])
+    return _adam(path, correction, keep=[counter])
 
 
 def fused_updates(path):
@@ -267,7 +261,7 @@ def sum_of_rows(path):
         _descend(weights, gradients, 0.01)
         return {"loss": loss}
 
-    return _save(path, step, weights, rule="sum")
+    return _save(path, step, weights)
 
 
 def shared_weights(path):
@@ -292,7 +286,7 @@ def as_many_rows_as_columns(path):
         _descend(weights, gradients)
         return {"loss": loss}
 
-    return _save(path, step, weights, size=8)
+    return _save(path, step, weights, size=8, whole=("Mul",))  # by the literal number of rows
 
 
 # ---- control flow and functions -----------------------------------------------------------------
@@ -331,7 +325,8 @@ def accumulated_in_call(path):
         _descend(weights, [s / 2 for s in sums])
         return {"loss": loss / 2}
 
-    return _save(path, step, weights)
+    # Rows of all micro-batches are one dimension, and then two.
+    return _save(path, step, weights, whole=("Reshape",))
 
 
 def accumulated_over_calls(path):
@@ -353,7 +348,7 @@ def accumulated_over_calls(path):
         tf.cond(counter.assign_add(1) % 2 == 0, update, lambda: False)
         return {"loss": loss}
 
-    return _save(path, step, weights, sums, local=[counter])
+    return _save(path, step, weights, [*sums, counter])
 
 
 def scaled_loss(path):
@@ -428,23 +423,13 @@ def _step_of(model, optimizer, *metrics):
     return step
 
 
-def _state_of(model, optimizer, *metrics):
-    """Returns (averaged, local): what a step updates besides weights and slots."""
-    kept = [*model.non_trainable_variables, *(v for m in metrics for v in m.variables)]
-    # How many rows, or batches, a metric has seen does not depend on what they hold.
-    averaged = [v for v in kept if v.dtype == "float32" and v.name != "count"]
-    return averaged, [v for v in [*kept, *optimizer.variables]
-                      if v.dtype != "float32" or v.name == "count"]
-
-
 def _save_keras(path, layers, optimizer, *metrics, inputs=INPUTS, **truths):
     """Saves a step of a keras.Sequential of those layers."""
     dtype, row, _ = inputs["x"]
     model = keras.Sequential([keras.Input(row, dtype=dtype, name="x"), *layers], name="model")
     step = _step_of(model, optimizer, *metrics)
-    averaged, local = _state_of(model, optimizer, *metrics)
-    return _save(path, step, model.trainable_variables, [model, optimizer, *metrics], inputs, averaged,
-                 local, **truths)
+    state = [*model.non_trainable_variables, *optimizer.variables, *(v for m in metrics for v in m.variables)]
+    return _save(path, step, model.trainable_variables, [model, optimizer, *metrics, *state], inputs, **truths)
 
 
 def _dense(*units, **options):
@@ -471,8 +456,7 @@ def keras_batch_norm(path):
               keras.layers.Activation("relu", name="relu"),
               keras.layers.GlobalAveragePooling2D(name="pool"),
               *_dense(LABELS)]
-    return _save_keras(path, layers, keras.optimizers.RMSprop(0.01, name="rmsprop"), inputs=IMAGES,
-                       row_independent=False)
+    return _save_keras(path, layers, keras.optimizers.RMSprop(0.01, name="rmsprop"), inputs=IMAGES)
 
 
 def keras_convolutions(path):
@@ -503,7 +487,7 @@ def keras_lstm(path):
 def keras_dropout(path):
     first, last = _dense(16, LABELS)
     return _save_keras(path, [first, keras.layers.Dropout(0.3, seed=3, name="dropout"), last],
-                       keras.optimizers.SGD(0.1, name="sgd"), row_independent=False)
+                       keras.optimizers.SGD(0.1, name="sgd"))
 
 
 def keras_embedding(path):
@@ -534,9 +518,8 @@ def keras_attention(path):
     optimizer = keras.optimizers.AdamW(0.01, name="adamw")
     step = _step_of(model, optimizer)
     # As plain tf.Variables, without the copies that SavedModels have of Keras' variables.
-    weights, slots, local = ([v.value for v in variables] for variables in (
-        model.trainable_variables, optimizer.variables, [optimizer.iterations]))
-    return _save(path, step, weights, slots, SEQUENCES, local=local)
+    weights, slots = ([v.value for v in variables] for variables in (model.trainable_variables, optimizer.variables))
+    return _save(path, step, weights, slots, SEQUENCES)
 
 
 def keras_archive(path):
@@ -550,9 +533,7 @@ def keras_archive(path):
     function = archive.add_endpoint("train", step, [
         tf.TensorSpec((None, *row), dtype, name) for name, (dtype, row, _) in INPUTS.items()])
     archive.write_out(path, verbose=False)
-    weights, local = (_nodes(path, function, variables) for variables in (
-        model.trainable_variables, [optimizer.iterations]))
-    return Saved(path, "saved_model", ("train",), INPUTS, weights, local=local)
+    return Saved(path, "saved_model", ("train",), INPUTS, _nodes(path, function, model.trainable_variables))
 
 
 # ---- graphs of TensorFlow 1 ---------------------------------------------------------------------
@@ -614,7 +595,7 @@ def v1_momentum(path):
     with tf.Graph().as_default():
         loss, global_step = _v1_loss(), v1.train.create_global_step()
         train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, global_step, name="train")
-        return _save_meta_graph(path, train, local=("global_step",))
+        return _save_meta_graph(path, train)
 
 
 def v1_adam(path):
@@ -651,7 +632,7 @@ def _v1_control_flow(path, optimizer, use_resource):
             update = v1.cond(tf.equal(count % 2, 0), lambda: optimizer.apply_gradients(gradients),
                              tf.no_op)
             train = tf.group(update, name="train")
-            return _save_meta_graph(path, train, inputs=SEQUENCES, local=("counter",))
+            return _save_meta_graph(path, train, inputs=SEQUENCES)
     finally:
         if was_v2:
             v1.enable_control_flow_v2()
@@ -681,8 +662,7 @@ def v1_batch_norm(path):
         loss = _cross_entropy(y, logits, name="loss")
         with v1.control_dependencies(updates):
             train = v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
-        return _save_meta_graph(path, train, inputs=IMAGES, row_independent=False,
-                                averaged=("moving_mean", "moving_variance"))
+        return _save_meta_graph(path, train, inputs=IMAGES)
 
 
 def v1_embedding(path):
@@ -692,7 +672,7 @@ def v1_embedding(path):
         logits = _v1_dense("last", tf.reshape(rows, [-1, 12]), LABELS)
         loss = _cross_entropy(y, logits, name="loss")
         train = v1.train.AdagradOptimizer(0.1).minimize(loss, name="train")
-        return _save_meta_graph(path, train, inputs=IDS)
+        return _save_meta_graph(path, train, inputs=IDS, whole=("Unique",))
 
 
 def graph_def(path):

@@ -14,9 +14,11 @@ import re
 import launch
 import numpy as np
 import pytest
+import saved_jobs
 import saved_zoo
 from test_drop_in import check_loops
 from test_saved_graphs import step_of
+from test_saved_graphs import what_of
 from test_training import assert_same_bits
 from test_training import BOUND
 
@@ -114,22 +116,26 @@ def test_gradients_travel_by_horovods_ops(programs):
 def test_saved_graphs(tmp_path):
     names = ["sgd", "embedding_by_scatter", "several_steps", "nested_functions", "keras_mixed_precision",
              "v1_control_flow", "graph_def"]
-    cases = {}
+    jobs = {}
     for name in names:
         saved = saved_zoo.CASES[name](str(tmp_path))
         rewritten = tmp_path / "rewritten" / pathlib.Path(saved.path).name
         rewritten.parent.mkdir(exist_ok=True)
-        rewriting.rewrite(saved.path, str(rewritten), *step_of(saved), workers=2, batch_size=saved.rows,
-                          policy="sfb", rule=saved.rule, engine="horovod")
-        cases[name] = saved, str(rewritten)
-    (tmp_path / "cases").write_bytes(pickle.dumps(cases))
+        rewriting.rewrite(saved.path, str(rewritten), *step_of(saved), workers=2, batch_size=-(-saved.rows // 2),
+                          policy="sfb", inputs=saved.inputs_with_rows, engine="horovod")
+        batches = [saved_zoo.batch(saved, saved.rows, seed) for seed in range(2)]
+        jobs[name] = saved_jobs.Job(saved.path, str(rewritten), what_of(saved), batches)
+    (tmp_path / "cases").write_bytes(pickle.dumps(jobs))
     launch.run_ok(["saved_jobs.py", tmp_path / "cases", tmp_path / "out"], ranks=2, timeout_s=120,
                   launcher="horovodrun")
     results = pickle.loads((tmp_path / "out").read_bytes())
     assert list(results) == names
     for name, result in results.items():
-        verification = result["verified"]
-        assert verification.errors and not verification.failures, f"{name}: {verification}"
+        assert result["bits"] == 1
+        for variable, value in result["trained"].items():
+            scale = max(1e-3, np.max(np.abs(result["one process"][variable]), initial=0))
+            np.testing.assert_allclose(value, result["one process"][variable], rtol=0, err_msg=f"{name}: {variable}",
+                                       atol=(2e-2 if "mixed" in name else 2e-5) * scale)
 
 
 # ---- programs that are written for Horovod ---------------------------------------------------------

@@ -408,3 +408,22 @@ def test_a_bias_can_be_pinned_by_itself():
 def test_refusals(make, message):
     with pytest.raises(poseidon.PoseidonError, match=message):
         make()
+
+
+def test_what_is_no_gradient_is_counted_too():
+    """On 4 ranks of 2 nodes: rows of 2 ranks to and from the other node; rank 0's value to the other node."""
+    cluster = planning.Cluster(4, bandwidth_gbps=8.0, latency_us=100.0, ranks_per_node=2)
+    gathered = planning.Exchange("rows/x", "gather", "float32", 4, (3, 5))
+    taken = planning.Exchange("value/x", "broadcast", "int64", 8, (10,))
+    unknown = planning.Exchange("rows/y", "gather", "float32", 4, None)
+    plan = planning.Planner(cluster).plan([dense_site(6, 7, None)], 1e6, [gathered, taken])
+    assert gathered.cost(cluster).num_bytes == 2 * 2 * 3 * 5 * 4
+    assert gathered.cost(cluster).seconds == pytest.approx(100e-6 + 2 * 3 * 5 * 4 / 1e9)
+    assert taken.cost(cluster).num_bytes == 80 and taken.cost(cluster).seconds == pytest.approx(100e-6 + 80 / 1e9)
+    alone = planning.Planner(cluster).plan([dense_site(6, 7, None)], 1e6)
+    assert plan.total_bytes == alone.total_bytes + 240 + 80 and plan.digest == alone.digest
+    assert plan.step_seconds == pytest.approx(alone.step_seconds + 200e-6 + 200 / 1e9)
+    assert [e["name"] for e in plan.predictions()["exchanges"]] == ["rows/x", "value/x"]
+    assert "rows/x" in str(plan) and "broadcast" in str(plan)
+    assert planning.Planner(cluster).plan((), None, [unknown]).total_bytes is None
+    assert planning.Planner(planning.Cluster(1)).plan((), 1e6, [taken]).total_bytes == 0

@@ -116,7 +116,7 @@ class Agreed:
         result, plan = None, None
         if found is not None:
             try:
-                plan = planner.plan(found.sites, found.operations)
+                plan = planner.plan(found.sites, found.operations, found.exchanges)
                 result = found.rewrite(plan, collective_ops)
             except Exception as error:  # as of `found`, the graph as it is computes the same
                 problem = f"{type(error).__name__}: {error}"

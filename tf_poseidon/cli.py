@@ -1,7 +1,7 @@
 """The command `tf-poseidon`.
 
     tf-poseidon explain MODEL.keras --batch_size 32 --workers 8 --bandwidth_gbps 10
-    tf-poseidon rewrite IN OUT --workers 4 --batch_size 32
+    tf-poseidon rewrite IN OUT --workers 4 --batch_size 32 --inputs x=rows,y=rows,rate=same
     tf-poseidon diff IN OUT
     tf-poseidon strip OUT BACK
     mpiexec -n 2 tf-poseidon verify IN OUT
@@ -10,15 +10,18 @@
 import json
 import os
 import sys
+import zipfile
 
 from absl import app
 from absl import flags
+from absl import logging
 
 from tf_poseidon import engines
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; a batch of verify has "
+                                  "as many for each rank, 4 by default.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Number of ranks.")
 _SERVERS = flags.DEFINE_integer("servers", 0, "Number of ranks that hold KV pairs; 0 for all.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", 10.0,
@@ -39,15 +42,17 @@ _ENGINE = flags.DEFINE_enum("engine", None, engines.names(),
 _JSON = flags.DEFINE_string("json", None, "File for the predictions, as JSON.")
 _PLAN = flags.DEFINE_string("plan", None, "File of the plan: explain writes it, rewrite follows it.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small gradients travel together.")
-_SIGNATURE = flags.DEFINE_string("signature", None, "Signature that makes a training step; 'train' if there is.")
+_SIGNATURE = flags.DEFINE_list("signature", [], "Signature that makes a step, 'train' if there is; rewrite takes "
+                               "several, separated by commas.")
 _TRAIN_OP = flags.DEFINE_list("train_op", [], "Names of the ops that make a training step, of TensorFlow 1.")
-_GRADIENTS = flags.DEFINE_string("gradients", None, "JSON file that says which tensor the gradient of a variable is.")
-_RULE = flags.DEFINE_enum("rule", "mean", ["mean", "sum"], "What is taken of gradients over ranks: as the saved loss "
-                          "is of its rows.")
-_STEPS = flags.DEFINE_integer("steps", 2, "Number of steps that verify runs.")
-_INPUTS = flags.DEFINE_string("inputs", None, "File of arrays (.npz) for verify: the inputs of all ranks, by name.")
+_INPUTS = flags.DEFINE_multi_string("inputs", [], "NAME=rows, NAME=same or NAME=DIMENSION, separated by commas: which "
+                                    "inputs rewrite takes to have rows, and in which dimension; by default those whose "
+                                    "first dimension is unknown")
+_STEPS = flags.DEFINE_integer("steps", 2, "Number of steps that verify runs.", lower_bound=1)
+_ARRAYS = flags.DEFINE_string("arrays", None, "File of numpy.savez for verify: the global batch, an array for each "
+                              "input by its name; random numbers by default.")
 _INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that give variables their first values, for verify.")
-_SEED = flags.DEFINE_integer("seed", 0, "What decides the random inputs of verify.")
+_SEED = flags.DEFINE_integer("seed", 0, "What decides the random inputs of verify.", lower_bound=0)
 
 
 def explain(path):
@@ -74,7 +79,7 @@ def explain(path):
         accelerators=_ACCELERATORS.value, ranks_per_node=_RANKS_PER_NODE.value, pins=pins,
         wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
     print(plan)
-    _save_predictions(plan)
+    _save_predictions(plan.predictions())
     if _PLAN.value:
         plan.save(_PLAN.value)
 
@@ -86,23 +91,24 @@ def rewrite(source, target):
                             "on each of them), or a --plan.")
     if not os.path.exists(source):
         raise PoseidonError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
-    pins = _pins()
+    pins, inputs = _pins(), _inputs()
     from tf_poseidon.saved_graphs import progress
     from tf_poseidon.saved_graphs import rewriting
     with progress.shown() as show:
         report = rewriting.rewrite(
-            source, target, _SIGNATURE.value, _TRAIN_OP.value, workers=_WORKERS.value,
+            source, target, _SIGNATURE.value or None, _TRAIN_OP.value, workers=_WORKERS.value,
             batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
             gflops=_GFLOPS.value, accelerators=_ACCELERATORS.value, servers=_SERVERS.value,
             ranks_per_node=_RANKS_PER_NODE.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
-            plan=_PLAN.value, rule=_RULE.value, gradients=_GRADIENTS.value, wire_dtype=_WIRE_DTYPE.value,
+            plan=_PLAN.value, inputs=inputs, wire_dtype=_WIRE_DTYPE.value,
             engine=_ENGINE.value or engines.DEFAULT, progress=show)
     print(report)
-    _save_predictions(report.plan)
+    plans = {name: step.plan.predictions() for name, step in report.steps.items()}
+    _save_predictions(plans if len(plans) > 1 else report.plan.predictions())
 
 
 def diff(source, target):
-    """Prints what was inserted into a rewritten graph."""
+    """Prints what a rewritten graph has that the original has not."""
     from tf_poseidon.saved_graphs import differences
     difference = differences.diff(source, target)
     print(difference)
@@ -116,19 +122,20 @@ def strip(source, target):
 
 
 def verify(source, target):
-    """Compares a rewritten graph with the original, on the ranks that mpiexec has started."""
-    import numpy as np
+    """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
+    if len(_SIGNATURE.value) > 1:
+        raise PoseidonError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
+                            "expected one; verify them one by one.")
+    arrays = _arrays()
     import tensorflow as tf
     # One thread: more of them may add up in another order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    # Of loaded functions TensorFlow says what would happen if a program took gradients of them.
+    logging.set_verbosity(logging.ERROR)
     from tf_poseidon import job
     from tf_poseidon.saved_graphs import verifying
-    try:
-        inputs = _INPUTS.value and dict(np.load(_INPUTS.value))
-    except (OSError, ValueError) as error:
-        raise PoseidonError(f"--inputs={_INPUTS.value} cannot be read: {error}; it is a file of numpy.savez.") from error
-    found = verifying.verify(source, target, _SIGNATURE.value, _TRAIN_OP.value, _INITIALIZER.value,
-                             _BATCH_SIZE.value or 4, _STEPS.value, inputs, _SEED.value,
+    found = verifying.verify(source, target, next(iter(_SIGNATURE.value), None), _TRAIN_OP.value,
+                             _INITIALIZER.value, _BATCH_SIZE.value or 4, _STEPS.value, arrays, _SEED.value,
                              _ENGINE.value)
     if job.load_ops(_ENGINE.value).rank == 0:
         print(found)
@@ -145,10 +152,34 @@ def _pins():
     return pins
 
 
-def _save_predictions(plan):
+def _inputs():
+    inputs = {}
+    for given in _INPUTS.value:
+        for text in given.split(","):
+            name, _, mark = text.rpartition("=")
+            if not name or mark not in ("rows", "same") and not mark.isdecimal():
+                raise PoseidonError(f"--inputs={text}, expected NAME=rows, NAME=same or NAME=DIMENSION, such as "
+                                    "'x=rows'.")
+            inputs[name] = int(mark) if mark.isdecimal() else mark
+    return inputs
+
+
+def _arrays():
+    if _ARRAYS.value is None:
+        return None
+    import numpy as np
+    try:
+        with np.load(_ARRAYS.value) as arrays:  # an .npy has one, without a name
+            return dict(arrays)
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise PoseidonError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
+                            f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
+
+
+def _save_predictions(predictions):
     if _JSON.value:
         with open(_JSON.value, "w") as file:
-            json.dump(plan.predictions(), file, indent=1)
+            json.dump(predictions, file, indent=1)
 
 
 # The commands, with what each takes.
@@ -173,6 +204,10 @@ def _main(arguments):
 def main():
     """Runs the command that the process was started with."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets in several lines
+    if __name__ != "__main__":  # absl's help is about the script that was started
+        sys.modules["__main__"].__doc__ = __doc__
+        for flag in flags.FLAGS.get_key_flags_for_module(__name__):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(_main)
 
 

@@ -9,6 +9,7 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import dense_bytes
+from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.planner import Planner
@@ -18,5 +19,5 @@ from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 
-__all__ = ["Cluster", "Cost", "Decision", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
+__all__ = ["Cluster", "Cost", "Decision", "Exchange", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
            "dense_bytes", "describe", "make_plan"]

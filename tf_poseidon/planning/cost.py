@@ -84,6 +84,18 @@ def slices(site, cluster):
     return _broadcast(site.slices.num_bytes, cluster)
 
 
+def gathered(num_bytes, cluster):
+    """Returns the `Cost` of giving all ranks what each has, so many bytes."""
+    return _broadcast(num_bytes, cluster)
+
+
+def broadcast(num_bytes, cluster):
+    """Returns the `Cost` of giving all ranks what one has: what the node that sends most sends."""
+    num_bytes *= cluster.nodes - 1
+    return Cost(num_bytes, latency=cluster.latency_seconds if cluster.nodes > 1 else 0.0,
+                transfer=cluster.send_seconds(num_bytes))
+
+
 def _broadcast(num_bytes, cluster, rebuild=0.0):
     num_bytes = broadcast_bytes(num_bytes, cluster)
     return Cost(num_bytes, latency=cluster.latency_seconds if cluster.nodes > 1 else 0.0,

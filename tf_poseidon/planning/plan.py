@@ -8,6 +8,7 @@ from tf_poseidon.planning import timeline
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.site import Site
 
 
@@ -62,6 +63,7 @@ class Plan:
         decisions: One for each site, in the order of the sites.
         operations: Additions and multiplications of a step of one rank; None if that is unknown.
         refusal: Why the graph is not rewritten, or empty. Then all sites travel dense.
+        exchanges: What ranks exchange beside gradients, `Exchange`s: nothing is to be decided about them.
     """
 
     policy: str
@@ -70,11 +72,13 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     operations: float | None = None
     refusal: str = ""
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def total_bytes(self):
         """Payload that a node, worker and server, sends plus receives in a step; None if unknown."""
-        parts = [decision.num_bytes for decision in self.decisions]
+        others = [exchange.cost(self.cluster) for exchange in self.exchanges]
+        parts = [*(decision.num_bytes for decision in self.decisions), *(cost and cost.num_bytes for cost in others)]
         return None if None in parts else sum(parts)
 
     @property
@@ -96,7 +100,10 @@ class Plan:
     def _times(self):
         if not self.operations:
             return None, None
-        return timeline.step_seconds(self.decisions, self.sites, self.cluster, self.operations)
+        step, compute = timeline.step_seconds(self.decisions, self.sites, self.cluster, self.operations)
+        # What is no gradient is needed at once: nothing hides it.
+        others = [exchange.cost(self.cluster) for exchange in self.exchanges]
+        return step + sum(cost.seconds for cost in others if cost), compute
 
     def form(self):
         """Returns what ranks compare: a line for each site, in the order of their names."""
@@ -163,7 +170,10 @@ class Plan:
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
                  "rides_on": d.rides_on, "cost": cost(d.cost), "runner_up": d.runner_up,
                  "runner_up_cost": cost(d.runner_up_cost), "reason": d.reason}
-                for site, d in zip(self.sites, self.decisions, strict=True)]}
+                for site, d in zip(self.sites, self.decisions, strict=True)],
+            "exchanges": [
+                {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.scheme,
+                 "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges]}
 
     def save(self, path):
         """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`."""
@@ -186,9 +196,13 @@ class Plan:
         rows = [("variable", "shape", "scheme", "bytes", "ms", "runner-up", "reason")]
         for site, d in zip(self.sites, self.decisions, strict=True):
             runner_up = f"{d.runner_up} {_ms(d.runner_up_cost)}" if d.runner_up else ""
-            rows.append((d.site, "x".join(map(str, site.shape)) if site.shape is not None else "?",
-                         d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
-        total = [d.cost for d in self.decisions if d.cost]
+            rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
+        for exchange in self.exchanges:
+            known = exchange.cost(self.cluster)
+            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme, _bytes(known and known.num_bytes),
+                         _ms(known), "", exchange.reason))
+        others = [exchange.cost(self.cluster) for exchange in self.exchanges]
+        total = [cost for cost in (*(d.cost for d in self.decisions), *others) if cost]
         rows.append(("total", "", "", _bytes(self.total_bytes),
                      f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
                      f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
@@ -213,6 +227,10 @@ class Plan:
                          f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
                          "larger batches, fewer ranks, or a faster network.")
         return lines
+
+
+def _shape(shape):
+    return "?" if shape is None else "x".join(map(str, shape))
 
 
 def _summary(decision):

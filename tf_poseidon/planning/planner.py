@@ -24,17 +24,19 @@ class Planner:
     merge: bool = False
     given: Plan | None = None
 
-    def plan(self, sites, operations=None):
-        """Returns the `Plan` of a graph with these sites.
+    def plan(self, sites, operations=None, exchanges=()):
+        """Returns the `Plan` of a graph with these sites, and these other `Exchange`s.
 
         Raises:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
-            return make_plan(sites, self.policy, self.cluster, self.pins, operations,
+            plan = make_plan(sites, self.policy, self.cluster, self.pins, operations,
                              self.merge)
-        self.given.check(sites, self.cluster)
-        return self.given
+        else:
+            self.given.check(sites, self.cluster)
+            plan = self.given
+        return dataclasses.replace(plan, exchanges=tuple(exchanges)) if exchanges else plan
 
     def refusal(self, reason):
         """Returns the plan of a graph that is not rewritten."""

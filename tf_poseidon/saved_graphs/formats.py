@@ -55,22 +55,38 @@ class Saved(abc.ABC):
     def graph_def(self):
         """The GraphDef, to be read or changed in place."""
 
-    def targets(self, signature, train_op):
-        """Returns the names of what makes a training step.
+    @property
+    def has_functions(self):
+        """Whether a signature calls a function (TensorFlow 2), which programs load; else it is part of the main graph."""
+        return False
+
+    def steps(self, signature=None, train_op=()):
+        """Returns the tensors, or nodes, that make each step, by name of the step.
 
         Args:
-            signature: Name of a signature; None for the usual one, if there is.
+            signature: Name of a signature, or several; None for the usual one, if there is.
             train_op: Names of update ops to take instead.
 
         Raises:
             PoseidonError: If the graph does not have them.
         """
         if train_op:
-            return tuple(train_op)
+            return {"train_op": tuple(train_op)}
+        if signature is None and "train" not in self._signatures() and (names := self._train_ops()):
+            return {"train_op": names}
+        names = ("train",) if signature is None else (signature,) if isinstance(signature, str) else signature
+        if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
+            raise PoseidonError(f"signature={signature!r}, expected the name of a signature, or a list of some.")
+        return {name: self._outputs(name) for name in names}
+
+    def targets(self, signature=None, train_op=()):
+        """Returns the names of what makes a training step; arguments as of `steps`."""
+        return tuple(dict.fromkeys(target for targets in self.steps(signature, train_op).values()
+                                   for target in targets))
+
+    def _outputs(self, name):
+        """Returns the tensors of a signature."""
         signatures = self._signatures()
-        if signature is None and "train" not in signatures and (names := self._train_ops()):
-            return names
-        name = "train" if signature is None else signature
         if name not in signatures:
             there = ", ".join(sorted(n for n in signatures if not n.startswith("__")))
             hint = (f"it has {there}" if there else "it has none") + "; name one with --signature"
@@ -121,6 +137,10 @@ class SavedModel(Saved):
     @property
     def graph_def(self):
         return self._proto.meta_graphs[0].graph_def
+
+    @property
+    def has_functions(self):
+        return bool(self._proto.meta_graphs[0].object_graph_def.nodes)
 
     def _signatures(self):
         return self._proto.meta_graphs[0].signature_def

@@ -1,19 +1,17 @@
 """Rewrites saved training graphs, which know nothing of other ranks, so that they train on several."""
 
-import collections
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 
 from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import find_gradients
 from tf_poseidon.graph_passes import saved
 from tf_poseidon.graph_passes import strip as strip_lib
+from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 
 
@@ -22,31 +20,20 @@ class Report:
     """What a rewritten graph exchanges. `print(report)` shows it.
 
     Attributes:
-        plan: The `Plan` that it follows.
-        synchronised: A (site, tensor, rule) for each gradient, and each state that is averaged: the tensor
-            by the function that it is in and its name there, and "mean" or "sum".
-        local: Why the variables that are updated, but not synchronised, need not be; by name.
+        steps: The `graph_passes.saved.Step`s by name: signatures, or "train_op".
     """
 
-    plan: planning.Plan
-    synchronised: tuple
-    local: dict
+    steps: dict[str, saved.Step]
+
+    @property
+    def plan(self):
+        """The `Plan` of the first step."""
+        return next(iter(self.steps.values())).plan
 
     def __str__(self):
-        width = max((len(s.site) for s in self.synchronised), default=0)
-        lines = [str(self.plan), "", "what is taken over all ranks:"]
-        for s in self.synchronised:
-            also = f", which also updates {', '.join(s.also)}" if s.also else ""
-            rows = ", the rows of all ranks by themselves" if s.is_gathered else ""
-            lines.append(f"  {s.site:{width}}  {s.rule} of {s.tensor}{rows}{also}")
-        by_reason = collections.defaultdict(list)
-        for variable, reason in self.local.items():
-            by_reason[reason].append(variable)
-        if by_reason:
-            lines.append("what stays as it is on each rank:")
-        for reason, variables in by_reason.items():
-            lines.append(f"  {', '.join(variables)}: {reason}")
-        return "\n".join(lines)
+        if len(self.steps) == 1:
+            return str(next(iter(self.steps.values())))
+        return "\n\n".join(f"{name}:\n{step}" for name, step in self.steps.items())
 
 
 def rewrite_saved_model(source, target, signature="train", **options):
@@ -56,27 +43,26 @@ def rewrite_saved_model(source, target, signature="train", **options):
     print(poseidon.rewrite_saved_model("step", "step_for_4", workers=4, batch_size=32))
     ```
 
-    Every rank then loads the result, after `poseidon.load_ops()`, and calls the same signature with its
-    own rows: `rank, size = poseidon.load_ops()` says which these are.
+    Every rank then loads the result, after `poseidon.load_ops()`, and calls the same signature with the same
+    global batch, as one process would; each computes its rows of it.
 
     Args:
         source: The folder of a SavedModel with a signature that runs a training step: forward,
             backward, and the update of the variables.
         target: The folder to write; it must not exist.
-        signature: Name of that signature.
+        signature: Name of that signature, or a list of several.
         **options:
             workers: Number of ranks to plan for; any number can run the result. Needed without `plan`.
-            batch_size: Rows of a full batch on each worker, K; needed to exchange factors where the graph
-                leaves the number of rows open.
+            inputs: Which inputs have rows, by name: "rows", "same", or the dimension that they are in. By
+                default those whose first dimension is unknown; if there is none, all that have a
+                dimension, if their first one is the same.
+            batch_size: Rows of a full batch on each worker, K; factors are exchanged only where it is known.
             bandwidth_gbps, latency_us, gflops, accelerators, servers, ranks_per_node: As of
                 `poseidon.explain`.
             policy, pins, merge, wire_dtype, strict: As of `PoseidonStrategy`.
             engine: "mpi", the default, or "horovod": the result holds that engine's ops, and runs after
                 `poseidon.load_ops(engine=...)` for it.
-            plan: A `Plan`, or the file of one, to follow instead.
-            rule: "mean" over ranks, where the loss is one over rows; "sum" where it is a sum.
-            gradients: By variable, where the search fails: the name of its gradient's tensor, or a
-                dictionary {"tensor": name, "rule": "mean" or "sum"}. Or a JSON file with that.
+            plan: A `Plan`, or the file of one, to follow instead; of one step only.
             progress: A function called with what is done next.
 
     Returns:
@@ -94,9 +80,10 @@ def rewrite_meta_graph(source, target, train_op=(), signature=None, **options):
     Args:
         source: A file "PREFIX.meta"; the checkpoint PREFIX is copied if there is one.
         target: The file to write, "PREFIX.meta" too.
-        train_op: Names of the ops that make a step; by default those of `signature`, or else of the
-            collection "train_op", which optimizers fill.
-        signature: Name of a signature.
+        train_op: Names of the ops, or tensors, that make a step; by default those of `signature`, or else of
+            the collection "train_op", which optimizers fill. Whatever else the program fetches is
+            there under its name, and what it has of one process.
+        signature: Name of a signature, or a list of several.
         **options: As of `rewrite_saved_model`.
 
     Returns, Raises: As `rewrite_saved_model`.
@@ -153,13 +140,11 @@ def _of_kind(path, kind):
 
 def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=None, bandwidth_gbps=10.0,
              latency_us=50.0, gflops=1000.0, accelerators=False, servers=0, ranks_per_node=1,
-             policy="auto", pins=None, merge=False, plan=None, rule="mean", gradients=None, wire_dtype=None,
-             strict=False, engine=engines.DEFAULT, progress=lambda what: None):
+             policy="auto", pins=None, merge=False, plan=None, inputs=None, wire_dtype=None, strict=False,
+             engine=engines.DEFAULT, progress=lambda what: None):
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise PoseidonError(f"train_op={train_op!r}, expected names of ops.")
-    if rule not in find_gradients.RULES:
-        raise PoseidonError(f"rule={rule!r}, expected 'mean' or 'sum'.")
     if wire_dtype not in (None, "bfloat16"):
         raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     if engine not in engines.names():
@@ -184,19 +169,25 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
                                    ranks_per_node)
         planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
-    given = _given(gradients, rule)
+    if not isinstance(inputs or {}, dict):
+        raise PoseidonError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension for a name.")
     if os.path.lexists(target):
         raise PoseidonError(f"'{target}' exists already; remove it, or name another.")
     if not graph.graph_def.node:
         raise PoseidonError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
-    targets = graph.targets(signature, train_op)
+    library.load()  # TensorFlow has to know our ops
+    steps = graph.steps(signature, train_op)
+    if plan is not None and len(steps) > 1:
+        raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is one "
+                            "of a single step.")
+    options = saved.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
+                            engine.collective_ops, progress)
     with _no_garbage():
-        rewritten = saved.rewrite(graph.graph_def, targets, planner, grappler.add_shapes, batch_size, given, rule,
-                                  wire_dtype, strict, progress, engine.collective_ops)
+        rewritten = saved.rewrite(graph.graph_def, steps, graph.has_functions, options)
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)
-    return Report(rewritten.plan, rewritten.synchronised, rewritten.local)
+    return Report(rewritten.steps)
 
 
 @contextlib.contextmanager
@@ -209,31 +200,3 @@ def _no_garbage():
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _given(gradients, rule):
-    """Returns what the user has decided: (tensor, rule) by variable."""
-    if gradients is None:
-        return {}
-    if not isinstance(gradients, dict):
-        if not isinstance(gradients, (str, os.PathLike)):
-            raise PoseidonError(f"gradients={gradients!r}, expected a dictionary or the name of a file.")
-        try:
-            with open(gradients) as file:
-                gradients = json.load(file)
-        except (OSError, ValueError, RecursionError) as error:
-            raise PoseidonError(f"The file of gradients '{gradients}' cannot be read: {error}; it is JSON, a "
-                                "tensor's name for each variable's.") from error
-    given = {}
-    if not isinstance(gradients, dict):
-        raise PoseidonError(f"The gradients are given as {gradients!r}, expected an object: a tensor's name for each "
-                            "variable's.")
-    for variable, value in gradients.items():
-        entry = {"tensor": value} if isinstance(value, str) else value
-        if not isinstance(variable, str) or not isinstance(entry, dict) or (
-                not {"tensor"} <= set(entry) <= {"tensor", "rule"}) or not isinstance(entry["tensor"], str) or (
-                entry.get("rule", rule) not in find_gradients.RULES):
-            raise PoseidonError(f"The gradient of {variable!r} is given as {value!r}, expected a tensor's name, or "
-                                "{'tensor': name, 'rule': 'mean' or 'sum'}.")
-        given[variable] = entry["tensor"], entry.get("rule", rule)
-    return given

@@ -1,9 +1,11 @@
 """Runs the training step of a saved graph, for verification: with given inputs, from a given state."""
 
+import collections
 import tempfile
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.saved_model import loader_impl
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.saved_graphs import formats
@@ -19,17 +21,17 @@ def runner(graph, signature=None, train_op=(), initializer=None):
         signature, train_op: What makes a step, as for `rewriting.rewrite`.
         initializer: Names of ops that give variables their first values, where there is no checkpoint.
     """
-    if isinstance(graph, formats.SavedModel):
+    if graph.has_functions:
         return _FunctionRunner(graph, signature)
     return _SessionRunner(graph, graph.targets(signature, train_op), initializer)
 
 
 class _FunctionRunner:
-    """Runs a signature of a SavedModel.
+    """Runs a signature of a SavedModel of TensorFlow 2.
 
     Attributes:
         inputs: (dtype, shape) of the step's inputs, by name.
-        variables: Names of the variables that the step uses.
+        variables: Names of the variables that the step uses, each another one.
     """
 
     def __init__(self, graph, signature):
@@ -45,55 +47,69 @@ class _FunctionRunner:
         self.inputs = {key: (spec.dtype, spec.shape) for key, spec in specs.items()}
         # The same variable may be captured twice, and its name be taken by another.
         self._variables = list({id(v): v for v in self._step.variables}.values())
-        self.variables = [v.name.partition(":")[0] for v in self._variables]
+        self.variables = _numbered(v.name.partition(":")[0] for v in self._variables)
 
     def state(self):
-        """Returns the values of all variables."""
-        return [v.numpy() for v in self._variables]
+        """Returns the values of all variables, in the order of `variables`."""
+        return [_array(v.numpy()) for v in self._variables]
 
     def set_state(self, state):
-        """Gives all variables their values."""
+        """Gives all variables their values, in the same order."""
         for variable, value in zip(self._variables, state):
             variable.assign(value)
 
     def run(self, inputs):
-        """Runs a step."""
-        self._step(**{key: tf.constant(value) for key, value in inputs.items()})
+        """Runs a step, and returns what it returns: arrays by name."""
+        outputs = self._step(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {name: _array(tensor.numpy()) for name, tensor in outputs.items()}
 
 
 class _SessionRunner:
-    """Runs a graph of TensorFlow 1; attributes and methods as those of `_FunctionRunner`."""
+    """Runs a graph of TensorFlow 1; attributes and methods as those of `_FunctionRunner`.
+
+    Its variables are all that have a value: a rewritten graph may need fewer than the original.
+    """
 
     def __init__(self, graph, targets, initializer):
-        self._graph = tf.Graph()
-        with self._graph.as_default():
-            tf.import_graph_def(graph.graph_def, name="")
-            self._targets = [self._graph.as_graph_element(target) for target in targets]
-            self._make_accessors()
         config = v1.ConfigProto(intra_op_parallelism_threads=1)
         options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them by themselves
         config.graph_options.rewrite_options.disable_meta_optimizer = options.get("disable_meta_optimizer", False)
+        self._graph = tf.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
+        with self._graph.as_default():
+            is_restored = self._load(graph)
+            self._targets = {target: self._graph.as_graph_element(target) for target in targets}
+            self._make_accessors()
         restore = graph.checkpoint()
         if initializer:
             self._session.run([self._graph.get_operation_by_name(name) for name in initializer])
         elif restore:
             self._session.run(restore[0], {restore[1]: restore[2]})
-        else:
+        elif not is_restored:
             raise PoseidonError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
                                 "first values with --initializer.")
         ready = self._session.run(self._is_ready)
         self._used = [i for i, is_ready in enumerate(ready) if is_ready]
         self.variables = [self._names[i] for i in self._used]
 
+    def _load(self, graph):
+        """Loads a graph; returns whether its variables have values then."""
+        if not isinstance(graph, formats.SavedModel):
+            tf.import_graph_def(graph.graph_def, name="")
+            return False
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/model"
+            graph.write(path)
+            tags = loader_impl.parse_saved_model(path).meta_graphs[0].meta_info_def.tags
+            v1.saved_model.load(self._session, tags, path)
+        return True
+
     def _make_accessors(self):
         """Adds what reads and assigns each variable, and finds the inputs."""
         self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
-        needed = _needed(self._targets)
+        needed = _needed(self._targets.values())
         for op in self._graph.get_operations():
-            if op not in needed:
-                continue
-            if op.type == "Placeholder":
+            if op.type == "Placeholder" and op in needed:
                 self.inputs[op.outputs[0].name] = op.outputs[0].dtype, op.outputs[0].shape
             elif op.type in ("VarHandleOp", "VariableV2", "Variable"):
                 dtype = op.get_attr("dtype")
@@ -118,7 +134,22 @@ class _SessionRunner:
                           {self._feeds[i]: value for i, value in zip(self._used, state)})
 
     def run(self, inputs):
-        self._session.run(self._targets, inputs)
+        values = self._session.run(self._targets, inputs)  # None of an op
+        return {name: _array(value) for name, value in values.items() if value is not None}
+
+
+def _numbered(names):
+    """Returns names of which each is there once: the second "v" is "v (2)"."""
+    counts, found = collections.Counter(), []
+    for name in names:
+        counts[name] += 1
+        found.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return found
+
+
+def _array(value):
+    """Returns a value as an array; strings as objects, since NumPy cuts off the zeros that end its own."""
+    return np.asarray(value, object if isinstance(value, bytes) else None)
 
 
 def _needed(targets):
@@ -132,25 +163,25 @@ def _needed(targets):
     return seen
 
 
-def random_inputs(inputs, batch_size, seed):
+def random_inputs(inputs, rows, seed):
     """Returns random arrays for the inputs of a step: normal numbers, and zeros and ones of integers.
 
     Args:
         inputs: (dtype, shape) by name.
-        batch_size: The first dimension where it is unknown.
+        rows: The first dimension where it is unknown.
         seed: What decides them.
     """
     rng, arrays = np.random.default_rng(seed), {}
     for name, (dtype, shape) in sorted(inputs.items()):
         if shape.rank is None or None in shape.as_list()[1:]:
             raise PoseidonError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
-                                "arrays with --inputs.")
-        sizes = [batch_size if size is None else size for size in shape.as_list()]
+                                "arrays with --arrays.")
+        sizes = [rows if size is None else size for size in shape.as_list()]
         if dtype.is_floating:
             arrays[name] = rng.normal(size=sizes).astype(dtype.as_numpy_dtype)
         elif dtype.is_integer or dtype.is_bool:
             arrays[name] = rng.integers(0, 2, sizes).astype(dtype.as_numpy_dtype)
         else:
             raise PoseidonError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
-                                "arrays with --inputs.")
+                                "arrays with --arrays.")
     return arrays

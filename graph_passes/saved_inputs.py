@@ -1,0 +1,166 @@
+"""The inputs of a saved step: which have rows, and the PoseidonRows that they go through.
+
+What has rows need not be known to be right: it decides only what is computed by rows.
+"""
+
+import dataclasses
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import propagate
+from tf_poseidon.graph_passes.partition.rules import sources
+
+ROWS, SAME = "rows", "same"
+_PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+# What the main graph names the PoseidonRows of an input, and a function the one of all.
+_MARKER = "poseidon/rows_of/"
+_MARKER_OF_ALL = "poseidon/rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input of a step: what is fed, or comes out of an iterator or queue.
+
+    Attributes:
+        name: What users call it.
+        tensor: Its tensor in the graph.
+        dtype: Its `types_pb2.DataType`.
+        shape: Its shape, None for unknown sizes; None if its rank is unknown.
+        dimension: That of its rows; None if it has none.
+        is_fed_alone: Whether a caller may feed it without the others.
+        is_read: Whether it is what an iterator or queue hands out; all ranks have that of rank 0.
+    """
+
+    name: str
+    tensor: str
+    dtype: int
+    shape: tuple[int | None, ...] | None
+    dimension: int | None = None
+    is_fed_alone: bool = False
+    is_read: bool = False
+
+    def text(self):
+        """Returns what it has, in words."""
+        if self.dimension is None:
+            return "the same for all rows"
+        return "rows" if not self.dimension else f"rows in dimension {self.dimension}"
+
+
+def of_placeholder(node, name, is_fed_alone=False):
+    """Returns the `Input` of a placeholder, which a user calls `name`."""
+    return Input(name, node.name, node.attr["dtype"].type, _shape(node.attr["shape"].shape)
+                 if "shape" in node.attr else None, is_fed_alone=is_fed_alone)
+
+
+def of_main(nodes):
+    """Returns the `Input`s among nodes of the main graph: placeholders, and what iterators and queues hand out."""
+    found = []
+    for node in nodes:
+        if node.op in _PLACEHOLDERS and node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
+            found.append(of_placeholder(node, node.name, is_fed_alone=True))
+        elif node.op in sources.READERS:
+            shapes = node.attr["output_shapes"].list.shape
+            for i, dtype in enumerate(propagate.types_of_outputs(node)):
+                if dtype not in propagate.GATHERED:
+                    raise PoseidonError(
+                        f"Node '{node.name}', a {node.op}, hands out {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
+                        "which rank 0 cannot give to the other ranks; let it hand out numbers, or feed the step.")
+                name = propagate.tensor_of(node.name, i)
+                found.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
+                                   is_fed_alone=True, is_read=True))
+    return found
+
+
+def decide(inputs, given):
+    """Returns the inputs with their dimensions of rows.
+
+    Those have rows whose first dimension is unknown; if there are none, those that all have the same first
+    dimension, if it is the same of all that have one.
+
+    Args:
+        inputs: `Input`s.
+        given: By name: "rows", "same", or a dimension.
+
+    Raises:
+        PoseidonError: If what is given does not fit, or nothing has rows.
+    """
+    known = {alias: each for each in inputs for alias in _aliases(each.name)}
+    for name in given:
+        if name not in known:
+            raise PoseidonError(f"The inputs that are given name '{name}', but those of the step are "
+                                f"{', '.join(each.name for each in inputs) or 'none'}.")
+    marks = {known[name].name: mark for name, mark in given.items()}
+    decided = [dataclasses.replace(each, dimension=_dimension(each, marks.get(each.name))) for each in inputs]
+    if not any(each.dimension is not None for each in decided):
+        sizes = {each.shape[0] for each in inputs if each.shape and each.name not in marks}
+        if len(sizes) == 1 and sizes != {1}:
+            decided = [dataclasses.replace(each, dimension=0) if each.shape and each.name not in marks else each
+                       for each in decided]
+    if not any(each.dimension is not None for each in decided):
+        shown = ", ".join(f"{each.name} {list(each.shape) if each.shape is not None else 'of any shape'}"
+                          for each in inputs)
+        raise PoseidonError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
+                            "have, as in --inputs x=rows,y=rows.")
+    return decided
+
+
+def _aliases(name):
+    return (name, name.removesuffix(":0"), name if ":" in name else f"{name}:0")
+
+
+def _dimension(each, mark):
+    rank = None if each.shape is None else len(each.shape)
+    if mark is None:
+        return 0 if rank and each.shape[0] is None else None
+    if mark == SAME:
+        return None
+    if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
+        raise PoseidonError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of a "
+                            "dimension.")
+    dimension = 0 if mark == ROWS else mark
+    if dimension < 0 or rank is not None and dimension >= rank:
+        raise PoseidonError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
+                            f"{dimension}; say 'same' of inputs without rows.")
+    return dimension
+
+
+def with_marker(graph_def, inputs):
+    """Returns a GraphDef in which all inputs with rows go through one PoseidonRows: they are fed together."""
+    return _with_markers(graph_def, {_MARKER_OF_ALL: [each for each in inputs if each.dimension is not None]})
+
+
+def with_markers(graph_def, inputs):
+    """Returns a GraphDef in which each input with rows goes through a PoseidonRows of its own."""
+    return _with_markers(graph_def, {f"{_MARKER}{each.name.removesuffix(':0').replace(':', '_output')}": [each]
+                                     for each in inputs if each.dimension is not None})
+
+
+def _with_markers(graph_def, markers):
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    nodes = {node.name: node for node in result.node}
+    marked, added = {}, []
+    for marker, inputs in markers.items():
+        writer = graph_lib.Writer(marker)
+        writer.add("", "PoseidonRows", [each.tensor for each in inputs], T=[each.dtype for each in inputs], rows=-1)
+        attributes = writer.nodes[-1].attr
+        attributes["dimensions"].list.i.extend(each.dimension for each in inputs)
+        graph_lib.set_names(attributes["names"], [each.name for each in inputs])
+        added += writer.nodes
+        for i, each in enumerate(inputs):
+            marked[each.tensor] = propagate.tensor_of(marker, i)
+            marked[_aliases(each.tensor)[2]] = propagate.tensor_of(marker, i)
+            node = nodes[graph_lib.node_of(each.tensor)]
+            if node.op in _PLACEHOLDERS and each.shape is not None:  # of any number of rows
+                node.attr["shape"].shape.dim[each.dimension].size = -1
+    for node in result.node:
+        node.input[:] = [marked.get(tensor, tensor) for tensor in node.input]
+    result.node.extend(added)
+    return result
+
+
+def _shape(proto):
+    return None if proto.unknown_rank else tuple(dim.size if dim.size >= 0 else None for dim in proto.dim)
