@@ -118,8 +118,8 @@ def _dimension(each, mark):
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
-        raise PoseidonError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of a "
-                            "dimension.")
+        raise PoseidonError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
+                            "a dimension.")
     dimension = 0 if mark == ROWS else mark
     if dimension < 0 or rank is not None and dimension >= rank:
         raise PoseidonError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "

@@ -390,7 +390,8 @@ def change_bytes(graph, a, b, c):
 
 CHANGES = {change.__name__: change for change in (
     drop_node, duplicate_node, copy_node_elsewhere, rename_node, rename_node_and_readers, drop_input,
-    duplicate_input, swap_inputs, add_input, add_control_input, rewire, rewire_to_odd_text, make_cycle, shuffle_nodes, change_op,
+    duplicate_input, swap_inputs, add_input, add_control_input, rewire, rewire_to_odd_text, make_cycle, shuffle_nodes,
+    change_op,
     change_op_to_another_of_the_graph, call_a_function_as_an_op, drop_attribute, replace_attribute,
     replace_attribute_by_one_of_its_kind, add_attribute, change_type, change_types, change_number, change_text,
     change_shape, change_constant, drop_function, duplicate_function, rename_function, swap_functions,

@@ -249,7 +249,8 @@ PROGRAMS = {
         (_TRAIN, {"x:0": _rows(i, k, 8), "y:0": _rows(i + 5, k, 8)}) for i, k in enumerate((6, 5))]),
     # Whatever else a program asks for is there too: predictions with nothing but x, an accuracy, a rate of its own.
     "fed rate": Program(_fed_rate, [
-        *((_TRAIN, feed | {"rate:0": np.float32(rate), "is_training:0": True}) for feed, rate in zip(_xy(), (0.1, 0.02))),
+        *((_TRAIN, feed | {"rate:0": np.float32(rate), "is_training:0": True})
+          for feed, rate in zip(_xy(), (0.1, 0.02))),
         (["logits:0"], {"x:0": _rows(5, 3, 8)}), (["accuracy:0", "loss:0"], _xy((1,))[0])]),
     "literal batch": Program(_literal_batch, [(_TRAIN, feed) for feed in _xy((6, 6))],
                              whole=("Mul", "MatMul", "TanhGrad")),

@@ -17,8 +17,9 @@ from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 
 # Graphs that give other sites than the golden text of their name: (sites, why).
-OTHER = {"unknown_rows": (collections.Counter({("sfb", False, (graphs.M, graphs.N), (graphs.M, graphs.N, graphs.K, 4)): 1}),
-                          "inputs with rows say how many are planned for")}
+OTHER = {"unknown_rows": (
+    collections.Counter({("sfb", False, (graphs.M, graphs.N), (graphs.M, graphs.N, graphs.K, 4)): 1}),
+    "inputs with rows say how many are planned for")}
 
 
 def one_process(graph_def):
@@ -79,8 +80,9 @@ def test_partitioned_has_the_sites_of_the_golden_text(name):
     before = graph_def_of(name)
     graph_def, fetches = one_process(before)
     partitioned = partition_lib.partition(graph_def, fetches, grappler.add_shapes)
+    rows = 2 if any(_first_of_two(_sizes(node)) is not None for node in before.node) else graphs.K
     for node in partitioned.graph_def.node:
         if node.op == "PoseidonRows":
-            node.attr["rows"].i = 2 if any(_first_of_two(_sizes(each)) is not None for each in before.node) else graphs.K
+            node.attr["rows"].i = rows
     found = summary(rewrite(grappler.add_shapes(partitioned.graph_def)))
     assert found == (OTHER[name][0] if name in OTHER else summary(rewrite(before)))

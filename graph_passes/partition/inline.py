@@ -35,5 +35,6 @@ def inline(graph_def, keep):
     try:
         return tf_optimizer.OptimizeGraph(config, meta_graph)
     except (errors.OpError, ValueError) as error:
-        raise PoseidonError(f"TensorFlow cannot inline the functions of the graph: {str(error).splitlines()[0]}") from error
+        text = str(error).splitlines()[0]
+        raise PoseidonError(f"TensorFlow cannot inline the functions of the graph: {text}") from error
 

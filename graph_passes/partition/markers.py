@@ -1,7 +1,7 @@
 """Which inputs with rows a tensor depends on, where several PoseidonRows have a number of rows each.
 
-Requires: the outcomes of a graph. Ensures: what is made of rows, or of summands, has the marker of these; so a rank that
-has no row of one input, and borrows one, leaves out what comes of that, and nothing else.
+Requires: the outcomes of a graph. Ensures: what is made of rows, or of summands, has the marker of these; so a rank
+that has no row of one input, and borrows one, leaves out what comes of that, and nothing else.
 """
 
 from tf_poseidon.graph_passes import graph as graph_lib

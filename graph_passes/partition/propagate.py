@@ -358,8 +358,8 @@ def _home(markers, frames):
     found = {frames[node.name]: node.name for node in markers}
     if len(found) != 1:
         raise PoseidonError(
-            f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; expected "
-            "all of them outside of loops, or in the same one.")
+            f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; "
+            "expected all of them outside of loops, or in the same one.")
     return next(iter(found))
 
 

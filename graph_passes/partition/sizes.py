@@ -1,7 +1,7 @@
 """What is known of shapes, and of integers that depend on shapes, for any number of rows.
 
-Requires: a flat graph whose inputs with rows go through `PoseidonRows`. Ensures: sizes that are functions of the number of rows are
-told apart from those that are not.
+Requires: a flat graph whose inputs with rows go through `PoseidonRows`. Ensures: sizes that are functions of the
+number of rows are told apart from those that are not.
 
 TensorFlow infers the graph's shapes itself: with an unknown number of rows, with two large prime numbers of rows,
 and with three. A size that has the same value each time does not depend on the rows; one that is m times each

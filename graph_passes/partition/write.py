@@ -126,8 +126,9 @@ class GraphWriter:
         shown = {name: outputs for name in kept if (outputs := self._shown(name))}
         names = {node.name for node in self.nodes}
         nodes = [self._finished(node, names) for node in self.nodes]
-        return (_renamed(nodes, shown, self._graph), [_renamed_tensor(fetch, shown) for fetch in fetched]) if shown else (
-            nodes, fetched)
+        if shown:
+            nodes = _renamed(nodes, shown, self._graph)
+        return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched]
 
     def _shown(self, name):
         """Returns the whole outputs of a node, None if they are to be had under its name, or not at all."""
@@ -551,8 +552,8 @@ class GraphWriter:
         """Returns the name of the check that the inputs of two markers have as many rows."""
         key = frame, *sorted((marker, other))
         if key not in self._meetings:
-            writer = self._writer(f"{PREFIX}/rows_of/{marker}/and/{other}" + (f"/in/{frame.name}" if frame.name else ""),
-                                  _HOST)
+            loop = f"/in/{frame.name}" if frame.name else ""
+            writer = self._writer(f"{PREFIX}/rows_of/{marker}/and/{other}{loop}", _HOST)
             parts = [self.part(Place(frame, each))[0] for each in (marker, other)]
             bounds = [writer.constant(name, np.array([bound], np.int32), parts[0])
                       for name, bound in (("begin", 0), ("end", 1))]
@@ -562,8 +563,8 @@ class GraphWriter:
                     for i, part in enumerate(parts)]
             equal = writer.add("equal", "Equal", rows, T=_INT64)
             text = writer.constant("text", (
-                f"'{_input_of(marker)}' and '{_input_of(other)}' have different numbers of rows: give them the same, or "
-                "name one of them as the same on all ranks with inputs=."), parts[0])
+                f"'{_input_of(marker)}' and '{_input_of(other)}' have different numbers of rows: give them the same, "
+                "or name one of them as the same on all ranks with inputs=."), parts[0])
             writer.add("", "Assert", [equal, text, *rows], T=[types_pb2.DT_STRING, _INT64, _INT64], summarize=3)
             self._meetings[key] = writer.nodes[-1].name
         return self._meetings[key]

@@ -57,7 +57,7 @@ class Saved(abc.ABC):
 
     @property
     def has_functions(self):
-        """Whether a signature calls a function (TensorFlow 2), which programs load; else it is part of the main graph."""
+        """Whether signatures call functions (TensorFlow 2), which programs load too; else they are in the main graph."""
         return False
 
     def steps(self, signature=None, train_op=()):

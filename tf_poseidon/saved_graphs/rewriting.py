@@ -178,8 +178,8 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     library.load()  # TensorFlow has to know our ops
     steps = graph.steps(signature, train_op)
     if plan is not None and len(steps) > 1:
-        raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is one "
-                            "of a single step.")
+        raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
+                            "one of a single step.")
     options = saved.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.collective_ops, progress)
     with _no_garbage():
