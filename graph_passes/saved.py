@@ -57,6 +57,11 @@ class Options:
     collective_ops: object = None
     progress: object = staticmethod(lambda what: None)
 
+    @property
+    def global_rows(self):
+        """Rows of a full batch of all workers, None if unknown."""
+        return self.rows and self.rows * self.planner.cluster.workers
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -159,7 +164,7 @@ def _rewrite_function(result, library, name, function, arguments, options, taken
     flat = inline.inline(marked, [*returned.values(), *controls, *(argument for argument, _ in body.arguments)])
     fetches = list(dict.fromkeys(map(_full, returned.values())))
     paths = {argument: given.source for argument, given in by_name.items()}
-    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, paths)
+    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, paths, rows=options.global_rows)
     partitioned, agree = _with_comparison(_renamed_sites(partitioned, name, taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     whole = dict(zip(fetches, partitioned.fetches))
@@ -258,7 +263,7 @@ def _rewrite_main(result, library, targets, options, taken):
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]
     fetches = [target for target in dict.fromkeys(targets)
                if _num_outputs(library, main.nodes[_node_of_target(library, main, target)])]
-    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside)
+    partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside, rows=options.global_rows)
     partitioned, _ = _with_comparison(_renamed_sites(partitioned, "", taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     placeholders = {node.name: node for node in needed if node.op.startswith("Placeholder")}

@@ -33,11 +33,15 @@ absl::Status CheckLength(const std::string& attr, size_t length, size_t inputs) 
 }
 
 absl::Status RowsShape(InferenceContext* c) {
-  std::vector<int64_t> dimensions;
-  int64_t rows;
+  std::vector<int64_t> dimensions, elements;
+  int64_t rows = -1;
   TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
-  TF_RETURN_IF_ERROR(c->GetAttr("rows", &rows));
+  // Graphs that were written node by node may lack what has a default.
+  if (!c->GetAttr("elements", &elements).ok()) elements.clear();
+  if (!c->GetAttr("rows", &rows).ok()) rows = -1;
   TF_RETURN_IF_ERROR(CheckLength("dimensions", dimensions.size(), c->num_inputs()));
+  if (elements.empty()) elements.assign(dimensions.size(), 1);
+  TF_RETURN_IF_ERROR(CheckLength("elements", elements.size(), c->num_inputs()));
   for (int i = 0; i < c->num_inputs(); ++i) {
     ShapeHandle shape = c->input(i);
     if (dimensions[i] < 0) {
@@ -45,7 +49,7 @@ absl::Status RowsShape(InferenceContext* c) {
     }
     TF_RETURN_IF_ERROR(c->WithRankAtLeast(shape, dimensions[i] + 1, &shape));
     if (rows >= 0 && c->RankKnown(shape)) {
-      TF_RETURN_IF_ERROR(c->ReplaceDim(shape, dimensions[i], c->MakeDim(rows), &shape));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(shape, dimensions[i], c->MakeDim(rows * elements[i]), &shape));
     }
     c->set_output(i, shape);
   }
@@ -103,6 +107,7 @@ REGISTER_OP("PoseidonRows")
     .Attr("T: list(type) >= 1")
     .Attr("dimensions: list(int)")
     .Attr("names: list(string)")
+    .Attr("elements: list(int) = []")
     .Attr("rows: int = -1")
     .SetShapeFn(RowsShape)
     .Doc(R"doc(
@@ -114,6 +119,7 @@ values: Tensors of the global batch, all with the same number of rows.
 outputs: The same tensors.
 dimensions: For each value, the dimension along which it has rows.
 names: For each value, its name for messages.
+elements: For each value, how many elements of that dimension a row has; empty if it is one of each.
 rows: How many rows shape inference says that the outputs have, whatever it knows of the values; -1 to say
   what it knows of them. What the op computes does not depend on it.
 )doc");

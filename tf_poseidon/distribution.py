@@ -331,7 +331,7 @@ def _trace(function, call, strategy, name):
         rows = None if rows is None else -(-rows // strategy.num_replicas_in_sync)
         problem = ""
         try:
-            partitioned = _partitioned(traced)
+            partitioned = _partitioned(traced, call.rows())
             build = functools.cache(functools.partial(_built, traced, partitioned, name, rows,
                                                       extended.graph_pass.strict))
             build("")
@@ -373,8 +373,8 @@ def _traced(function, call):
     return tf.function(body, autograph=False).get_concrete_function(*call.specs())
 
 
-def _partitioned(traced):
-    """Returns the `partition.Partitioned` graph of a ConcreteFunction."""
+def _partitioned(traced, rows):
+    """Returns the `partition.Partitioned` graph of a ConcreteFunction, for batches that usually have so many rows."""
     graph = traced.graph
     names = _names(graph)
     graph_def = _renamed(graph.as_graph_def(), names)
@@ -384,7 +384,7 @@ def _partitioned(traced):
     inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
     flat = inline.inline(graph_def, [*outputs, *controls, *inputs])
     paths = {names[name]: step_lib.variable_path(variable) for name, variable in _variables(graph)}
-    return partition_lib.partition(flat, outputs, grappler.add_shapes, paths)
+    return partition_lib.partition(flat, outputs, grappler.add_shapes, paths, rows=rows)
 
 
 def _names(graph):
@@ -458,7 +458,8 @@ def _without(graph_def, inputs):
     result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
     for node in result.node:
         if any(tensor[1:] in names for tensor in node.input if graph_lib.is_control(tensor)):
-            node.input[:] = [tensor for tensor in node.input if not (graph_lib.is_control(tensor) and tensor[1:] in names)]
+            node.input[:] = [tensor for tensor in node.input
+                             if not (graph_lib.is_control(tensor) and tensor[1:] in names)]
         if "_class" in node.attr and any(text.decode().removeprefix("loc:@") in names
                                          for text in node.attr["_class"].list.s):
             del node.attr["_class"]

@@ -37,7 +37,7 @@ class Partitioned:
     report: report_lib.Report
 
 
-def partition(graph_def, fetches, add_shapes, paths=None, kept=()):
+def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None):
     """Returns the `Partitioned` graph.
 
     Args:
@@ -48,12 +48,14 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=()):
             as their node.
         kept: Names of nodes, outside of loops, whose outputs are to be had whole under their names. Exchanges that
             only they need are not in the report: they happen where somebody reads them.
+        rows: How many rows a batch usually has; None if that is not known. It decides what is cheaper, and all
+            ranks have to give the same.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
-    sizes = sizes_lib.Sizes(graph_def, add_shapes)
+    sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
     propagated = propagate_lib.propagate(sizes)
     writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)

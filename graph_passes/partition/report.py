@@ -44,6 +44,8 @@ class Exchange:
         bytes: Its one-process size, `Bytes`.
         loop: Name of the loop it is in, "" of none.
         variable: The variable that is trained with it, "" if there is none, or it cannot be told.
+        is_waited_for: Whether rows are computed from it: then nothing hides it. What only updates of variables need
+            travels while backpropagation goes on.
     """
 
     site: str
@@ -54,6 +56,7 @@ class Exchange:
     bytes: Bytes = Bytes()
     loop: str = ""
     variable: str = ""
+    is_waited_for: bool = False
 
     def form(self):
         """Returns what ranks have to have in common, as text."""
@@ -97,8 +100,8 @@ class Report:
 
     def __str__(self):
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]
-        rows = [(e.kind, _shape_text(e.shape), str(e.bytes), e.site + (f" (in loop '{e.loop}')" if e.loop else ""))
-                for e in self.exchanges]
+        rows = [(e.kind, _shape_text(e.shape), str(e.bytes), e.site + (", waited for" if e.is_waited_for else "")
+                 + (f" (in loop '{e.loop}')" if e.loop else "")) for e in self.exchanges]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines += ["  " + "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[-1]])
                   for row in rows]

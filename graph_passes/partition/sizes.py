@@ -63,9 +63,10 @@ class Size:
         return self.values[0] if len(set(self.values)) == 1 else None
 
     @property
-    def is_rows(self):
-        """Whether it is the number of rows."""
-        return all(value == rows for value, (rows, _) in zip(self.values, _PRIMES))
+    def per_row(self):
+        """How many elements a row has; None if that depends on more, or is no whole number."""
+        each = {value / rows for value, (rows, _) in zip(self.values, _PRIMES)}
+        return int(min(each)) if len(each) == 1 and min(each).is_integer() and min(each) else None
 
     @property
     def of_rows(self):
@@ -91,15 +92,18 @@ class Sizes:
 
     Attributes:
         graph: The `Graph`, with the shapes that hold for any number of rows.
+        usual_rows: How many rows a batch usually has, None if that is not known.
     """
 
-    def __init__(self, graph_def, add_shapes):
+    def __init__(self, graph_def, add_shapes, usual_rows=None):
         """Infers shapes.
 
         Args:
             graph_def: The GraphDef.
             add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
+            usual_rows: As above.
         """
+        self.usual_rows = usual_rows
         self.graph = graph_lib.Graph(add_shapes(graph_def))
         self._any = _Generic(self.graph)
         if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
@@ -107,6 +111,16 @@ class Sizes:
             self._any = _with_elements(self._any, add_shapes)
         self._generic = _generic_graphs(self.graph, add_shapes)
         self._shapes = {}
+
+    def usual_elements(self, tensor):
+        """Returns how many elements a tensor has in a usual batch, None if that is not known."""
+        shape = self.shape(tensor)
+        if shape is None or None in shape:
+            return None
+        total = product(shape)
+        if total.constant is not None:
+            return total.constant
+        return self.usual_rows * total.per_row if self.usual_rows and total.per_row else None
 
     def static(self, tensor):
         """Returns the shape that holds for any number of rows: a tuple with None, or None."""
@@ -129,8 +143,7 @@ class Sizes:
         total, size = product(shape), dtypes.as_dtype(dtype).size or 0
         if total.constant is not None:
             return report_lib.Bytes(fixed=total.constant * size)
-        per_row = {value / rows for value, (rows, _) in zip(total.values, _PRIMES)}
-        return report_lib.Bytes(per_row=int(per_row.pop()) * size if len(per_row) == 1 else None)
+        return report_lib.Bytes(per_row=None if total.per_row is None else total.per_row * size)
 
     def constant(self, tensor):
         """Returns the value of an integer tensor as an array, if it is that for any number of rows; else None.

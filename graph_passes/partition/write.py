@@ -87,6 +87,10 @@ class GraphWriter:
         self._native = {}  # by tensor: its name where that has changed
         self._converted = {}  # by (tensor, state)
         self._at_hand = {}  # by tensor: whether it is to be had whole without an exchange
+        # What some op needs whole: it is gathered anyway, or at hand.
+        self._asked_for = {canonical(tensor) for name, outcome in propagated.outcomes.items()
+                           for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
+                           if takes == WHOLE and isinstance(self.native_state(tensor), Rows)}
         self._copies = {}  # by node: what computes it again, whole
         self._controls = {}  # by name of a node that is gone: what stands for it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
@@ -101,6 +105,7 @@ class GraphWriter:
         self._sites = collections.Counter()
         self._serial = set()  # names of loops that run one round after the other
         self._is_asked_for = True  # whether what is exchanged is part of the step
+        self._before_rows = None  # the tensors that are, or make, rows or summands
 
     def write(self, fetches, kept=()):
         """Writes all nodes.
@@ -210,7 +215,8 @@ class GraphWriter:
             return
         if outcome.write is None:
             self._writer("", node.device).copy(node, [*taken, *controls])
-            if outcome.local and isinstance(outcome.gives[0], Rows):
+            if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
+                    node, outcome.gives[0].dimension):
                 self._say_rows(node, outcome.gives[0].dimension)
             if node.op in propagate_lib.rules.sources.UNSEEDED:
                 self._serialise(place.frame)
@@ -234,16 +240,22 @@ class GraphWriter:
             "", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype), tensor)
 
     def _say_rows(self, node, dimension):
-        """Lets planning know how many rows a tensor has whose shape is computed: as many as the inputs.
+        """Lets planning know how large a tensor is whose shape is computed from the number of rows.
 
         PoseidonRows hands the tensor on, and has the planned number of rows for shape inference.
         """
         sizes = self._sizes.shape(node.name)
-        if sizes is None or dimension >= len(sizes) or sizes[dimension] is None or not sizes[dimension].is_rows:
-            return  # a list of tensors has no dimensions
+        each = sizes[dimension] and sizes[dimension].per_row if sizes and dimension < len(sizes) else None
+        if not each:
+            return  # a list of tensors, say, which has no dimensions
         writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
-        self._native[node.name] = writer.add("", ROWS, [node.name], T=[propagate_lib.dtype_of(node, 0)], rows=-1)
+        value, dtype, known = node.name, propagate_lib.dtype_of(node, 0), self._constant_shape(node.name)
+        static = self._sizes.static(node.name) or (None,) * len(known)
+        if any(size is not None and size != inferred for size, inferred in zip(known, static)):
+            value = writer.add("shaped", "EnsureShape", [value], T=dtype, shape=known)
+        self._native[node.name] = writer.add("", ROWS, [value], T=[dtype], rows=-1)
         writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
+        writer.nodes[-1].attr["elements"].list.i.append(each)
         graph_lib.set_names(writer.nodes[-1].attr["names"], [node.name])
 
     def _is_waited_for(self, name):
@@ -280,17 +292,21 @@ class GraphWriter:
     def _local_shape(self, node, tensor, original, i, dimension, place):
         """Returns a shape in which a dimension has the size of this rank's rows."""
         prefix = f"{PREFIX}/{node.name}/local{i}"
-        static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
-        if node.op == "Reshape" and static is not None and many is not None and all(
-                size and many[d] is not None and many[d].constant == size
-                for d, size in enumerate(static) if d != dimension):
-            # Shapes that TensorFlow knows for any number of rows: it should know them afterwards too.
-            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
+        if self._is_known_reshape(node, dimension):
+            # TensorFlow should know afterwards too what it knows for any number of rows.
+            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(self._sizes.static(node.name))])
             return self._writer(prefix, "").constant(
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
         return writer.add("", "PoseidonLocalShape", [tensor, self.part(place)[0]], Tshape=dtype, dimension=dimension)
+
+    def _is_known_reshape(self, node, dimension):
+        """Whether a node is a Reshape, of which TensorFlow knows all sizes but that of the rows."""
+        static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
+        return node.op == "Reshape" and static is not None and many is not None and all(
+            size and many[d] is not None and many[d].constant == size
+            for d, size in enumerate(static) if d != dimension)
 
     def _check(self, node, tensor, i, index, value):
         """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
@@ -368,7 +384,7 @@ class GraphWriter:
             if name in self._at_hand:
                 stack.pop()
                 continue
-            inputs = [canonical(t) for t in self._graph.inputs(node)]
+            inputs = [t for t in map(canonical, self._graph.inputs(node)) if t not in self._asked_for]
             missing = [t for t in inputs if t not in self._at_hand]
             if missing:
                 stack += missing
@@ -383,7 +399,7 @@ class GraphWriter:
             node = self._graph.node(stack[-1])
             inputs = self._graph.inputs(node)
             missing = [canonical(t) for t in inputs if self.native_state(t) != WHOLE
-                       and (canonical(t), WHOLE) not in self._converted]
+                       and (canonical(t), WHOLE) not in self._converted and self._is_at_hand(t)]
             if missing:
                 stack += missing
                 continue
@@ -391,11 +407,11 @@ class GraphWriter:
             copy = self._copies.get(node.name)
             if copy is None:
                 copy = self._copies[node.name] = f"{PREFIX}/{node.name}/again"
+                whole = [self.tensor(t, WHOLE) for t in inputs]  # some of them are gathered
                 self.nodes.append(type(node)())
                 self.nodes[-1].CopyFrom(node)
                 self.nodes[-1].name = copy
-                self.nodes[-1].input[:] = [*(self.tensor(t, WHOLE) for t in inputs),
-                                           *graph_lib.control_inputs(node)]
+                self.nodes[-1].input[:] = [*whole, *graph_lib.control_inputs(node)]
             self._converted[name, WHOLE] = propagate_lib.tensor_of(copy, graph_lib.output_of(name))
         return self._converted[canonical(tensor), WHOLE]
 
@@ -487,8 +503,33 @@ class GraphWriter:
         else:  # what was made for an op, of a shape that was given
             num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
         variable = "" if is_gathered else self._names.get(name, "")
-        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable))
+        self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
+                                                  self._is_waited_for_by_rows(name)))
         return site
+
+    def _is_waited_for_by_rows(self, name):
+        """Whether rows, or summands, are computed from the one-process value of a tensor."""
+        if self._before_rows is None:
+            queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
+                     for i, state in enumerate(outcome.gives) if state != WHOLE]
+            self._before_rows = set(queue)
+            while queue:
+                tensor = queue.pop()
+                inputs = self._graph.inputs(self._graph.node(tensor))
+                if self._graph.node(tensor).op == "IdentityN":
+                    inputs = [inputs[graph_lib.output_of(tensor)]]
+                found = set(map(canonical, inputs)) - self._before_rows
+                self._before_rows |= found
+                queue += found
+        return any(canonical(tensor) == name and outcome.takes[i] == WHOLE and self._leads_to_rows(reader, i)
+                   for reader in self._graph.consumers(graph_lib.node_of(name))
+                   for outcome in [self._propagated.outcomes[reader.name]]
+                   for i, tensor in enumerate(self._graph.inputs(reader)))
+
+    def _leads_to_rows(self, node, i):
+        """Whether rows or summands are computed from what a node makes of an input."""
+        outputs = [i] if node.op == "IdentityN" else range(len(self._propagated.outcomes[node.name].gives))
+        return any(propagate_lib.tensor_of(node.name, output) in self._before_rows for output in outputs)
 
     def _serialise(self, frame):
         while frame.outer is not None:

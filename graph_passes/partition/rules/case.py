@@ -125,6 +125,18 @@ class Case:
             return math.inf
         return math.prod(size.values[0] for size in shape)
 
+    def is_cheaper_gathered(self, i):
+        """Whether all rows of an input are less to exchange than summands of the output, in a usual batch.
+
+        Rows travel once, summands to a server and back.
+        """
+        rows, summand = self._sizes.usual_elements(self.inputs[i]), self._sizes.usual_elements(self.node.name)
+        return None not in (rows, summand) and rows < 2 * summand
+
+    def is_added(self):
+        """Whether what the op makes is added to something else."""
+        return any(reader.op in ("Add", "AddV2", "AddN") for reader in self._sizes.graph.consumers(self.node.name))
+
     def enlarges(self, partials):
         """Whether the outputs have more elements than the inputs of these numbers have together."""
         outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
