@@ -79,7 +79,7 @@ class Collectives(site_writer.SiteWriter):
             self.writer.add(f"recv{i}", "Identity", [tensor], T=types[i])
         with self.writer.placed(self._where_rebuilt(types[0])):
             masks = self._masks(match)
-            self._finish(self._rebuild(match, masks, gathered, types[0]))
+            self._finish(self._after_controls(self._rebuild(match, masks, gathered, types[0]), match))
         self._verify_by(gathered[:2], types[:2], masks)
 
     def bias(self, leader, bias, match):
@@ -87,7 +87,7 @@ class Collectives(site_writer.SiteWriter):
         dtype = self._on_wire(match.products[0].dtype)
         gathered = f"{leader}/recv{0 if bias.factor == 'u' else 1}"
         self._verify_by([gathered], [dtype])
-        self._finish(self._sum_of_rows(gathered, dtype))
+        self._finish(self._after_controls(self._sum_of_rows(gathered, dtype), bias))
 
     def waits(self, leader, match):
         """Returns nothing: this rank's own gradient is not needed, and so not computed."""

@@ -239,6 +239,15 @@ def to_graph(body, graph_def=None, describe=lambda name: {}):
     return result
 
 
+def add_defaults(graph_def):
+    """Gives the nodes of a GraphDef the attributes that they lack: ops had fewer when older TensorFlows saved them."""
+    for node in graph_def.node:
+        op_def = op_def_registry.get(node.op)
+        for attr in op_def.attr if op_def else ():
+            if attr.HasField("default_value") and attr.name not in node.attr:
+                node.attr[attr.name].CopyFrom(attr.default_value)
+
+
 def _in_graph(body, text):
     """Returns how a graph names what a function names `text`."""
     name, output = body.parse(text)

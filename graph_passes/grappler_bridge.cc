@@ -68,11 +68,68 @@ void SetRows(GraphDef* graph, int64_t rows) {
   }
 }
 
+// Returns the name of the node that an input names.
+std::string NodeOf(const std::string& input) {
+  const std::string tensor = input.substr(0, input.find(':'));
+  return tensor[0] == '^' ? tensor.substr(1) : tensor;
+}
+
+// Whether a node fills a tensor with as many elements as the shape of another one says.
+bool FillsShape(const NodeDef& node, const absl::flat_hash_map<std::string, const NodeDef*>& nodes) {
+  if (node.op() != "Fill" || node.input().empty()) return false;
+  const NodeDef* source = &node;
+  do {
+    auto found = nodes.find(NodeOf(source->input(0)));
+    source = found == nodes.end() ? nullptr : found->second;
+  } while (source && source->op() == "Identity" && !source->input().empty());
+  return source && source->op() == "Shape";
+}
+
+// Makes constants of the shapes of scalars where tensors are filled by shapes. TensorFlow takes the value of such a shape
+// for a scalar that it has never written, and then allocates as many elements as it finds there.
+absl::Status FixShapesOfScalars(GrapplerItem* item) {
+  absl::flat_hash_map<std::string, const NodeDef*> nodes;
+  for (const NodeDef& node : item->graph.node()) nodes[node.name()] = &node;
+  GrapplerItem without_fills(*item);
+  bool has_any = false;
+  for (NodeDef& node : *without_fills.graph.mutable_node()) {
+    if (!FillsShape(node, nodes)) continue;
+    const tensorflow::DataType dtype = FindAttr(node, "T") ? FindAttr(node, "T")->type() : tensorflow::DT_FLOAT;
+    node.set_op("Placeholder");
+    node.clear_input();
+    node.clear_attr();
+    (*node.mutable_attr())["dtype"].set_type(dtype);
+    (*node.mutable_attr())["shape"].mutable_shape()->set_unknown_rank(true);
+    has_any = true;
+  }
+  if (!has_any) return absl::OkStatus();
+  GraphProperties properties(without_fills);
+  TF_RETURN_IF_ERROR(properties.InferStatically(/*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,
+                                                /*include_tensor_values=*/false));
+  for (NodeDef& node : *item->graph.mutable_node()) {
+    if (node.op() != "Shape") continue;
+    const auto& inputs = properties.GetInputProperties(node.name());
+    if (inputs.empty() || inputs[0].shape().unknown_rank() || inputs[0].shape().dim_size() > 0) continue;
+    const AttrValue* type = FindAttr(node, "out_type");
+    const tensorflow::DataType dtype = type ? type->type() : tensorflow::DT_INT32;
+    const std::string source = absl::StrCat("^", NodeOf(node.input(0)));
+    node.set_op("Const");
+    node.set_input(0, source);
+    node.clear_attr();
+    (*node.mutable_attr())["dtype"].set_type(dtype);
+    auto* value = (*node.mutable_attr())["value"].mutable_tensor();
+    value->set_dtype(dtype);
+    value->mutable_tensor_shape()->add_dim()->set_size(0);
+  }
+  return absl::OkStatus();
+}
+
 // Returns the graph with the shapes of all outputs.
 absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph) {
   GrapplerItem planned(item);
   // Not a single row: that would make vectors of the batch look like scalars.
   if (rows > 1) SetRows(&planned.graph, rows);
+  TF_RETURN_IF_ERROR(FixShapesOfScalars(&planned));
   GraphProperties properties(planned);
   TF_RETURN_IF_ERROR(properties.InferStatically(
       /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,

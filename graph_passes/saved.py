@@ -154,6 +154,7 @@ def _rewrite_function(result, library, name, function, arguments, options, taken
         return {"shape": attr_value_pb2.AttrValue(shape=shapes[argument])} if argument in shapes else {}
 
     graph_def = functions_lib.to_graph(body, result, describe)
+    functions_lib.add_defaults(graph_def)
     _check_flat(graph_def, library)
     returned, controls = functions_lib.returned(body), body.control_returns
     inputs = [saved_inputs.of_placeholder(node, by_name[node.name].name) for node in graph_def.node[:len(arguments)]
@@ -256,8 +257,11 @@ def _rewrite_main(result, library, targets, options, taken):
     needed = _needed(main, names, frames)
     called = {function: None for node in needed for function in functions_lib.called(node)}
     _check_bodies(library, *called)
-    inputs = saved_inputs.decide(saved_inputs.of_main(needed), options.inputs)
-    marked = saved_inputs.with_markers(graph_lib.with_nodes(result, needed), inputs)
+    step = graph_lib.with_nodes(result, needed)
+    functions_lib.add_defaults(step)
+    saved_inputs.say_shapes(step)
+    inputs = saved_inputs.decide(saved_inputs.of_main(step), options.inputs)
+    marked = saved_inputs.with_markers(step, inputs)
     options.progress("partitioning by rows")
     flat = inline.inline(marked, [node.name for node in marked.node]) if called else marked
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]
@@ -270,6 +274,9 @@ def _rewrite_main(result, library, targets, options, taken):
     replaced = {node.name for node in needed}
     nodes = [*(node for node in result.node if node.name not in replaced),
              *(placeholders.get(node.name, node) for node in planned.node)]
+    for node in nodes:
+        if "_output_shapes" in node.attr:
+            del node.attr["_output_shapes"]  # notes of whoever saved it; of reserved outputs they may be others now
     del result.node[:]
     result.node.extend(nodes)
     return Step(tuple(inputs), plan, partitioned.report)

@@ -15,6 +15,8 @@ from tf_poseidon.graph_passes.partition.rules import sources
 
 ROWS, SAME = "rows", "same"
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
+# The first version of GraphDefs in which a placeholder's shape may be that of a scalar.
+_HAS_SCALARS = 24
 # What the main graph names the PoseidonRows of an input, and a function the one of all.
 _MARKER = "poseidon/rows_of/"
 _MARKER_OF_ALL = "poseidon/rows"
@@ -55,10 +57,10 @@ def of_placeholder(node, name, is_fed_alone=False):
                  if "shape" in node.attr else None, is_fed_alone=is_fed_alone)
 
 
-def of_main(nodes):
-    """Returns the `Input`s among nodes of the main graph: placeholders, and what iterators and queues hand out."""
+def of_main(graph_def):
+    """Returns the `Input`s of a main graph: placeholders, and what iterators and queues hand out."""
     found = []
-    for node in nodes:
+    for node in graph_def.node:
         if node.op in _PLACEHOLDERS and node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
             found.append(of_placeholder(node, node.name, is_fed_alone=True))
         elif node.op in sources.READERS:
@@ -72,6 +74,18 @@ def of_main(nodes):
                 found.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
                                    is_fed_alone=True, is_read=True))
     return found
+
+
+def say_shapes(graph_def):
+    """Gives placeholders of old graphs, before TensorFlow 1.3, their shapes: no dimensions meant that they are unknown."""
+    if graph_def.versions.producer >= _HAS_SCALARS:
+        return
+    for node in graph_def.node:
+        if node.op == "Placeholder" and "shape" in node.attr and not node.attr["shape"].shape.dim:
+            node.attr["shape"].shape.unknown_rank = True
+            inferred = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
+            if inferred and inferred[0].dim:
+                node.attr["shape"].shape.CopyFrom(inferred[0])
 
 
 def decide(inputs, given):

@@ -79,7 +79,8 @@ class SendReceive(site_writer.SiteWriter):
                     for i, t in enumerate(types)]
         with self.writer.placed(self._where_rebuilt(types[0])):
             masks = self._masks(match)
-            self._merge_with_dense(self._rebuild(match, masks, gathered, types[0]), is_complete)
+            total = self._after_controls(self._rebuild(match, masks, gathered, types[0]), match)
+            self._merge_with_dense(total, is_complete)
         self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
 
     def bias(self, leader, bias, match):
@@ -89,7 +90,7 @@ class SendReceive(site_writer.SiteWriter):
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
         self._verify_by([f"{leader}/recv:{index}"], [dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
-        self._merge_with_dense(self._sum_of_rows(gathered, dtype), is_complete)
+        self._merge_with_dense(self._after_controls(self._sum_of_rows(gathered, dtype), bias), is_complete)
 
     def waits(self, leader, match):
         """Returns what has to wait, and for which node: what computes this rank's own gradient."""

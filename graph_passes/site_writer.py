@@ -13,6 +13,8 @@ from tensorflow.python.framework import dtypes
 
 from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.match_factors import BETWEEN
+from tf_poseidon.graph_passes.matches import Match
 
 _FLOAT = types_pb2.DT_FLOAT
 HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -93,6 +95,26 @@ class SiteWriter:
                                          T=self._marker.dtype)
             total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self._marker.dtype)
         return total
+
+    def _after_controls(self, total, match):
+        """Returns a rebuilt gradient that waits for what this rank's own one waits for, on the way from its products.
+
+        Programs of TensorFlow 1 let an update wait so until all have read the variable, of which they have a reference.
+        """
+        ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
+        queue, passed, controls = [self._marker.gradient], set(), []
+        while queue:
+            node = self._graph.node(queue.pop())
+            if node.name in passed:
+                continue
+            passed.add(node.name)
+            controls += graph_lib.control_inputs(node)
+            if node.name not in ends and node.op in BETWEEN:
+                queue += graph_lib.data_inputs(node)
+        controls = [control for control in dict.fromkeys(controls) if graph_lib.node_of(control) not in passed]
+        if not controls:
+            return total
+        return self.writer.add("after", "Identity", [total, *controls], T=self._marker.dtype)
 
     def _sum_of_rows(self, gathered, dtype):
         """Returns a bias' gradient, made of the rows of all ranks."""

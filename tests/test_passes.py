@@ -261,3 +261,21 @@ def test_wrong_rewrites_are_noticed(change, message):
         check.check_rewrite(before, after, markers)
 
 
+
+
+def test_rebuilt_gradient_waits_for_what_its_own_waits_for():
+    """TensorFlow 1 lets an update wait so until all have read the variable: it hands out references."""
+    with tf.Graph().as_default() as graph:
+        x, error = (tf.compat.v1.placeholder(tf.float32, (graphs.K, n)) for n in (graphs.M, graphs.N))
+        back = tf.identity(error, name="back")
+        with tf.control_dependencies([back]):
+            gradient = tf.identity(tf.matmul(x, error, transpose_a=True))
+            bias = tf.identity(tf.raw_ops.BiasAddGrad(out_backprop=error))
+        graphs.sync(gradient)
+        graphs.sync(bias, "bias")
+    result = rewrite(graph.as_graph_def(add_shapes=True))
+    assert [d.scheme for d in result.plan.decisions] == ["sfb", "sfb"]
+    nodes = {node.name: node for node in result.graph_def.node}
+    for site in ("kernel", "bias"):
+        total = next(name for name in nodes[site].input if not name.startswith(f"{site}/dense"))
+        assert "^back" in nodes[total].input

@@ -6,8 +6,11 @@ import launch
 import numpy as np
 import pytest
 import saved_programs
+import tensorflow as tf
 
 import tf_poseidon as poseidon
+
+v1 = tf.compat.v1
 
 RANKS = {2: "sfb", 3: "ps"}
 
@@ -44,5 +47,51 @@ def test_fetches_what_one_process_does(trained, name, ranks):
         np.testing.assert_allclose(value, want, rtol=2e-5, atol=1e-6)
     for variable, value in variables.items():
         np.testing.assert_allclose(value, expected[variable], rtol=2e-5, atol=2e-6, err_msg=variable)
-    step, = reports[name].steps.values()
-    assert {whole.op for whole in step.exchanges.whole} == set(saved_programs.PROGRAMS[name].whole)
+    assert _whole_ops(reports[name]) == set(saved_programs.PROGRAMS[name].whole)
+
+
+def _whole_ops(report):
+    step, = report.steps.values()
+    return {whole.op for whole in step.exchanges.whole}
+
+
+def _saved(folder, change=lambda meta_graph: None):
+    """Saves a step with a concat, and with the seed of gradients that TensorFlow 1 makes of an unknown shape."""
+    with tf.Graph().as_default():
+        x, w = v1.placeholder(tf.float32, (None, 6), "x"), v1.get_variable("w", (6, 3), use_resource=False)
+        loss = tf.reduce_mean(tf.square(tf.concat([x @ w, tf.tanh(x)], 1)))
+        seed = tf.raw_ops.Fill(dims=tf.raw_ops.Shape(input=loss), value=tf.constant(1.0))
+        gradient, = tf.gradients(loss, [w], grad_ys=[seed])
+        v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, w)], name="train")
+        meta_graph = v1.train.export_meta_graph()
+    change(meta_graph)
+    (folder / "model.meta").write_bytes(meta_graph.SerializeToString())
+    return poseidon.rewrite_meta_graph(folder / "model.meta", folder / "out.meta", ("train",), workers=2, batch_size=3)
+
+
+def test_attributes_that_ops_had_not_yet_are_their_defaults(tmp_path):
+    """Files of older TensorFlows lack them."""
+    def without_defaults(meta_graph):
+        for node in meta_graph.graph_def.node:
+            for key in ("shape_type", "index_type", "incompatible_shape_error", "Tshape", "out_type"):
+                if key in node.attr:
+                    del node.attr[key]
+
+    (tmp_path / "new").mkdir()
+    new, old = _saved(tmp_path / "new"), _saved(tmp_path, without_defaults)
+    assert [str(step.exchanges) for step in old.steps.values()] == [str(step.exchanges) for step in new.steps.values()]
+
+
+def test_old_placeholders_say_nothing_of_their_shapes(tmp_path):
+    """Before TensorFlow 1.3, no dimensions meant that they are unknown; what was inferred is noted elsewhere."""
+    def as_before(meta_graph):
+        meta_graph.graph_def.versions.producer = 21
+        for node in meta_graph.graph_def.node:
+            if node.op == "Placeholder":
+                node.attr["_output_shapes"].list.shape.add().CopyFrom(node.attr["shape"].shape)
+                node.attr["shape"].Clear()
+                node.attr["shape"].shape.SetInParent()
+
+    step, = _saved(tmp_path, as_before).steps.values()
+    assert [(each.name, each.text()) for each in step.inputs] == [("x", "rows")]
+    assert {exchange.site for exchange in step.exchanges.exchanges} >= {"w"}
