@@ -85,8 +85,8 @@ bool FillsShape(const NodeDef& node, const absl::flat_hash_map<std::string, cons
   return source && source->op() == "Shape";
 }
 
-// Makes constants of the shapes of scalars where tensors are filled by shapes. TensorFlow takes the value of such a shape
-// for a scalar that it has never written, and then allocates as many elements as it finds there.
+// Makes constants of the shapes of scalars where tensors are filled by shapes. TensorFlow takes the value of such a
+// shape for a scalar that it has never written, and then allocates as many elements as it finds there.
 absl::Status FixShapesOfScalars(GrapplerItem* item) {
   absl::flat_hash_map<std::string, const NodeDef*> nodes;
   for (const NodeDef& node : item->graph.node()) nodes[node.name()] = &node;

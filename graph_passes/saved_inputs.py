@@ -77,7 +77,7 @@ def of_main(graph_def):
 
 
 def say_shapes(graph_def):
-    """Gives placeholders of old graphs, before TensorFlow 1.3, their shapes: no dimensions meant that they are unknown."""
+    """Gives placeholders of graphs before TensorFlow 1.3 their shapes: no dimensions meant that they are unknown."""
     if graph_def.versions.producer >= _HAS_SCALARS:
         return
     for node in graph_def.node:
