@@ -683,5 +683,6 @@ def _of_training_steps(make):
     return build
 
 
+# Of noise, one process would draw the first numbers again for a batch of another size, for which it traces anew.
 PROGRAMS |= {name.replace(",", "").replace(" ", "_"): _of_training_steps(make)
-             for name, make in training_steps.STEPS.items()}
+             for name, make in training_steps.STEPS.items() if name != "noise"}
