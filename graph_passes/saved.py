@@ -127,6 +127,7 @@ def rewrite(graph_def, steps, has_functions, options):
     else:  # steps of one graph share nodes
         targets = tuple(dict.fromkeys(target for each in steps.values() for target in each))
         found[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
+    saved_inputs.check_names([each for step in found.values() for each in step.inputs], options.inputs)
     strip.note_original(result, original)
     return Rewritten(result, found)
 

@@ -96,17 +96,13 @@ def decide(inputs, given):
 
     Args:
         inputs: `Input`s.
-        given: By name: "rows", "same", or a dimension.
+        given: By name: "rows", "same", or a dimension; other names may be those of other steps.
 
     Raises:
         PoseidonError: If what is given does not fit, or nothing has rows.
     """
     known = {alias: each for each in inputs for alias in _aliases(each.name)}
-    for name in given:
-        if name not in known:
-            raise PoseidonError(f"The inputs that are given name '{name}', but those of the step are "
-                                f"{', '.join(each.name for each in inputs) or 'none'}.")
-    marks = {known[name].name: mark for name, mark in given.items()}
+    marks = {known[name].name: mark for name, mark in given.items() if name in known}
     decided = [dataclasses.replace(each, dimension=_dimension(each, marks.get(each.name))) for each in inputs]
     if not any(each.dimension is not None for each in decided):
         sizes = {each.shape[0] for each in inputs if each.shape and each.name not in marks}
@@ -119,6 +115,21 @@ def decide(inputs, given):
         raise PoseidonError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
                             "have, as in --inputs x=rows,y=rows.")
     return decided
+
+
+def check_names(inputs, given):
+    """Refuses names that no input has.
+
+    Args:
+        inputs: The `Input`s of all steps.
+        given: As of `decide`.
+    """
+    known = {alias for each in inputs for alias in _aliases(each.name)}
+    for name in given:
+        if name not in known:
+            names = dict.fromkeys(each.name for each in inputs)
+            raise PoseidonError(f"The inputs that are given name '{name}', but what is rewritten has the inputs "
+                                f"{', '.join(names) or 'none'}.")
 
 
 def _aliases(name):

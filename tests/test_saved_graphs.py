@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import saved_jobs
 import saved_zoo
+import tensorflow as tf
 import training_steps
 
 import tf_poseidon as poseidon
@@ -241,6 +242,28 @@ def test_plan_is_replayed(zoo, tmp_path):
     with pytest.raises(poseidon.PoseidonError, match="made for another training graph"):
         poseidon.rewrite_saved_model(zoo.saved("shared_weights").path, tmp_path / "other", plan=str(plan), batch_size=4)
     assert not (tmp_path / "other").exists()
+
+
+def test_signatures_have_inputs_of_their_own(tmp_path):
+    module = tf.Module()
+    module.w = tf.Variable(tf.ones((3, 2)), name="w")
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3)), tf.TensorSpec(())])
+    def train(x, rate):
+        module.w.assign_sub(rate * tf.matmul(x, tf.ones_like(x @ module.w), transpose_a=True))
+        return {"norm": tf.norm(module.w)}
+
+    @tf.function(input_signature=[tf.TensorSpec((4, 3))])
+    def predict(images):
+        return {"logits": images @ module.w}
+
+    module.train, module.predict = train, predict
+    tf.saved_model.save(module, str(tmp_path / "step"), signatures={"train": train, "predict": predict})
+    report = poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", ["train", "predict"], workers=2,
+                                          inputs={"images": "rows", "rate": "same"})
+    assert {name: [(each.name, each.text()) for each in step.inputs] for name, step in report.steps.items()} == {
+        "train": [("x", "rows"), ("rate", "the same for all rows")], "predict": [("images", "rows")]}
+    assert report.steps["predict"].exchanges.exchanges[0].kind == "rows"
 
 
 def test_graph_of_keras_applications(tmp_path):
