@@ -271,7 +271,8 @@ def _rewrite_main(result, library, targets, options, taken):
     partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside, rows=options.global_rows)
     partitioned, _ = _with_comparison(_renamed_sites(partitioned, "", taken), inputs, options)
     planned, plan = _planned(partitioned, options)
-    placeholders = {node.name: node for node in needed if node.op.startswith("Placeholder")}
+    placeholders = {node.name: type(node).FromString(node.SerializeToString()) for node in needed
+                    if node.op.startswith("Placeholder")}
     replaced = {node.name for node in needed}
     nodes = [*(node for node in result.node if node.name not in replaced),
              *(placeholders.get(node.name, node) for node in planned.node)]

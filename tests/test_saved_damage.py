@@ -591,6 +591,15 @@ def graphs(zoo):
     return found
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_graph_that_is_given_stays_as_it_is(name, graphs):
+    graph, steps, has_functions = graphs[name]
+    before = _bytes(graph)
+    options = saved_lib.Options(planning.Planner(planning.Cluster(4), "auto"), grappler.add_shapes, {}, 8)
+    saved_lib.rewrite(graph, steps, has_functions, options)
+    assert _bytes(graph) == before
+
+
 def test_random_damage(graphs, request):
     """A damaged graph is refused in a line, or rewritten so that nothing of it is lost."""
     full = request.config.getoption("--full")
