@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 
 import numpy as np
@@ -18,11 +19,13 @@ PLANNED = "_poseidon_planned"
 SITE = "_poseidon_site"
 
 
+@functools.lru_cache(1 << 16)  # asked several times of each tensor
 def node_of(tensor):
     """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
     return tensor.lstrip("^").partition(":")[0]
 
 
+@functools.lru_cache(1 << 16)
 def output_of(tensor):
     """Returns which output of its node a tensor is: 1 of "a:1", 0 of "a"."""
     return int(tensor.partition(":")[2] or 0)
@@ -41,12 +44,20 @@ class Graph:
         nodes: Its nodes by name.
     """
 
-    def __init__(self, graph_def):
+    def __init__(self, graph_def, shapes=None):
+        """Makes a view.
+
+        Args:
+            graph_def: The GraphDef.
+            shapes: By name of a node, the shapes of its outputs, each a tuple with None for unknown sizes, or None; by
+                default what `_output_shapes` says.
+        """
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
         self._consumers = collections.defaultdict(list)
         self._inputs = {}
         self._shapes = {}
+        self._given_shapes = shapes
         for node in graph_def.node:
             for name in dict.fromkeys(map(node_of, node.input)):
                 self._consumers[name].append(node)
@@ -66,12 +77,15 @@ class Graph:
         return self._consumers[name]
 
     def shape(self, tensor):
-        """Returns what `_output_shapes` says: a tuple with None for unknown sizes, or None."""
+        """Returns the shape of a tensor: a tuple with None for unknown sizes, or None."""
         if tensor not in self._shapes:  # asked often, and slow to read from a protocol buffer
             self._shapes[tensor] = self._shape(tensor)
         return self._shapes[tensor]
 
     def _shape(self, tensor):
+        if self._given_shapes is not None:
+            shapes = self._given_shapes[node_of(tensor)]
+            return shapes[output_of(tensor)] if output_of(tensor) < len(shapes) else None
         attributes = self.node(tensor).attr
         shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
         if len(shapes) <= output_of(tensor) or shapes[output_of(tensor)].unknown_rank:

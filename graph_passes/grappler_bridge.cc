@@ -5,6 +5,7 @@
 // calls inlined. It ignores an optimizer that fails, so what goes wrong is for the Python side to
 // say. H. Zhang et al. describe the graph that results in USENIX ATC 2017, section 4.
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <memory>
@@ -33,6 +34,8 @@ using tensorflow::grappler::GraphProperties;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
 constexpr char kShapes[] = "_output_shapes";
+// Of a placeholder that is a variable: the shape of what it holds.
+constexpr char kHandleShapes[] = "_handle_shapes";
 // Of PoseidonRows: the rows that its shapes have.
 constexpr char kRows[] = "rows";
 // On a marker that a pass has decided about, and left as it is.
@@ -90,19 +93,21 @@ bool FillsShape(const NodeDef& node, const absl::flat_hash_map<std::string, cons
 absl::Status FixShapesOfScalars(GrapplerItem* item) {
   absl::flat_hash_map<std::string, const NodeDef*> nodes;
   for (const NodeDef& node : item->graph.node()) nodes[node.name()] = &node;
+  std::vector<int> fills;
+  for (int i = 0; i < item->graph.node_size(); ++i) {
+    if (FillsShape(item->graph.node(i), nodes)) fills.push_back(i);
+  }
+  if (fills.empty()) return absl::OkStatus();
   GrapplerItem without_fills(*item);
-  bool has_any = false;
-  for (NodeDef& node : *without_fills.graph.mutable_node()) {
-    if (!FillsShape(node, nodes)) continue;
+  for (int i : fills) {
+    NodeDef& node = *without_fills.graph.mutable_node(i);
     const tensorflow::DataType dtype = FindAttr(node, "T") ? FindAttr(node, "T")->type() : tensorflow::DT_FLOAT;
     node.set_op("Placeholder");
     node.clear_input();
     node.clear_attr();
     (*node.mutable_attr())["dtype"].set_type(dtype);
     (*node.mutable_attr())["shape"].mutable_shape()->set_unknown_rank(true);
-    has_any = true;
   }
-  if (!has_any) return absl::OkStatus();
   GraphProperties properties(without_fills);
   TF_RETURN_IF_ERROR(properties.InferStatically(/*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,
                                                 /*include_tensor_values=*/false));
@@ -124,27 +129,82 @@ absl::Status FixShapesOfScalars(GrapplerItem* item) {
   return absl::OkStatus();
 }
 
+// Infers the shapes of all outputs; the graph may be changed for it.
+absl::Status InferShapes(GrapplerItem* item, GraphProperties* properties) {
+  TF_RETURN_IF_ERROR(FixShapesOfScalars(item));
+  return properties->InferStatically(/*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,
+                                     /*include_tensor_values=*/false);
+}
+
 // Returns the graph with the shapes of all outputs.
 absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph) {
   GrapplerItem planned(item);
   // Not a single row: that would make vectors of the batch look like scalars.
   if (rows > 1) SetRows(&planned.graph, rows);
-  TF_RETURN_IF_ERROR(FixShapesOfScalars(&planned));
   GraphProperties properties(planned);
-  TF_RETURN_IF_ERROR(properties.InferStatically(
-      /*assume_valid_feeds=*/true, /*aggressive_shape_inference=*/true,
-      /*include_tensor_values=*/false));
+  TF_RETURN_IF_ERROR(InferShapes(&planned, &properties));
   return properties.AnnotateOutputShapes(graph);
 }
 
+// Makes arguments of placeholders that say what they hold: TensorFlow looks at that only there.
+void PlaceholdersToArguments(GraphDef* graph) {
+  for (NodeDef& node : *graph->mutable_node()) {
+    if (node.op() != "Placeholder" || !FindAttr(node, kHandleShapes)) continue;
+    auto& attributes = *node.mutable_attr();
+    node.set_op("_Arg");
+    attributes["T"].set_type(attributes["dtype"].type());
+    attributes["index"].set_i(0);
+    attributes.erase("dtype");
+  }
+}
+
+void ArgumentsToPlaceholders(GraphDef* graph) {
+  for (NodeDef& node : *graph->mutable_node()) {
+    if (node.op() != "_Arg" || !FindAttr(node, kHandleShapes)) continue;
+    auto& attributes = *node.mutable_attr();
+    node.set_op("Placeholder");
+    attributes["dtype"].set_type(attributes["T"].type());
+    attributes.erase("T");
+    attributes.erase("index");
+  }
+}
+
+// Called with bytes that are the result.
+using Take = void (*)(const char* data, size_t bytes);
+
 // Calls `take` with the graph and its shapes; returns false where TensorFlow refuses the graph.
-bool AddShapes(const char* graph, size_t bytes, void (*take)(const char*, size_t)) {
+bool AddShapes(const char* graph, size_t bytes, Take take) {
   GrapplerItem item;
   if (!item.graph.ParseFromArray(graph, bytes)) return false;
-  GraphDef result = item.graph;
-  if (!WithShapes(item, /*rows=*/-1, &result).ok()) return false;
+  PlaceholdersToArguments(&item.graph);
+  GraphProperties properties(item);
+  GraphDef result;
+  if (!InferShapes(&item, &properties).ok() || !properties.AnnotateOutputShapes(&result).ok()) return false;
+  ArgumentsToPlaceholders(&result);
   const std::string serialized = result.SerializeAsString();
   take(serialized.data(), serialized.size());
+  return true;
+}
+
+// Calls `take` with the shapes alone, which are a small part of the graph. They are int64 numbers: of each node, in the
+// order of the graph, how many outputs it has, and of each of these the rank and the sizes; -1 is what is unknown.
+bool InferTable(const char* graph, size_t bytes, Take take) {
+  GrapplerItem item;
+  if (!item.graph.ParseFromArray(graph, bytes)) return false;
+  PlaceholdersToArguments(&item.graph);
+  GraphProperties properties(item);
+  if (!InferShapes(&item, &properties).ok()) return false;
+  std::vector<int64_t> table;
+  for (const NodeDef& node : item.graph.node()) {
+    const auto& outputs = properties.GetOutputProperties(node.name());
+    table.push_back(outputs.size());
+    for (const auto& output : outputs) {
+      const auto& shape = output.shape();
+      table.push_back(shape.unknown_rank() ? -1 : shape.dim_size());
+      for (const auto& dim : shape.dim()) table.push_back(std::max<int64_t>(dim.size(), -1));
+    }
+  }
+  take(reinterpret_cast<const char*>(table.data()), table.size() * sizeof(int64_t));
   return true;
 }
 
@@ -274,9 +334,12 @@ __attribute__((visibility("default"))) void poseidon_set_rewritten(void* rewritt
 }
 
 // For graphs that TensorFlow has not handed to us: those of files.
-__attribute__((visibility("default"))) bool poseidon_add_shapes(const char* graph, size_t bytes,
-                                                                void (*take)(const char*,
-                                                                             size_t)) {
+__attribute__((visibility("default"))) bool poseidon_add_shapes(const char* graph, size_t bytes, poseidon::Take take) {
   return poseidon::AddShapes(graph, bytes, take);
+}
+
+__attribute__((visibility("default"))) bool poseidon_infer_shapes(const char* graph, size_t bytes,
+                                                                  poseidon::Take take) {
+  return poseidon::InferTable(graph, bytes, take);
 }
 }

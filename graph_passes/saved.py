@@ -40,7 +40,7 @@ class Options:
 
     Attributes:
         planner: The `planning.Planner`.
-        add_shapes: A function that returns a GraphDef with the shapes of its tensors.
+        add_shapes: A function that infers shapes, as `grappler.add_shapes`.
         inputs: By name of an input: "rows", "same", or its dimension of rows.
         rows: Rows of a full batch on each worker, for planning; None if unknown.
         wire_dtype, strict: As of `PoseidonStrategy`.

@@ -4,9 +4,11 @@ The ops that a strategy puts into a function are by themselves a complete synchr
 make it faster; where they do not run, a warning says so, and the result is the same.
 """
 
+import array
 import collections
 import contextlib
 import ctypes
+import itertools
 import logging
 
 from tensorflow.core.framework import graph_pb2
@@ -197,48 +199,41 @@ class GraphPass:
         return graph_def
 
 
-def add_shapes(graph_def):
+def add_shapes(graph_def, alone=False):
     """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
 
     Of a variable that is a placeholder, its attributes `_handle_shapes` and `_handle_dtypes` say what it holds.
+
+    Args:
+        graph_def: The GraphDef.
+        alone: Whether to return the shapes without the graph, which is much faster: by name of a node, those of its
+            outputs. Each is a tuple with None for unknown sizes, or None.
 
     Raises:
         PoseidonError: If TensorFlow finds that shapes do not fit.
     """
     _, lib = library.load()
+    infer = lib.poseidon_infer_shapes if alone else lib.poseidon_add_shapes
+    infer.argtypes = [ctypes.c_char_p, ctypes.c_size_t, _Take]
+    infer.restype = ctypes.c_bool
     results = []
     take = _Take(lambda data, size: results.append(ctypes.string_at(data, size)))
-    lib.poseidon_add_shapes.argtypes = [ctypes.c_char_p, ctypes.c_size_t, _Take]
-    lib.poseidon_add_shapes.restype = ctypes.c_bool
-    serialized = _with_arguments(graph_def).SerializeToString()
-    if not lib.poseidon_add_shapes(serialized, len(serialized), take):
+    serialized = graph_def.SerializeToString()
+    if not infer(serialized, len(serialized), take):
         raise PoseidonError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
-    result = graph_pb2.GraphDef.FromString(results[0])
-    for node in result.node:
-        if node.op == "_Arg" and _HANDLES in node.attr:
-            node.op = "Placeholder"
-            node.attr["dtype"].type = node.attr["T"].type
-            for key in ("T", "index"):
-                del node.attr[key]
-    return result
+    return _shapes_of_nodes(graph_def, results[0]) if alone else graph_pb2.GraphDef.FromString(results[0])
 
 
-_HANDLES = "_handle_shapes"
+def _shapes_of_nodes(graph_def, table):
+    """Returns {name of a node: shapes of its outputs} of the table that `poseidon_infer_shapes` gives."""
+    numbers = iter(array.array("q", table))
 
+    def shape():
+        rank = next(numbers)
+        sizes = tuple(itertools.islice(numbers, max(rank, 0)))
+        return None if rank < 0 else tuple(None if size < 0 else size for size in sizes) if -1 in sizes else sizes
 
-def _with_arguments(graph_def):
-    """Returns a graph in which variables are arguments: only there TensorFlow looks at what they hold."""
-    if not any(node.op == "Placeholder" and _HANDLES in node.attr for node in graph_def.node):
-        return graph_def
-    result = graph_pb2.GraphDef()
-    result.CopyFrom(graph_def)
-    for node in result.node:
-        if node.op == "Placeholder" and _HANDLES in node.attr:
-            node.op = "_Arg"
-            node.attr["T"].type = node.attr["dtype"].type
-            node.attr["index"].i = 0
-            del node.attr["dtype"]
-    return result
+    return {node.name: [shape() for _ in range(next(numbers))] for node in graph_def.node}
 
 
 def _failing(graph_def, markers, reason):

@@ -49,6 +49,8 @@ def cut(inputs, seen, outcome, kind=object):
 def mixing(ordered, inputs, seen, outcomes, found):
     """Returns the names of the nodes that would add up summands of different markers: a rank may have one only."""
     names = set()
+    if len(set(found.values())) == 1:
+        return names
     for node in ordered:
         summands = cut(inputs[node.name], seen, outcomes[node.name], Partial)
         if len({found[graph_lib.node_of(tensor)] for tensor in summands}) > 1:

@@ -43,7 +43,7 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None):
     Args:
         graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch, NextIteration and Exit.
         fetches: Names of the tensors that are wanted whole.
-        add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
+        add_shapes: A function that infers shapes, as `grappler.add_shapes`.
         paths: The path of each variable, by the name of the node that its resource comes from; others are called
             as their node.
         kept: Names of nodes, outside of loops, whose outputs are to be had whole under their names. Exchanges that

@@ -86,6 +86,7 @@ class _Propagation:
         self._ordered = graph_lib.in_order(self._graph.graph_def)
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
+        self._ruled = {}  # by node: (what its rule was given last, what it said)
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
         # How a node runs of which nothing is cut into rows: most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
@@ -160,7 +161,7 @@ class _Propagation:
 
     def _outcome(self, node, inputs):
         states = tuple(map(self.seen, inputs))
-        count, whole = self._outputs[node.name], self._whole[node.name]
+        whole = self._whole[node.name]
         store = self._stores.of(node.name)
         stored = WHOLE if store is None else self._stored.get(store)
         if node.name in self._kept_whole:
@@ -169,9 +170,8 @@ class _Propagation:
             return whole
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
             return whole  # out of the loop in which there are rows
-        rule = rules.RULES.get(node.op)
         wish = self._wishes.get(node.name)
-        outcome = rule and rule(Case(node, inputs, states, count, self._sizes, wish, stored))
+        outcome = self._by_rule(node, inputs, (states, wish, stored))
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None
         if wish not in (None, WHOLE) and (outcome is None or outcome.gives[0] != wish):
@@ -186,6 +186,23 @@ class _Propagation:
             return whole
         if stored is None:  # what is taken out later should know
             self._stored[store] = stores_lib.state_put(node, outcome.takes)
+        return outcome
+
+    def _by_rule(self, node, inputs, given):
+        """Returns what the rule of an op says, None if it has none, or not for this case.
+
+        Args:
+            node, inputs: The node, and the tensors that it reads.
+            given: What may have changed since the last pass: the states, wish and stored of a `Case`.
+        """
+        rule = rules.RULES.get(node.op)
+        if rule is None:
+            return None
+        last, outcome = self._ruled.get(node.name, (None, None))
+        if last != given:
+            states, wish, stored = given
+            outcome = rule(Case(node, inputs, states, self._outputs[node.name], self._sizes, wish, stored))
+            self._ruled[node.name] = given, outcome
         return outcome
 
     def _can_be_taken(self, inputs, states, outcome):

@@ -15,7 +15,6 @@ import math
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2
-from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager import execute
@@ -100,7 +99,7 @@ class Sizes:
 
         Args:
             graph_def: The GraphDef.
-            add_shapes: A function that returns a GraphDef with `_output_shapes`, as `grappler.add_shapes`.
+            add_shapes: A function that infers shapes, as `grappler.add_shapes`.
             usual_rows: As above.
         """
         self.usual_rows = usual_rows
@@ -364,13 +363,22 @@ def rows_nodes(graph_def):
     return [node for node in graph_def.node if node.op == ROWS]
 
 
+def _inferred(graph_def, add_shapes):
+    """Returns the `Graph` of a GraphDef, with the shapes that TensorFlow infers."""
+    return graph_lib.Graph(graph_def, add_shapes(graph_def, alone=True))
+
+
 def _generic_graphs(graph, add_shapes):
     """Returns the `_Generic`s of a graph, for each number of rows."""
     markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
+    without_rows = _with_placeholders(graph)
+
     def make(rows, unknown):
-        generic = _Generic(graph_lib.Graph(add_shapes(_with_rows(graph, rows, unknown))), markers)
-        return _with_values(_with_elements(_with_values(generic, add_shapes), add_shapes), add_shapes)
+        generic = _Generic(_inferred(_with_rows(without_rows, graph, rows, unknown), add_shapes), markers)
+        valued = _with_values(generic, add_shapes)
+        shown = _with_elements(valued, add_shapes)
+        return shown if shown is valued else _with_values(shown, add_shapes)
 
     try:
         return [make(rows, unknown) for rows, unknown in _PRIMES]
@@ -384,6 +392,8 @@ def _with_elements(generic, add_shapes):
     It is read through a node that shows it, `_shown` by its name. What is put into a list may be made of what was
     taken out of it before, so a size that is unknown is first taken for that of the others, and then looked at again.
     """
+    if not any(node.op in lists_lib.TAKES or node.op in stores_lib.TAKES for node in generic.graph.graph_def.node):
+        return generic
     doubted = set()  # names of nodes of which that was wrong
     while True:
         result = _with_guessed_elements(generic, add_shapes, doubted)
@@ -429,7 +439,7 @@ def _with_guessed_elements(generic, add_shapes, doubted):
             else:
                 writer.constant("", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
-        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.markers)
+        generic = _Generic(_inferred(result, add_shapes), generic.markers)
     return generic
 
 
@@ -452,17 +462,15 @@ def _with_values(generic, add_shapes):
     """Returns a `_Generic` in which integers that are known, but not to TensorFlow, are constants: shapes follow."""
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
-        for node in graph.graph_def.node:
-            shape = graph.shape(node.name)
-            if shape is not None and None not in shape:
-                continue
+        unknown = [node for node in graph.graph_def.node if not _is_known(graph.shape(node.name))]
+        for node in unknown:
             for tensor in graph.inputs(node):
                 if tensor not in known and graph.node(tensor).op != "Const":
                     dtype = _type_of_integers(graph.node(tensor), graph_lib.output_of(tensor))
                     value = None if dtype is None else generic.value(tensor)
                     if value is not None:
                         known[tensor] = value.astype(dtype)
-        if not known or not any(_would_follow(generic, node) for node in graph.graph_def.node):
+        if not known or not any(_would_follow(generic, node) for node in unknown):
             break
         result = graph_pb2.GraphDef()
         result.CopyFrom(graph.graph_def)
@@ -474,14 +482,13 @@ def _with_values(generic, add_shapes):
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = _Generic(graph_lib.Graph(add_shapes(result)), generic.markers)
+        generic = _Generic(_inferred(result, add_shapes), generic.markers)
     return generic
 
 
 def _would_follow(generic, node):
     """Whether a shape is unknown that may follow from what is known here, and not to TensorFlow."""
-    shape = generic.shape(node.name)
-    if shape is not None and None not in shape or generic.value(node.name) is not None:
+    if _is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
         return False
     graph = generic.graph
     return any(generic.value(tensor) is not None or _is_better_known(graph.shape(tensor), generic.shape(tensor))
@@ -490,7 +497,12 @@ def _would_follow(generic, node):
 
 def _is_better_known(shape, other):
     """Whether of a shape that is not all known another one is."""
-    return (shape is None or None in shape) and other is not None and None not in other
+    return not _is_known(shape) and _is_known(other)
+
+
+def _is_known(shape):
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
 
 
 def _type_of_integers(node, output):
@@ -576,21 +588,16 @@ def _placeholder(marker, output):
     return f"{marker}/generic{output}"
 
 
-def _with_rows(graph, rows, unknown):
-    """Returns a GraphDef with placeholders of known shapes in the place of the inputs with rows."""
+def _with_placeholders(graph):
+    """Returns a GraphDef with placeholders, of shapes that are not yet said, in the place of the inputs with rows."""
     result = graph_pb2.GraphDef(versions=graph.graph_def.versions)
     if graph.graph_def.HasField("library"):
         result.library.CopyFrom(graph.graph_def.library)
     named = {}
     for marker in rows_nodes(graph.graph_def):
-        for i, (dimension, dtype) in enumerate(zip(marker.attr["dimensions"].list.i, marker.attr["T"].list.type)):
-            shape = graph.shape(f"{marker.name}:{i}" if i else marker.name)
-            placeholder = node_def_pb2.NodeDef(name=_placeholder(marker.name, i), op="Placeholder")
+        for i, dtype in enumerate(marker.attr["T"].list.type):
+            placeholder = result.node.add(name=_placeholder(marker.name, i), op="Placeholder")
             placeholder.attr["dtype"].type = dtype
-            sizes = None if shape is None else [
-                rows if d == dimension else unknown if size is None else size for d, size in enumerate(shape)]
-            graph_lib.set_attribute(placeholder.attr["shape"], "shape", sizes)
-            result.node.append(placeholder)
             named[f"{marker.name}:{i}"] = placeholder.name
         named[marker.name] = _placeholder(marker.name, 0)
     for node in graph.graph_def.node:
@@ -598,9 +605,29 @@ def _with_rows(graph, rows, unknown):
             continue
         added = result.node.add()
         added.CopyFrom(node)
-        if "_output_shapes" in added.attr:
-            del added.attr["_output_shapes"]
-        for i, tensor in enumerate(added.input):
+        added.attr.pop("_output_shapes", None)
+        for i, tensor in enumerate(node.input):
             if tensor.removeprefix("^") in named:
                 added.input[i] = f"^{named[tensor[1:]]}" if graph_lib.is_control(tensor) else named[tensor]
+    return result
+
+
+def _with_rows(without_rows, graph, rows, unknown):
+    """Returns a GraphDef whose placeholders have shapes.
+
+    Args:
+        without_rows: The graph, as of `_with_placeholders`.
+        graph: The `Graph` that it is made of.
+        rows: The number of rows of all inputs with rows.
+        unknown: What other unknown sizes of them are, None if they stay unknown.
+    """
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(without_rows)
+    placeholders = iter(result.node)
+    for marker in rows_nodes(graph.graph_def):
+        for i, dimension in enumerate(marker.attr["dimensions"].list.i):
+            shape = graph.shape(f"{marker.name}:{i}" if i else marker.name)
+            sizes = None if shape is None else [
+                rows if d == dimension else unknown if size is None else size for d, size in enumerate(shape)]
+            graph_lib.set_attribute(next(placeholders).attr["shape"], "shape", sizes)
     return result

@@ -6,7 +6,7 @@ The states follow GSPMD (Y. Xu et al., arXiv 2105.04663), for one mesh dimension
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # there is one, WHOLE: what most tensors are is compared fast
 class Whole:
     """The one-process value, with the same bits on all ranks."""
 
