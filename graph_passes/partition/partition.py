@@ -8,6 +8,7 @@ import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 
+from tf_poseidon.graph_passes import garbage
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import batches
@@ -37,6 +38,7 @@ class Partitioned:
     report: report_lib.Report
 
 
+@garbage.unsearched()
 def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None):
     """Returns the `Partitioned` graph.
 

@@ -1,14 +1,13 @@
 """Rewrites saved training graphs, which know nothing of other ranks, so that they train on several."""
 
-import contextlib
 import dataclasses
-import gc
 import os
 
 from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import garbage
 from tf_poseidon.graph_passes import saved
 from tf_poseidon.graph_passes import strip as strip_lib
 from tf_poseidon.ops import library
@@ -182,21 +181,9 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
                             "one of a single step.")
     options = saved.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.collective_ops, progress)
-    with _no_garbage():
+    with garbage.unsearched():
         rewritten = saved.rewrite(graph.graph_def, steps, graph.has_functions, options)
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)
     return Report(rewritten.steps)
-
-
-@contextlib.contextmanager
-def _no_garbage():
-    """While Python does not search for garbage: it takes a third of the time, and there is none in graphs."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
