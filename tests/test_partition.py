@@ -3,13 +3,17 @@
 import dataclasses
 import functools
 import importlib.util
+import time
 
 import partition_cases
 import partition_table
+import partitioning
 import pytest
 import tensorflow as tf
 
+from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition.rules import contractions
 from tf_poseidon.graph_passes.partition.rules import control
@@ -138,3 +142,23 @@ def test_wrong_rules_are_noticed(change, monkeypatch):
         # They give whole outputs anyhow, or none.
         none = {"Assert"} if change is _claims_other else {"Assert", "Shape", "ShapeN", "Size", "Rank"}
         assert same & _own_rules() == none
+
+
+def _seconds_of_processor(layers):
+    """Returns how long a training step of a network of so many layers takes to partition, the better of two."""
+    with tf.Graph().as_default() as graph:
+        h, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4]))
+        kernels = [tf.ones([4, 4]) / (i + 1) for i in range(layers)]
+        for kernel in kernels:
+            h = tf.nn.relu(tf.matmul(h, kernel) + tf.reduce_mean(h, 0))
+        fetches = [gradient.name for gradient in tf.gradients(tf.reduce_mean(h), kernels)]
+    graph_def, times = graph.as_graph_def(), []
+    for _ in range(2):
+        started = time.process_time()
+        partition_lib.partition(graph_def, fetches, grappler.add_shapes)
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def test_twice_the_nodes_take_twice_the_time():
+    assert _seconds_of_processor(80) < 3 * _seconds_of_processor(40)
