@@ -35,6 +35,7 @@ class Marker:
         bundle: The `Bundle` that it is in, None if it is by itself.
         part: Which part of it.
         refusal: Why factors cannot take its place, whatever the gradient is; None if they could.
+        meanwhile: What the step does meanwhile, see `graph.MEANWHILE`; "" where that is not said.
     """
 
     site: str
@@ -50,6 +51,7 @@ class Marker:
     bundle: "Bundle | None" = None
     part: int = 0
     refusal: str | None = None
+    meanwhile: str = ""
 
     @property
     def prefix(self):
@@ -97,7 +99,8 @@ def _marker(graph, node):
     if node.op == "PoseidonSync":
         wire = node.attr["wire_dtype"].s.decode() if "wire_dtype" in node.attr else ""
         return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype,
-                      wire_dtype=dtypes.as_dtype(wire).as_datatype_enum if wire else None)
+                      wire_dtype=dtypes.as_dtype(wire).as_datatype_enum if wire else None,
+                      meanwhile=graph_lib.meanwhile(node))
     indices, values, contributes = graph_lib.data_inputs(node)
     shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)
     return Marker(site, node.name, values, contributes, shape, dtype, indices)

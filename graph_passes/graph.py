@@ -15,6 +15,9 @@ from tf_poseidon.errors import PoseidonError
 
 # The attribute of markers that a pass has decided about, and left as they are.
 PLANNED = "_poseidon_planned"
+# An attribute of what exchanges something in a graph that was partitioned by rows: what the step does meanwhile. It
+# "computes", or "waits", if that happens once in a step; it "repeats" in each round of a loop.
+MEANWHILE = "_poseidon_meanwhile"
 # An attribute of what makes the gradient of a site: its name.
 SITE = "_poseidon_site"
 
@@ -142,6 +145,11 @@ def control_inputs(node):
 def is_planned(node):
     """Whether a pass has decided about a marker, and left it as it is."""
     return PLANNED in node.attr
+
+
+def meanwhile(node):
+    """Returns what the step does while a node exchanges something, see MEANWHILE; "" where that is not said."""
+    return node.attr[MEANWHILE].s.decode() if MEANWHILE in node.attr else ""
 
 
 def num_elements(shape):

@@ -112,10 +112,17 @@ def find(graph_def, foreign_ranks=None):
     # After it: biases follow the layers whose factors are known.
     matches |= match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
-    operations, before = count_operations.count_operations(graph, [m.gradient for m in markers])
-    sites = tuple(dataclasses.replace(_site(marker, matches[marker.site], step), operations=count)
-                  for marker, count in zip(markers, before))
-    return Found(graph, tuple(markers), matches, sites, operations, tuple(_exchanges(graph)), step, independent.digest)
+    others = _others(graph)
+    operations, before = count_operations.count_operations(
+        graph, [marker.gradient for marker in markers] + [graph_lib.data_inputs(node)[0] for node in others])
+    depths = _depths(graph, [marker.node for marker in markers] + [node.name for node in others])
+    sites = tuple(dataclasses.replace(
+        _site(marker, matches[marker.site], step), operations=count, depth=depths[marker.node],
+        is_waited_for=marker.meanwhile == "waits") for marker, count in zip(markers, before))
+    exchanges = tuple(dataclasses.replace(
+        _exchange(graph, node), operations=count, depth=depths[node.name],
+        is_waited_for=graph_lib.meanwhile(node) == "waits") for node, count in zip(others, before[len(markers):]))
+    return Found(graph, tuple(markers), matches, sites, operations, exchanges, step, independent.digest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Rewritten:
     Attributes:
         graph_def: The GraphDef; None if there was nothing to synchronise.
         sites: What the graph synchronises, `planning.Site`s.
-        plan: How, a `planning.Plan`; None if there was nothing.
+        plan: How, a `planning.Plan`; None if ranks exchange nothing.
     """
 
     graph_def: object
@@ -151,27 +158,39 @@ def rewrite(graph_def, planner, collective_ops=None):
     """
     found = find(graph_def)
     if found is None:
-        return Rewritten(None, (), None)
+        graph = graph_lib.Graph(graph_def)
+        exchanges = [_exchange(graph, node) for node in _others(graph)]
+        return Rewritten(None, (), planner.plan((), exchanges=exchanges) if exchanges else None)
     plan = planner.plan(found.sites, found.operations, found.exchanges)
     return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
 
 
 # Ops of a partitioned graph that exchange something else than gradients.
 _OTHERS = {"PoseidonAllGather": "gather", "PoseidonBroadcast": "broadcast"}
-# What the sites of exchanges begin with that happen only where a program fetches a tensor.
-_FETCHED = "fetched/"
 
 
-def _exchanges(graph):
-    """Yields what a partitioned graph exchanges beside gradients, `planning.Exchange`s."""
-    if not any(node.op == "PoseidonPart" for node in graph.graph_def.node):
-        return
-    for node in graph.graph_def.node:
-        site = node.attr["site"].s.decode() if node.op in _OTHERS else _FETCHED
-        if not site.startswith(_FETCHED):
-            dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
-            yield planning.Exchange(site, _OTHERS[node.op], dtype.name, dtype.size,
-                                    None if shape is None or None in shape else shape)
+def _others(graph):
+    """Returns the nodes by which the step of a partitioned graph exchanges something else than gradients."""
+    return [node for node in graph.graph_def.node if node.op in _OTHERS and graph_lib.meanwhile(node)]
+
+
+def _exchange(graph, node):
+    """Returns the `planning.Exchange` that a node makes."""
+    dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+    return planning.Exchange(node.attr["site"].s.decode(), _OTHERS[node.op], dtype.name, dtype.size,
+                             None if shape is None or None in shape else shape)
+
+
+def _depths(graph, names):
+    """Returns how many of some nodes come one after the other before each of them, None for those in loops."""
+    names, before, found = set(names), {}, {}
+    for node in graph_lib.in_order(graph.graph_def):
+        # None yet of the back edge of a loop.
+        depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
+        before[node.name] = depth + (node.name in names)
+        if node.name in names:
+            found[node.name] = None if graph_lib.meanwhile(node) == "repeats" else depth
+    return found
 
 
 def _that_can_be_gathered(graph, match, marker):

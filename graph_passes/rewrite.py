@@ -36,7 +36,7 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
             riders.setdefault(decision.rides_on, []).append(rider)
     verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
                  if node.op == "PoseidonVerify"}
-    group_sizes = collections.Counter(decision.group for decision in plan.decisions)
+    group_sizes = collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges))
     nodes, groups, bundles = [], {}, {}
     waits = {}  # by node that computes a gradient: what it has to wait for
     for marker in markers:
@@ -71,7 +71,8 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
     for of_bundle in bundles.values():
         nodes += bundles_lib.open_bundle(graph, of_bundle, decisions)
     replaced = {marker.node for marker in markers} | {node.name for node in nodes}
-    kept = [_waiting(node, waits.get(node.name)) for node in graph.graph_def.node
+    grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
+    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, group_sizes) for node in graph.graph_def.node
             if node.name not in replaced]
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
@@ -80,6 +81,18 @@ def _ops_of(graph, marker):
     """Returns what writes in the place of a program's own all-reduce."""
     is_horovod = graph.nodes[marker.node].op in find_collectives.HOROVOD
     return horovod_ops.HorovodOps if is_horovod else tensorflow_ops.TensorFlowOps
+
+
+def _in_group(node, grouped, sizes):
+    """Returns a node that exchanges something beside gradients with the group that it travels with."""
+    group = grouped.get(node.attr["site"].s.decode()) if graph_lib.meanwhile(node) else None
+    if group is None:
+        return node
+    changed = type(node)()
+    changed.CopyFrom(node)
+    graph_lib.set_attribute(changed.attr["group"], "group", group)
+    graph_lib.set_attribute(changed.attr["group_size"], "group_size", sizes[group])
+    return changed
 
 
 def _waiting(node, control):

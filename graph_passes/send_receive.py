@@ -118,11 +118,12 @@ class SendReceive(site_writer.SiteWriter):
         # What some ranks have to send after all does not wait for others.
         group = {} if is_fallback or not self._group else dict(group=self._group,
                                                                group_size=self._group_size)
+        shown = {graph_lib.MEANWHILE: self._marker.meanwhile} if self._marker.meanwhile else {}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
                 T=types, site=self._marker.site, scheme=scheme, form=form,
-                strict=self._strict, **group)
+                strict=self._strict, **group, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix, gradient, name):

@@ -25,6 +25,9 @@ class ExchangeKernel : public AsyncOpKernel {
  public:
   explicit ExchangeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    if (!context->HasAttr("group")) return;
+    OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
+    OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
   }
 
  protected:
@@ -41,6 +44,7 @@ class ExchangeKernel : public AsyncOpKernel {
     // The network may still use this memory after a failure, so then it is never given back.
     auto* tensors = new std::pair<Tensor, Tensor>(context->input(0), *output);
     exchange.site = site_;
+    exchange.group = group_;
     exchange.input = tensors->first.data();
     exchange.output = tensors->second.data();
     communicator->Submit(std::move(exchange),
@@ -55,6 +59,7 @@ class ExchangeKernel : public AsyncOpKernel {
   }
 
   std::string site_;
+  Group group_;  // none of ops that have no such attribute
 };
 
 class SumKernel : public ExchangeKernel {
@@ -72,11 +77,12 @@ class SumKernel : public ExchangeKernel {
     exchange.count = value.NumElements();
     exchange.contributes = context->input(1).scalar<bool>()();
     exchange.is_gradient = type_string() == "PoseidonSync";
-    exchange.is_blocking = is_eager_;
+    exchange.row = shown_.row;
+    exchange.is_blocking = shown_.is_blocking;
     return exchange;
   }
 
-  bool is_eager_ = false;
+  Shown shown_ = {"calls"};
 };
 
 // A sum of gradients, which may travel in a narrower type.
@@ -85,7 +91,9 @@ class SyncKernel : public SumKernel {
   explicit SyncKernel(OpKernelConstruction* context) : SumKernel(context) {
     std::string wire_dtype;
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_dtype));
-    OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager_));
+    bool is_eager;
+    OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager));
+    shown_ = ShownAs(context, "ps", {"ps", is_eager});
     const tensorflow::DataType own = context->input_type(0);
     is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT ||
                                            own == tensorflow::DT_DOUBLE);
@@ -141,7 +149,8 @@ class SyncKernel : public SumKernel {
 
 class BroadcastKernel : public ExchangeKernel {
  public:
-  explicit BroadcastKernel(OpKernelConstruction* context) : ExchangeKernel(context) {
+  explicit BroadcastKernel(OpKernelConstruction* context)
+      : ExchangeKernel(context), shown_(ShownAs(context, "broadcast", {"calls"})) {
     OP_REQUIRES_OK(context, context->GetAttr("root", &root_));
   }
 
@@ -150,16 +159,20 @@ class BroadcastKernel : public ExchangeKernel {
     exchange.dtype = DataType::kBytes;
     exchange.count = context->input(0).tensor_data().size();
     exchange.root = root_;
+    exchange.row = shown_.row;
+    exchange.is_blocking = shown_.is_blocking;
     Run(context, std::move(exchange), std::move(done));
   }
 
  private:
   int root_ = 0;
+  const Shown shown_;
 };
 
 class GatherKernel : public ExchangeKernel {
  public:
-  using ExchangeKernel::ExchangeKernel;
+  explicit GatherKernel(OpKernelConstruction* context)
+      : ExchangeKernel(context), shown_(ShownAs(context, "gather", {"calls"})) {}
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Communicator* communicator = CommunicatorOf(context, *this, site_);
@@ -175,6 +188,9 @@ class GatherKernel : public ExchangeKernel {
     Factors factors;
     factors.site = site_;
     factors.form = absl::StrCat("gather ", DataTypeString(value->dtype()));
+    factors.row = shown_.row;
+    factors.is_blocking = shown_.is_blocking;
+    factors.group = group_;
     const bool contributes = context->input(1).scalar<bool>()();
     factors.parts.push_back({value->data(), contributes ? rows * row_bytes : 0, row_bytes});
     communicator->SubmitFactors(
@@ -210,6 +226,8 @@ class GatherKernel : public ExchangeKernel {
     for (int i = 1; i < value.dims(); ++i) bytes *= value.dim_size(i);
     return bytes;
   }
+
+  const Shown shown_;
 };
 
 class AbortKernel : public OpKernel {

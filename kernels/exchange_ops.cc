@@ -99,6 +99,8 @@ REGISTER_OP("PoseidonBroadcast")
           " uint64, bool}")
     .Attr("site: string")
     .Attr("root: int >= 0 = 0")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
@@ -109,6 +111,7 @@ value: On `root` what is sent; on the other ranks only its shape matters, which 
 value_of_root: The bits of root's value.
 site: A name that is the same on all ranks and not in flight twice.
 root: The rank whose value is sent.
+group, group_size: As of PoseidonSend.
 )doc");
 
 REGISTER_OP("PoseidonAbort")
@@ -137,6 +140,8 @@ REGISTER_OP("PoseidonAllGather")
     .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
           " uint64, bool, complex64, complex128}")
     .Attr("site: string")
+    .Attr("group: string = ''")
+    .Attr("group_size: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(GatherShape)
@@ -147,6 +152,7 @@ value: This rank's rows; ranks may have different numbers of them.
 contributes: A scalar. False takes none of this rank's rows.
 rows: The rows of all ranks, in rank order.
 site: A name that is the same on all ranks and not in flight twice.
+group, group_size: As of PoseidonSend.
 )doc");
 
 }  // namespace poseidon

@@ -107,6 +107,8 @@ class SendKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_->name));
     OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
     sends_factors_ = scheme == "sfb";
+    const char* row = sends_factors_ ? "sfb" : "ps";
+    shown_ = ShownAs(context, row, {row});
     OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
     OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
@@ -150,6 +152,8 @@ class SendKernel : public OpKernel {
     exchange.output = ticket->sum().data();
     exchange.contributes = contributes;
     exchange.is_gradient = true;
+    exchange.row = shown_.row;
+    exchange.is_blocking = shown_.is_blocking;
     exchange.group = group_;
     communicator->Submit(std::move(exchange), [ticket](const std::string& error) {
       Finish(ticket, error, {});
@@ -165,7 +169,8 @@ class SendKernel : public OpKernel {
     Factors factors;
     factors.site = site_->name;
     factors.form = site_->form;
-    factors.row = "sfb";
+    factors.row = shown_.row;
+    factors.is_blocking = shown_.is_blocking;
     factors.group = group_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
@@ -214,6 +219,7 @@ class SendKernel : public OpKernel {
   // Exchanges may outlive the kernel.
   const std::shared_ptr<Site> site_ = std::make_shared<Site>();
   bool sends_factors_ = false;
+  Shown shown_ = {"calls"};
   Group group_;
 };
 

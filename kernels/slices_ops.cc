@@ -286,6 +286,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
     exchange.output = sum->data();
     exchange.contributes = contributes;
     exchange.is_gradient = true;
+    exchange.row = "ps";
     exchange.is_blocking = is_eager_;
     communicator->Submit(std::move(exchange),
                          [context, dense, held = Tensor(*sum), done](const std::string& error) {

@@ -26,7 +26,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
 _MODEL = flags.DEFINE_string("model", "vgg19", "One of zoo.MODELS.")
-_PLAN = flags.DEFINE_string("plan", None, "File of a plan: its gradients are simulated instead of a model's, "
+_PLAN = flags.DEFINE_string("plan", None, "File of a plan: its exchanges are simulated instead of a model's, "
                             "planned anew for each number of nodes.")
 _PROFILE = flags.DEFINE_string("profile", "titan_x", "The accelerator, one of profiles.PROFILES; not with "
                                "--plan.")
@@ -88,7 +88,7 @@ def make_work():
         seconds = plan.cluster.compute_seconds(plan.operations)
         return _PLAN.value, simulation.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
-            plan.cluster.compute_seconds(1), plan.cluster.accelerators), _BATCH.value
+            plan.cluster.compute_seconds(1), plan.cluster.accelerators, plan.exchanges), _BATCH.value
     import profiles  # late, since they import Keras, which takes some seconds
     import zoo
     model = one_of(_MODEL, _MODEL.value, zoo.MODELS)

@@ -17,6 +17,10 @@ a node that sends a site to all others sends to all of them at once, and sites f
 is there its latency after its last byte has left. The switch has no limit. `message_us` is what a message
 occupies a link apart from its bytes (the start-up time of MG-WFBP), nothing by default.
 
+Waiting. What rows are computed from (a step partitioned by rows: moments of batch norm, gathered rows) stops
+computing on a node until it is there. Where exchanges follow each other, but no rows wait for them, each is taken
+to leave when its own arithmetic is done.
+
 Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once,
 and a server adds a pair up and sends it back when all parts of it are there. The pairs of a site begin at
 the server after the last site's end, where the runtime takes a hash of its name.
@@ -44,6 +48,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
 _MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
+_ROOT = 0  # the kind of the node whose value others take: the first one's
 _STEPS = 6  # without a barrier, until one is like the one before
 
 
@@ -57,6 +62,7 @@ class Work:
         seconds: How long they take.
         rebuild_seconds_per_operation: How long one of them takes in the products that rebuild gradients.
         accelerators: Whether plans count on exchanges that disturb no computing, see `planning.Cluster`.
+        exchanges: What ranks exchange beside gradients, `planning.Exchange`s; of systems that follow plans.
     """
 
     sites: tuple[planning.Site, ...]
@@ -64,6 +70,7 @@ class Work:
     seconds: float
     rebuild_seconds_per_operation: float
     accelerators: bool = True
+    exchanges: tuple[planning.Exchange, ...] = ()
 
     def __post_init__(self):
         for name in ("operations", "seconds", "rebuild_seconds_per_operation"):
@@ -75,7 +82,8 @@ class Work:
 
     @functools.cached_property
     def forward_seconds(self):
-        return min([self.seconds / 3, *(self.ready_seconds(s.operations) for s in self.sites)])
+        return min([self.seconds / 3,
+                    *(self.ready_seconds(s.operations) for s in self.sites if not s.is_waited_for)])
 
     def needed_seconds(self, operations):
         """Returns when the forward pass needs the variable of a site."""
@@ -227,7 +235,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What is done to the gradient of one site. One of `rounds`, `peer_bytes` and `ring_bytes` is set.
+    """What is done to one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
 
     Attributes:
         site: Name of the site.
@@ -235,11 +243,13 @@ class Transfer:
         needed: When the next forward pass needs it, in seconds of computing.
         rounds: Over servers: its KV pairs.
         peer_bytes: To all others: bytes to each of them.
+        root_bytes: The same, of the first node alone.
         ring_bytes: Over a ring: bytes of the tensor.
         rebuild: Seconds of each node's device, when all is there.
         owner_rebuild: Seconds of the server's device, before it answers.
         up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
         message_us: As in `Machines`; 0 for what travels with another site.
+        depth, is_waited_for: As of `planning.Site`.
     """
 
     site: str
@@ -247,12 +257,15 @@ class Transfer:
     needed: float
     rounds: tuple[Round, ...] = ()
     peer_bytes: float | None = None
+    root_bytes: float | None = None
     ring_bytes: float | None = None
     rebuild: float = 0.0
     owner_rebuild: float = 0.0
     up_seconds: float = 0.0
     down_seconds: float = 0.0
     message_us: float = 0.0
+    depth: int = 0
+    is_waited_for: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,9 +324,12 @@ def make_plan(work, machines, system):
     # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
     scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
     scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
+    exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
     plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
-                              merge=system.merge)
-    return dataclasses.replace(plan, sites=work.sites, operations=work.operations)
+                              merge=system.merge, exchanges=exchanges)
+    groups = {exchange.site: exchange.group for exchange in plan.exchanges}
+    return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
+        dataclasses.replace(exchange, group=groups[exchange.site]) for exchange in work.exchanges))
 
 
 def transfers(work, machines, system, plan):
@@ -333,25 +349,33 @@ def transfers(work, machines, system, plan):
                             f"{planning.describe(shape)}: make a plan for these.")
     if machines.nodes * machines.gpus_per_node == 1:
         return ()
-    ready_of, leaders = {}, {}
-    for site, decision in zip(plan.sites, plan.decisions, strict=True):
-        group = decision.group or site.name
-        ready_of[group] = max(ready_of.get(group, 0.0), work.ready_seconds(site.operations))
-        leaders.setdefault(group, site.name)
-    place, found = _Placement(machines, system), []
-    for site, decision in zip(plan.sites, plan.decisions, strict=True):
-        if site.num_bytes is None:
-            raise PoseidonError(f"The shape of '{site.name}' is {site.shape}, expected one that is known: "
+    exchanges = plan.exchanges if system.exchange == "plan" else ()
+    ready_of, leaders, place, found = {}, {}, _Placement(machines, system), []
+    pairs = [(site.name, site, decision.group) for site, decision in zip(plan.sites, plan.decisions, strict=True)]
+    pairs += [(exchange.site, exchange, exchange.group) for exchange in exchanges]
+    for name, what, group in pairs:
+        ready_of[group or name] = max(ready_of.get(group or name, 0.0), work.ready_seconds(what.operations))
+        leaders.setdefault(group or name, name)
+
+    def add(name, what, group, made):
+        found.append(Transfer(
+            name, ready_of[group or name] if system.overlap or what.is_waited_for else work.seconds,
+            0.0 if what.is_waited_for else work.needed_seconds(what.operations),
+            message_us=machines.message_us if leaders[group or name] == name else 0.0,
+            depth=what.depth or 0, is_waited_for=what.is_waited_for, **made))
+
+    for name, what, _ in pairs:
+        if what.num_bytes is None:
+            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected one that is known: "
                                 "make a plan with fixed shapes.")
-        group = decision.group or site.name
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
         made = _transfer(site, decision, work, machines, system, place)
         if made is not None:
-            found.append(Transfer(
-                site.name, ready_of[group] if system.overlap else work.seconds,
-                work.needed_seconds(site.operations),
-                message_us=machines.message_us if leaders[group] == site.name else 0.0, **made))
-    # Ties in the order of backpropagation, from the last variable to the first.
-    return tuple(sorted(reversed(found), key=lambda transfer: transfer.ready))
+            add(site.name, site, decision.group, made)
+    found.reverse()  # ties in the order of backpropagation, from the last variable to the first
+    for exchange in exchanges:
+        add(exchange.site, exchange, exchange.group, _other_transfer(exchange, machines))
+    return tuple(sorted(found, key=lambda transfer: (transfer.ready, transfer.depth)))
 
 
 def _transfer(site, decision, work, machines, system, place):
@@ -375,11 +399,28 @@ def _transfer(site, decision, work, machines, system, place):
         return made | {"rounds": place.pairs(dense)}
     if decision.rides_on:
         return None
-    parts = gpus * (site.factors if decision.scheme == "sfb" else site.slices).num_bytes
+    parts = site.factors if decision.scheme == "sfb" else site.slices
+    return _to_all(parts.num_bytes, machines) | {
+        "rebuild": products * (nodes - 1 / gpus) if decision.scheme == "sfb" else 0.0}
+
+
+def _other_transfer(exchange, machines):
+    """Returns the attributes of the `Transfer` of what is no gradient that are its exchange's."""
+    if exchange.scheme == "gather":
+        return _to_all(exchange.num_bytes, machines)
+    num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
+    copy = num_bytes / (machines.copy_gbytes_per_s * 1e9)
+    return {"root_bytes": num_bytes, "up_seconds": copy,
+            "down_seconds": (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy}
+
+
+def _to_all(num_bytes, machines):
+    """Returns the attributes of a `Transfer` of so many bytes of each accelerator to all others."""
+    gpus, nodes, parts = machines.gpus_per_node, machines.nodes, machines.gpus_per_node * num_bytes
+    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
     # To each other accelerator of the node go the parts of all but itself.
     return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
-            "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy,
-            "rebuild": products * (nodes - 1 / gpus) if decision.scheme == "sfb" else 0.0}
+            "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy}
 
 
 class _Placement:
@@ -416,6 +457,9 @@ def node_bytes(moves, nodes):
             for owner in part.owners:  # gets from and gives to the others, but not itself
                 sent[owner] += (nodes - 1) * part.down - part.up
                 received[owner] += (nodes - 1) * part.up - part.down
+        if move.root_bytes is not None:
+            sent[0] += (nodes - 1) * move.root_bytes
+            received = [r + move.root_bytes * (node > 0) for node, r in enumerate(received)]
         everybody_sent += same + sum(len(part.owners) * part.up for part in move.rounds)
         everybody_received += same + sum(len(part.owners) * part.down for part in move.rounds)
     return [everybody_sent + s for s in sent], [everybody_received + r for r in received]
@@ -458,23 +502,30 @@ class _Run:
         """Returns how many things a kind waits for until it has a gradient: its own part, and what comes."""
         move = self._moves[i]
         return (1 + (move.ring_bytes is not None) + (move.peer_bytes is not None) * len(self._others[kind])
+                + (move.root_bytes is not None and kind != _ROOT)
                 + sum((kind in self._others[owner]) + (kind == owner) for _, owner, _ in self._pairs[i]))
 
     def _make_program(self):
-        """Returns what a node computes in a step: (name, seconds, transfers to wait for, that are ready)."""
-        forward, parts, then = self._work.forward_seconds, [], 0.0
+        """Returns what a node computes in a step: (name, seconds, transfers to wait for, that are ready).
+
+        Transfers to wait for are (of how many steps before, index).
+        """
+        forward = self._work.forward_seconds
+        actions = [(forward, "forward", (), ())]  # when, and as above
         if not self._system.barrier:
-            order = sorted(range(len(self._moves)), key=lambda i: (self._moves[i].needed, i))
-            for needed, group in itertools.groupby(order, key=lambda i: self._moves[i].needed):
-                parts += [("forward", needed - then, (), ()), ("", 0.0, tuple(group), ())]
-                then = needed
-        parts.append(("forward", forward - then, (), ()))
-        then = forward
-        for ready, group in itertools.groupby(range(len(self._moves)), key=lambda i: self._moves[i].ready):
+            actions += [(move.needed, "forward", ((1, i),), ()) for i, move in enumerate(self._moves)]
+        for (ready, _), group in itertools.groupby(
+                range(len(self._moves)), key=lambda i: (self._moves[i].ready, self._moves[i].depth)):
             group = tuple(group)
-            parts.append((self._moves[group[-1]].site, ready - then, (), group))
-            then = ready
-        return [*parts, ("backward", self._work.seconds - then, (), ())]
+            name = "forward" if ready < forward else self._moves[group[-1]].site
+            actions.append((ready, name, (), group))
+            actions.append((ready, name, tuple((0, i) for i in group if self._moves[i].is_waited_for), ()))
+        actions.append((self._work.seconds, "backward", (), ()))
+        parts, then = [], 0.0
+        for time, name, waits, emits in sorted(actions, key=lambda action: action[0]):
+            parts += [(name, time - then, (), emits), *([("", 0.0, waits, ())] if waits else [])]
+            then = time
+        return parts
 
     def run(self):
         for kind in self._all:
@@ -513,7 +564,7 @@ class _Run:
             self._end_part(kind, step)
             return
         name, seconds, waits, emits = self._program[index]
-        if step > 0 and any((step - 1, i) not in self._done[kind] for i in waits):
+        if any(step >= before and (step - before, i) not in self._done[kind] for before, i in waits):
             self._blocked[kind] = step, index
             return
 
@@ -544,6 +595,9 @@ class _Run:
         if move.peer_bytes is not None:
             for to in self._others[kind]:
                 self._send(kind, to, move.peer_bytes, 1.0, gradient, "", self._arrived)
+        if move.root_bytes is not None and kind == _ROOT:
+            for to in self._others[kind]:
+                self._send(kind, to, move.root_bytes, 1.0, gradient, "", self._arrived)
         for pair in self._pairs[gradient[1]]:
             number, owner, count = pair
             self._contributed(owner, gradient, pair)
@@ -677,6 +731,8 @@ def _kinds(machines, system, moves, is_each_by_itself):
     servers = machines.servers or machines.nodes
     alone = {owner for move in moves if system.exchange == "whole" or move.owner_rebuild
              for part in move.rounds for owner in part.owners}
+    if any(move.root_bytes is not None for move in moves):
+        alone.add(0)
     kinds = collections.defaultdict(list)
     for node in range(machines.nodes):
         kinds[machines.bytes_per_s(node), machines.late(node), node < servers,

@@ -221,9 +221,9 @@ def test_large_graphs_take_linear_time():
     assert len(graph_def.node) > 10_000
     seconds = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         result = rewrite(graph_def)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.process_time() - begin)
     assert {d.scheme for d in result.plan.decisions} == {"sfb"}
     assert min(seconds) < 1
 

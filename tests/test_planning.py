@@ -344,6 +344,23 @@ def test_groups_fit_into_a_packet():
         [4, 2], [2, 4])
 
 
+def test_no_message_waits_for_one_that_is_computed_from_it():
+    """All are ready at once, but "variance" after "mean"; who knows how often what is in a loop comes."""
+    sites = [small_site("mean", 1, 0), small_site("count", 1, 0), dataclasses.replace(small_site("variance", 1, 0), depth=1),
+             dataclasses.replace(small_site("looped", 1, 0), depth=None)]
+    assert groups(sites, 20) == {"mean": "count", "count": "count", "variance": None, "looped": None}
+
+
+def test_what_is_no_gradient_waits_for_others_too():
+    rows = planning.Exchange("rows", "gather", "float32", 4, (64,))
+    value, large = (dataclasses.replace(rows, site=site, scheme="broadcast", shape=(n,))
+                    for site, n in (("value", 2), ("large", 10_000)))
+    plan = planning.make_plan([small_site("a", 1, 0)], "ps", planning.Cluster(2), merge=True,
+                              exchanges=[rows, value, large])
+    assert [d.group for d in plan.decisions] == ["a"]
+    assert {e.site: e.group for e in plan.exchanges} == {"rows": "a", "value": "a", "large": None}
+
+
 def test_merging_is_off_by_default():
     plan = planning.make_plan([small_site("a", 1, 0), small_site("b", 1, 0)], "auto",
                               planning.Cluster(2))
@@ -413,14 +430,15 @@ def test_refusals(make, message):
 def test_what_is_no_gradient_is_counted_too():
     """On 4 ranks of 2 nodes: rows of 2 ranks to and from the other node; rank 0's value to the other node."""
     cluster = planning.Cluster(4, bandwidth_gbps=8.0, latency_us=100.0, ranks_per_node=2)
-    gathered = planning.Exchange("rows/x", "gather", "float32", 4, (3, 5))
-    taken = planning.Exchange("value/x", "broadcast", "int64", 8, (10,))
+    gathered = planning.Exchange("rows/x", "gather", "float32", 4, (3, 5), is_waited_for=True)
+    taken = planning.Exchange("value/x", "broadcast", "int64", 8, (10,), depth=1, is_waited_for=True)
     unknown = planning.Exchange("rows/y", "gather", "float32", 4, None)
-    plan = planning.Planner(cluster).plan([dense_site(6, 7, None)], 1e6, [gathered, taken])
+    last = dataclasses.replace(dense_site(6, 7, None), operations=1e6)
+    plan = planning.Planner(cluster).plan([last], 1e6, [gathered, taken])
     assert gathered.cost(cluster).num_bytes == 2 * 2 * 3 * 5 * 4
     assert gathered.cost(cluster).seconds == pytest.approx(100e-6 + 2 * 3 * 5 * 4 / 1e9)
     assert taken.cost(cluster).num_bytes == 80 and taken.cost(cluster).seconds == pytest.approx(100e-6 + 80 / 1e9)
-    alone = planning.Planner(cluster).plan([dense_site(6, 7, None)], 1e6)
+    alone = planning.Planner(cluster).plan([last], 1e6)
     assert plan.total_bytes == alone.total_bytes + 240 + 80 and plan.digest == alone.digest
     assert plan.step_seconds == pytest.approx(alone.step_seconds + 200e-6 + 200 / 1e9)
     assert [e["name"] for e in plan.predictions()["exchanges"]] == ["rows/x", "value/x"]

@@ -455,3 +455,46 @@ def test_shrinking_leaves_times_as_they_are(model):
     for steps in found.values():
         assert len(steps) == 2
         assert min(steps.values()) == pytest.approx(max(steps.values()), rel=0.1)
+
+
+# ---- what is no gradient ------------------------------------------------------------------------------------
+
+
+def exchange(scheme, num_bytes, operations, **more):
+    return planning.Exchange(f"{scheme}/x", scheme, "uint8", 1, (num_bytes,), operations, **more)
+
+
+@pytest.mark.parametrize("is_each_by_itself", [False, True])
+@pytest.mark.parametrize("scheme, bytes_of_root, bytes_of_others", [
+    ("gather", 6 * 3000, 6 * 3000), ("broadcast", 3 * 3000, 3000)])
+def test_bytes_of_what_is_no_gradient(scheme, bytes_of_root, bytes_of_others, is_each_by_itself):
+    """Each of 4 nodes gives 3000 bytes to all others; or only the first does."""
+    work = dataclasses.replace(work_of(), exchanges=(exchange(scheme, 3000, 0.0),))
+    result = run(work, 4, "poseidon", is_each_by_itself)
+    assert result.node_bytes == (bytes_of_root, *[bytes_of_others] * 3)
+    assert sum(result.sent) == sum(result.received)
+    assert result.step_seconds == pytest.approx(3 * 3000 / RATE, abs=1e-7)
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("scheme", ["gather", "broadcast"])
+def test_rows_wait_for_what_they_are_computed_from(scheme, barrier):
+    """Half of the step is computed, then nothing until it is there; what nobody waits for is hidden."""
+    work = dataclasses.replace(work_of(planning.Site("last", "float32", 4, (1,), operations=1e9)), seconds=1.0,
+                               operations=1e9)
+    size = int(RATE / 30)  # to 3 others: a tenth of a second
+    hidden, waited = (dataclasses.replace(work, exchanges=(exchange(scheme, size, 5e8, is_waited_for=is_waited_for),))
+                      for is_waited_for in (False, True))
+    system = dataclasses.replace(simulation.SYSTEMS["poseidon-ps"], barrier=barrier)
+    alone, *others = (simulation.simulate(w, machines(4), system).step_seconds for w in (work, hidden, waited))
+    assert others == pytest.approx([alone, alone + 3 * size / RATE], abs=1e-6)
+
+
+def test_what_follows_an_exchange_leaves_after_it():
+    """Of two at the same place of the step, the second is computed from the first: two latencies."""
+    first, second = exchange("gather", 1, 0.0, is_waited_for=True), exchange("broadcast", 1, 0.0, is_waited_for=True)
+    times = []
+    for depth in (0, 1):
+        work = dataclasses.replace(work_of(), exchanges=(first, dataclasses.replace(second, depth=depth)))
+        times.append(run(work, 2, "poseidon", latency_us=50).step_seconds - work.seconds)
+    assert times == pytest.approx([50e-6, 100e-6], abs=1e-7)

@@ -67,7 +67,16 @@ def test_eager_exchanges_hide_nothing():
     assert segments(*eager) == [("forward", "", 0, 2), ("wait", "a", 2, 5), ("backward", "b", 5, 6),
                                 ("wait", "b", 6, 7)]
     step, = Rank("host", 0, tuple(eager)).steps
-    assert [end - begin for begin, end in map(step.hidden, step.gradients)] == [0, 0]
+    assert [end - begin for begin, end in map(step.hidden, step.exchanges)] == [0, 0]
+
+
+def test_rows_wait_for_what_they_are_computed_from():
+    """Rows are gathered in the forward pass, and nothing is computed meanwhile; a value of rank 0 is not waited for."""
+    events = [Event("gather", "rows", 1, 3, 4, True), Event("broadcast", "value", 4, 6, 4), Event("ps", "a", 7, 8, 4)]
+    assert segments(*events) == [("forward", "", 0, 1), ("wait", "rows", 1, 3), ("backward", "value", 3, 4),
+                                 ("backward", "a", 4, 7), ("wait", "a", 7, 8)]
+    step, = Rank("host", 0, tuple(events)).steps
+    assert [end - begin for begin, end in map(step.hidden, step.exchanges)] == [0, 2, 0]
 
 
 def test_site_that_comes_again_begins_a_step():
@@ -228,7 +237,7 @@ def test_all_ranks_get_the_recordings_of_all(tmp_path):
     assert sorted(timelines) == [0, 1, 2]
     for number, mine in timelines.items():
         assert mine.ranks == timelines[0].ranks
-        assert [[e.site for e in step.gradients] for step in mine.ranks[number].steps] == [["a", "b"], ["a"]]
+        assert [[e.site for e in step.exchanges] for step in mine.ranks[number].steps] == [["a", "b"], ["a"]]
         assert str(mine) == timelines[0].table(number) != timelines[0].table((number + 1) % 3)
     with gzip.open(tmp_path / "new" / "trace.json.gz") as file:
         assert json.load(file) == trace_lib.trace(timelines[0].ranks)
@@ -320,7 +329,8 @@ def cells(table, site):
 
 def test_trace_has_a_row_for_each_kind_on_each_rank(recorded):
     _, traces = recorded
-    schemes = dict(rewritten={"ps", "sfb", "sparse"}, as_it_is={"ps", "sparse"}, eager={"ps", "sparse"})
+    schemes = dict(rewritten={"ps", "sfb", "sparse"}, as_it_is={"ps", "sparse"}, eager={"ps", "sparse"},
+                   partitioned={"ps", "sfb", "gather", "broadcast"})
     for mode, trace in traces.items():
         processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
         assert [re.sub(" on .+", "", name) for name in processes] == ["rank 0", "rank 1", "rank 2"]
@@ -430,3 +440,21 @@ def test_no_exchange_ends_before_another_rank_has_begun_it(mode, recorded):
 def test_timeline_inside_of_another_is_refused(recorded):
     assert re.search(r"strategy.timeline\('.*inner.json'\) was entered inside of another one; leave that one",
                      recorded[0][0]["nested"])
+
+
+def test_steps_that_were_partitioned(recorded):
+    """Each exchange is there by its name, once in a step; nothing hides what rows wait for."""
+    reports, traces = recorded
+    report = reports[0]["partitioned"]
+    waited_for = {site for site, is_waited_for in report["exchanges"].items() if is_waited_for}
+    assert {"mean", "variance", "value/noise", "max/StopGradient"} <= waited_for
+    assert {"weights", "Identity", "rows/kinds"} <= set(report["exchanges"]) - waited_for
+    sites = collections.Counter(
+        e["args"]["site"] for (rank, row), events in rows_of(traces["partitioned"]).items() for e in events
+        if rank == 0 and row not in ("compute", "calls", "rebuild"))
+    assert sites == dict.fromkeys(report["exchanges"], STEPS)
+    for site, is_waited_for in report["exchanges"].items():
+        row = cells(report["table"], site)
+        assert row["predicted"] and row["measured"], site
+        assert not is_waited_for or row["hidden"] == "0", site
+    assert cells(report["table"], "total")["predicted"]

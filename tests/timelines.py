@@ -1,6 +1,7 @@
 """A program that records timelines of training, started on several ranks: timelines.py FOLDER.
 
-Backpropagation is slow between the two layers, and there rank 1 is later than the others.
+Backpropagation is slow between the two layers, and there rank 1 is later than the others. Then a step that was
+partitioned by rows is recorded, which exchanges more than gradients.
 """
 
 import json
@@ -17,6 +18,34 @@ from tf_poseidon.errors import PoseidonError
 
 SLOW_S, LATE_S = 0.05, 0.1
 STEPS = 6
+
+
+def record_partitioned(strategy, path):
+    """Records a step with moments that rows wait for, numbers of rank 0, a maximum, and rows that an op needs whole."""
+    weights = tf.Variable(tf.reshape(tf.range(32.0), (8, 4)) / 32, name="weights")
+    seen = tf.Variable(0, name="seen")
+
+    @poseidon.distribute
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x @ weights
+            h -= tf.reduce_mean(h, 0, name="mean")
+            h /= 1.0 + tf.reduce_mean(tf.square(h), 0, name="variance")
+            noise = tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32, name="noise")  # without a seed
+            largest = tf.stop_gradient(tf.reduce_max(tf.abs(h), name="largest"))
+            loss = tf.reduce_mean(tf.square(h + noise) / largest, name="loss")
+        kinds, _ = tf.unique(tf.cast(10 * h[:, 0], tf.int32, name="kinds"))
+        seen.assign_add(tf.size(kinds))
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    x = tf.random.stateless_normal((4 * strategy.num_replicas_in_sync, 8), (1, 2))
+    step(x)  # traces it
+    with strategy.timeline(path) as timeline:
+        for _ in range(STEPS):
+            step(x)
+    return dict(table=str(timeline), exchanges={e.site: e.is_waited_for for e in step.report.exchanges},
+                total_bytes=strategy.plan.total_bytes)
 
 
 def main(folder):
@@ -62,6 +91,8 @@ def main(folder):
         if mode == "rewritten":
             reports["plan"] = {d.site: d.scheme for d in strategy.plan.decisions}
     assert not any("timeline" in site for site in strategy.stats()["sites"])
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    reports["partitioned"] = record_partitioned(strategy, folder / "traces" / "partitioned.json")
     try:
         with strategy.timeline(folder / "outer.json"):
             with strategy.timeline(folder / "inner.json"):

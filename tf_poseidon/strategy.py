@@ -194,15 +194,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """Returns what this rank has exchanged.
 
         Returns:
-            {"header_bytes": bytes of frame headers sent, "waiting_seconds": how long steps have
-            waited for others after their last gradient was ready, "sites": {site: {"count":
-            exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": what of it was sent to
-            ranks that this one does not combine with, "seconds": from the gradient being ready to its
-            sum being there, over all exchanges}}}. One process alone exchanges nothing.
+            {"header_bytes": bytes of frame headers sent, "packets": messages that these were in,
+            "waiting_seconds": how long steps have waited for others after their last gradient was ready,
+            "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": what
+            of it was sent to ranks that this one does not combine with, "seconds": from the gradient being
+            ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
         """
         communicator = self.extended.communicator
         if communicator is None:
-            return {"header_bytes": 0, "waiting_seconds": 0.0, "sites": {}}
+            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}

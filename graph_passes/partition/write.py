@@ -39,6 +39,8 @@ PREFIX = "poseidon"
 # The PoseidonPart of what depends on no rows.
 OF_NO_ROWS = f"{PREFIX}/ranks"
 _HOST = "/device:CPU:0"
+# What names begin with that come from a call of a tf.function, which tells nobody anything.
+_CALL = "StatefulPartitionedCall/"
 _INT64 = types_pb2.DT_INT64
 # With which nodes name those whose device they share.
 _BESIDE = b"loc:@"
@@ -449,7 +451,7 @@ class GraphWriter:
             value = self._transposed(writer, "first", value, order, dtype)
         site = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
-                          site=site)
+                          **site)
         if dimension:
             return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
         return rows
@@ -476,10 +478,10 @@ class GraphWriter:
         is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
         site = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
         if is_summed:
-            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, site=site, shape=shape)
+            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **site)
         axis = writer.constant("axis", np.array(0, np.int32), value)
         one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
-        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, site=site)
+        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, **site)
         op = _REDUCE_OPS[state.reduce]
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
@@ -487,14 +489,15 @@ class GraphWriter:
     def taken_from_one(self, value, dtype, prefix, frame, name):
         """Gives every rank the value of rank 0."""
         site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
-        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, site=site, root=0)
+        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, root=0, **site)
 
     def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
-        """Notes an exchange, and returns its site: a name that no exchange of another kind has."""
+        """Notes an exchange; returns, as attributes, its site, a name that no other kind has, and when it happens."""
         self._serialise(frame)
-        site = f"{kind}/{name}" if is_gathered else self._names.get(name, name)
+        shown = name.removeprefix(_CALL)
+        site = f"{kind}/{shown}" if is_gathered else self._names.get(name, shown)
         if not self._is_asked_for:
-            return f"fetched/{site}"  # once each: what is whole is kept
+            return {"site": f"fetched/{site}"}  # once each: what is whole is kept
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
@@ -503,9 +506,11 @@ class GraphWriter:
         else:  # what was made for an op, of a shape that was given
             num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
         variable = "" if is_gathered else self._names.get(name, "")
+        is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
-                                                  self._is_waited_for_by_rows(name)))
-        return site
+                                                  is_waited_for))
+        meanwhile = "repeats" if frame.outer is not None else "waits" if is_waited_for else "computes"
+        return {"site": site, graph_lib.MEANWHILE: meanwhile}
 
     def _is_waited_for_by_rows(self, name):
         """Whether rows, or summands, are computed from the one-process value of a tensor."""

@@ -167,6 +167,7 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtyp
   exchange.contributes = contributes;
   exchange.root = root;
   exchange.is_gradient = is_gradient;
+  if (is_gradient) exchange.row = "ps";
   communicator->Submit(std::move(exchange), [waiter = *handle](const std::string& error) {
     waiter->Finish(error, {});
   });

@@ -18,10 +18,12 @@ using Clock = std::chrono::steady_clock;
 
 // Something of one site that took from `begin` to `end`.
 struct Event {
-  const char* row;  // a literal: of an exchange "ps", "sfb", "sparse" or "calls"; "rebuild"
+  // A literal: of what a step exchanges once "ps", "sfb", "sparse", "gather" or "broadcast"; of other exchanges
+  // "calls"; "rebuild".
+  const char* row;
   Clock::time_point begin, end;
   size_t bytes;      // of an exchange: this rank's tensor or factors
-  bool is_blocking;  // whether the step did nothing else meanwhile: an eager op
+  bool is_blocking;  // whether the step did nothing else meanwhile
 };
 
 // Any thread may call these. While nothing is recorded, Add costs one load.

@@ -41,13 +41,13 @@ struct Exchange {
   void* output = nullptr;   // may equal `input`
   bool contributes = true;  // false: this rank adds nothing to the sum
   bool is_gradient = false;  // of a site that could travel as factors, see factors.h
+  const char* row = "calls";  // of the timeline, see Event
   bool is_blocking = false;  // whether the step does nothing else meanwhile
   int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
   Group group;
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
-  const char* row() const { return is_gradient ? "ps" : "calls"; }  // of the timeline
 };
 
 // Called on the progress thread with an empty text on success, else with the reason. Must not

@@ -48,8 +48,8 @@ struct Factors {
   std::vector<FactorPart> parts;
   std::string form;  // what the rank will make of them
   Group group;
-  const char* row = "calls";  // of the timeline: "sfb" or "sparse" of gradients
-  bool is_blocking = false;   // as of Exchange
+  const char* row = "calls";  // as of Exchange
+  bool is_blocking = false;
 };
 
 // What it gets.

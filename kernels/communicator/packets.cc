@@ -25,7 +25,9 @@ void Packets::Flush() {
 }
 
 void Packets::FlushOne(int peer) {
-  if (!open_[peer].empty()) transport_->SendPacket(peer, std::exchange(open_[peer], {}));
+  if (open_[peer].empty()) return;
+  statistics_->packets += 1;
+  transport_->SendPacket(peer, std::exchange(open_[peer], {}));
 }
 
 void Packets::Clear() {

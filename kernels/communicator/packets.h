@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "frame.h"
+#include "statistics.h"
 #include "transport.h"
 
 namespace poseidon {
 
 class Packets {
  public:
-  explicit Packets(Transport* transport) : transport_(transport), open_(transport->size()) {}
+  explicit Packets(Transport* transport, Statistics* statistics)
+      : transport_(transport), statistics_(statistics), open_(transport->size()) {}
 
   // Adds a frame to the packet for `peer`; the payload goes along unless it is bulk. A full packet
   // is sent first.
@@ -35,6 +37,7 @@ class Packets {
 
  private:
   Transport* const transport_;
+  Statistics* const statistics_;
   std::vector<std::vector<char>> open_;  // by peer
 };
 

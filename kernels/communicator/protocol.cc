@@ -246,7 +246,7 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
   active->statistics.nanoseconds +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
   const Exchange& exchange = active->exchange;
-  statistics_->events.Add(exchange.site, {exchange.row(), active->start, now, exchange.bytes(),
+  statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(),
                                           exchange.is_blocking});
   active->done("");
 }

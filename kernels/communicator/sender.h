@@ -22,7 +22,7 @@ class Sender {
       : transport_(transport),
         plan_(plan),
         statistics_(statistics),
-        packets_(transport),
+        packets_(transport, statistics),
         next_tag_(transport->size()),
         in_flight_(transport->size()),
         waiting_(transport->size()) {}

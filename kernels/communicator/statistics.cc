@@ -25,7 +25,7 @@ void Statistics::Submitted(uint64_t site, Clock::time_point time) {
 std::string Statistics::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::ostringstream out;
-  out << "{\"header_bytes\": " << header_bytes
+  out << "{\"header_bytes\": " << header_bytes << ", \"packets\": " << packets
       << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"sites\": {";
   const char* separator = "";
   for (const auto& [name, site] : sites_) {

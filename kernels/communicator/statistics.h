@@ -34,10 +34,10 @@ class Statistics {
   void Submitted(uint64_t site, Clock::time_point time);
   void Completed(Clock::time_point time) { last_completion_ = time; }
 
-  std::atomic<uint64_t> header_bytes{0};  // sent by this rank
+  std::atomic<uint64_t> header_bytes{0}, packets{0};  // sent by this rank
   EventLog events;
 
-  // {"header_bytes", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes",
+  // {"header_bytes", "packets", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes",
   // "network_bytes", "seconds"}}}
   std::string Json() const;
 

@@ -16,6 +16,8 @@ class Exchange:
         dtype: Name of its dtype.
         itemsize: Bytes of an element.
         shape: What one rank with a full batch has of it; None if that is unknown.
+        operations, depth, is_waited_for: As of `Site`.
+        group: As of `Decision`.
     """
 
     site: str
@@ -23,6 +25,15 @@ class Exchange:
     dtype: str
     itemsize: int
     shape: tuple[int, ...] | None
+    operations: float = 0.0
+    depth: int | None = 0
+    is_waited_for: bool = False
+    group: str | None = None
+
+    @property
+    def num_bytes(self):
+        """Bytes of what one rank has, None if that is unknown."""
+        return None if self.shape is None else self.itemsize * math.prod(self.shape)
 
     @property
     def reason(self):
@@ -35,7 +46,6 @@ class Exchange:
         """Returns the `Cost` in a step; None if that is not known before the step."""
         if self.shape is None:
             return None
-        num_bytes = self.itemsize * math.prod(self.shape)
         if self.scheme == "gather":
-            return cost_lib.gathered(num_bytes, cluster)
-        return cost_lib.broadcast(num_bytes, cluster)
+            return cost_lib.gathered(self.num_bytes, cluster)
+        return cost_lib.broadcast(self.num_bytes, cluster)

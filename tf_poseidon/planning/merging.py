@@ -1,11 +1,13 @@
 """Which small messages wait for each other, to travel as one.
 
-Every message costs a latency. If the next gradient is there sooner than that, waiting for it is less
+Every message costs a latency. If the next one is there sooner than that, waiting for it is less
 (MG-WFBP: S. Shi, X. Chu and B. Li, INFOCOM 2019, arXiv 1811.11141, theorem 1). Their messages follow each
-other on a link; ours are small enough to share a packet, and larger ones leave at once.
+other on a link; ours are small enough to share a packet, and larger ones leave at once. A message never waits
+for one that is computed from it: only those wait for each other before which as many exchanges have happened.
 """
 
 import dataclasses
+import typing
 
 # What travels inside of packets, and how much of it fits into one: kInlineBytes and kMaxPacketBytes
 # in kernels/communicator/frame.h.
@@ -13,28 +15,42 @@ LARGEST_MESSAGE = 32 << 10
 LARGEST_GROUP = 128 << 10
 
 
-def with_groups(decisions, sites, cluster):
-    """Returns the decisions with `group` set where messages shall travel together.
+class _Message(typing.NamedTuple):
+    """What a rank sends to one other at once."""
+
+    site: str
+    num_bytes: int
+    operations: float
+    depth: int
+
+
+def with_groups(decisions, sites, exchanges, cluster):
+    """Returns (decisions, exchanges) with `group` set where messages shall travel together.
 
     Args:
         decisions: `Decision`s.
         sites: Their `Site`s, in the same order.
+        exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    groups, last_ready = [], None
-    small = [(site, d, num_bytes) for d, site in zip(decisions, sites, strict=True)
-             if (num_bytes := _message_bytes(d, site)) is not None and num_bytes <= LARGEST_MESSAGE]
     # Ties in the order of backpropagation, which is that of the variables from last to first.
-    for site, decision, num_bytes in sorted(reversed(small), key=lambda entry: entry[0].operations):
-        ready = cluster.compute_seconds(site.operations)
-        fits = groups and sum(b for _, b in groups[-1]) + num_bytes <= LARGEST_GROUP
-        if fits and ready - last_ready < cluster.latency_seconds:
-            groups[-1].append((decision.site, num_bytes))
+    small = [_Message(site.name, num_bytes, site.operations, site.depth)
+             for decision, site in reversed(list(zip(decisions, sites, strict=True)))
+             if (num_bytes := _message_bytes(decision, site)) is not None]
+    small += [_Message(e.site, e.num_bytes, e.operations, e.depth) for e in exchanges if e.num_bytes is not None]
+    small = [message for message in small if message.num_bytes <= LARGEST_MESSAGE and message.depth is not None]
+    groups, last = [], None
+    for message in sorted(small, key=lambda message: (message.depth, message.operations)):
+        fits = groups and sum(m.num_bytes for m in groups[-1]) + message.num_bytes <= LARGEST_GROUP
+        if fits and message.depth == last.depth and (
+                cluster.compute_seconds(message.operations - last.operations) < cluster.latency_seconds):
+            groups[-1].append(message)
         else:
-            groups.append([(decision.site, num_bytes)])
-        last_ready = ready
-    names = {site: group[0][0] for group in groups if len(group) > 1 for site, _ in group}
-    return tuple(dataclasses.replace(d, group=names.get(d.site)) for d in decisions)
+            groups.append([message])
+        last = message
+    names = {message.site: group[0].site for group in groups if len(group) > 1 for message in group}
+    return (tuple(dataclasses.replace(d, group=names.get(d.site)) for d in decisions),
+            tuple(dataclasses.replace(e, group=names.get(e.site)) for e in exchanges))
 
 
 def _message_bytes(decision, site):

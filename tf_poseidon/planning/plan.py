@@ -100,10 +100,8 @@ class Plan:
     def _times(self):
         if not self.operations:
             return None, None
-        step, compute = timeline.step_seconds(self.decisions, self.sites, self.cluster, self.operations)
-        # What is no gradient is needed at once: nothing hides it.
-        others = [exchange.cost(self.cluster) for exchange in self.exchanges]
-        return step + sum(cost.seconds for cost in others if cost), compute
+        sent = timeline.messages(self.decisions, self.sites, self.exchanges, self.cluster)
+        return timeline.step_seconds(sent, self.cluster, self.operations)
 
     def form(self):
         """Returns what ranks compare: a line for each site, in the order of their names."""

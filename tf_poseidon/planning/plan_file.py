@@ -1,4 +1,4 @@
-"""Plans as files: JSON with one site to a line, so that people and `diff` can read it."""
+"""Plans as files: JSON with one site, or other exchange, to a line, so that people and `diff` can read it."""
 
 import dataclasses
 import json
@@ -7,6 +7,7 @@ import pathlib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.policies import POLICIES
@@ -56,7 +57,10 @@ def to_text(plan):
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     sites = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
              for site, decision in zip(plan.sites, plan.decisions, strict=True)]
-    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in sites), " ]", "}", ""])
+    exchanges = [json.dumps(_filled(exchange)) for exchange in plan.exchanges]
+    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in sites),
+                      *([" ],", ' "exchanges": [', ",\n".join(f"  {e}" for e in exchanges)] if exchanges else []),
+                      " ]", "}", ""])
 
 
 def from_text(text):
@@ -78,7 +82,7 @@ def from_text(text):
         sites = tuple(_site(dict(entry["site"])) for entry in fields["sites"])
         plan = Plan(fields["policy"], Cluster(**fields["cluster"]), sites,
                     tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
-                    fields["operations"])
+                    fields["operations"], exchanges=tuple(_exchange(dict(e)) for e in fields.get("exchanges", ())))
         digest = fields.get("digest", plan.digest)
         if digest == plan.digest:
             _check(plan)
@@ -130,6 +134,11 @@ def _site(fields):
         if fields.get(name) is not None:
             fields[name] = kind(**fields[name])
     return Site(**fields)
+
+
+def _exchange(fields):
+    shape = fields.get("shape")
+    return Exchange(**fields | {"shape": None if shape is None else tuple(shape)})
 
 
 def _decision(fields):

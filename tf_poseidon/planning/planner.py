@@ -31,12 +31,11 @@ class Planner:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
-            plan = make_plan(sites, self.policy, self.cluster, self.pins, operations,
-                             self.merge)
-        else:
-            self.given.check(sites, self.cluster)
-            plan = self.given
-        return dataclasses.replace(plan, exchanges=tuple(exchanges)) if exchanges else plan
+            return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges)
+        self.given.check(sites, self.cluster)
+        groups = {exchange.site: exchange.group for exchange in self.given.exchanges}
+        return dataclasses.replace(self.given, exchanges=tuple(
+            dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
     def refusal(self, reason):
         """Returns the plan of a graph that is not rewritten."""

@@ -69,7 +69,7 @@ def _ms(seconds):
 POLICIES = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
 
 
-def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
+def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False, exchanges=()):
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -82,6 +82,7 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
             as far as that is possible. Patterns are those of file names: "*", "?" and "[...]".
         operations: Additions and multiplications of the step, None if that is unknown.
         merge: Whether small messages wait for each other, see merging.py.
+        exchanges: The other `Exchange`s of the graph.
 
     Returns:
         A `Plan`.
@@ -97,10 +98,10 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False):
                                 f"{', '.join(SCHEMES)}.")
     decisions = _decisions(sites, policy, cluster, pins)
     if policy == "auto" and cluster.accelerators and operations:
-        decisions = _with_overlap(decisions, sites, cluster, pins, operations)
+        decisions = _with_overlap(decisions, sites, cluster, pins, operations, exchanges)
     if merge:
-        decisions = merging.with_groups(decisions, sites, cluster)
-    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations)
+        decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
+    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations, exchanges=tuple(exchanges))
 
 
 def _decisions(sites, policy, cluster, pins, changed=frozenset()):
@@ -119,7 +120,7 @@ def _decisions(sites, policy, cluster, pins, changed=frozenset()):
     return decisions
 
 
-def _with_overlap(decisions, sites, cluster, pins, operations):
+def _with_overlap(decisions, sites, cluster, pins, operations, exchanges):
     """Returns the decisions, changed one by one while that makes the step shorter; as they are if not by 5 %.
 
     By itself a gradient may take less time as factors. But its bytes are hidden by backpropagation where
@@ -128,7 +129,8 @@ def _with_overlap(decisions, sites, cluster, pins, operations):
     others.
     """
     def seconds(decisions):
-        return timeline.step_seconds(decisions, sites, cluster, operations)[0]
+        sent = timeline.messages(decisions, sites, exchanges, cluster)
+        return timeline.step_seconds(sent, cluster, operations)[0]
 
     by_themselves, changed = decisions, set()
     best = at_first = seconds(decisions)

@@ -63,6 +63,8 @@ class Site:
             dense layer's bias.
         operations: Additions and multiplications that have to be done before the gradient is there,
             those of the forward pass included.
+        depth: How many exchanges come one after the other before it; None in a loop.
+        is_waited_for: Whether the step computes nothing until it is there.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Site:
     refusal: str = ""
     bias_of: str | None = None
     operations: float = 0.0
+    depth: int | None = dataclasses.field(default=0, repr=False)
+    is_waited_for: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def num_bytes(self):

@@ -1,30 +1,64 @@
-"""How long a step is expected to take when gradients travel while backpropagation goes on.
+"""How long a step is expected to take when exchanges go on while it computes.
 
 Wait-free backpropagation (H. Zhang et al., USENIX ATC 2017, section 3.1): a gradient leaves as soon as
 it is there, and a rank's link carries one after the other. Rebuilding takes the processor from
-backpropagation, whenever it happens.
+backpropagation, whenever it happens. What is waited for stops computing until it is there.
 """
 
+import dataclasses
 
-def step_seconds(decisions, sites, cluster, operations):
-    """Returns (seconds of a step, seconds of its arithmetic without any other rank).
+from tf_poseidon.planning.cost import Cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What a rank exchanges in a step.
+
+    Attributes:
+        cost: Its `Cost`.
+        operations, depth, is_waited_for: As of `Site`.
+    """
+
+    cost: Cost
+    operations: float
+    depth: int | None = 0
+    is_waited_for: bool = False
+
+
+def messages(decisions, sites, exchanges, cluster):
+    """Returns the `Message`s of a step.
 
     Args:
         decisions: `Decision`s, with their costs.
         sites: Their `Site`s, in the same order.
+        exchanges: Other `Exchange`s.
+        cluster: The `Cluster`.
+    """
+    found = [Message(decision.cost, site.operations, site.depth, site.is_waited_for)
+             for decision, site in zip(decisions, sites, strict=True)
+             if decision.cost is not None and not decision.rides_on]
+    return found + [Message(cost, exchange.operations, exchange.depth, exchange.is_waited_for)
+                    for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
+
+
+def step_seconds(sent, cluster, operations):
+    """Returns (seconds of a step, seconds of its arithmetic without any other rank).
+
+    Args:
+        sent: The `Message`s.
         cluster: The `Cluster`.
         operations: Additions and multiplications of the step.
     """
     compute = cluster.compute_seconds(operations)
-    link_is_free = last_arrival = rebuild = last_rebuild = 0.0
-    by_readiness = sorted(zip(decisions, sites, strict=True), key=lambda pair: pair[1].operations)
-    for decision, site in by_readiness:
-        if decision.rides_on or decision.cost is None:
-            continue
-        cost = decision.cost
-        start = max(link_is_free, cluster.compute_seconds(site.operations))
-        link_is_free = start + cost.transfer
+    link_is_free = last_arrival = rebuild = last_rebuild = waited = 0.0
+    for message in sorted(sent, key=lambda message: (message.operations, message.depth or 0)):
+        cost = message.cost
+        ready = cluster.compute_seconds(message.operations) + waited
+        link_is_free = max(link_is_free, ready) + cost.transfer
+        arrival = link_is_free + cost.latency
         rebuild += cost.rebuild
-        if link_is_free + cost.latency >= last_arrival:
-            last_arrival, last_rebuild = link_is_free + cost.latency, cost.rebuild
-    return max(compute + rebuild, last_arrival + last_rebuild), compute
+        if message.is_waited_for:
+            waited += arrival - ready
+        if arrival >= last_arrival:
+            last_arrival, last_rebuild = arrival, cost.rebuild
+    return max(compute + waited + rebuild, last_arrival + last_rebuild), compute

@@ -3,12 +3,12 @@
 The communicator notes events while somebody records. A rank's step is cut into segments that follow each
 other without a gap:
 
-    forward    from the end of the step before to its first gradient
-    backward   from one gradient to the next
-    wait       after the last gradient, until what is under way is there
+    forward    from the end of the step before to the first exchange
+    backward   from one exchange to the next
+    wait       after the last one, until what is under way is there; and while rows wait for one
     rebuild    the same, but meanwhile a gradient was made of factors
 
-Backpropagation has no other marks than the gradients that leave it.
+Computing has no other marks than what leaves it: gradients, and what else a step partitioned by rows exchanges.
 """
 
 import bisect
@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import typing
 
-SCHEMES = ("ps", "sfb", "sparse")
+SCHEMES = ("ps", "sfb", "sparse", "gather", "broadcast")
 ROWS = (*SCHEMES, "calls", "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")
 
@@ -25,13 +25,14 @@ class Event(typing.NamedTuple):
     """Something of one site on one rank, in seconds of rank 0's clock.
 
     Attributes:
-        row: "ps", "sfb" or "sparse" when a gradient was exchanged so, from when it was ready; "calls" for
-            other exchanges; "rebuild" when a gradient was made of what others have sent.
+        row: "ps", "sfb" or "sparse" when a gradient was exchanged so, "gather" or "broadcast" when a step
+            exchanged something else, from when it was ready; "calls" for other exchanges; "rebuild" when a
+            gradient was made of what others have sent.
         site: Name of the site.
         begin: When it began.
         end: When it was done.
         num_bytes: Of an exchange, this rank's tensor or factors.
-        is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly.
+        is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly, or rows wait for it.
     """
 
     row: str
@@ -63,21 +64,21 @@ class Rank:
     @functools.cached_property
     def steps(self):
         """The `Step`s. A site that is exchanged again begins the next one."""
-        gradients, seen = [], set()
+        exchanges, seen = [], set()
         for event in self.events:
             if event.row in SCHEMES:
-                if event.site in seen or not gradients:
-                    gradients.append([])
+                if event.site in seen or not exchanges:
+                    exchanges.append([])
                     seen.clear()
                 seen.add(event.site)
-                gradients[-1].append(event)
-        begins = [events[0].begin for events in gradients]
-        rebuilds = [[] for _ in gradients]
+                exchanges[-1].append(event)
+        begins = [events[0].begin for events in exchanges]
+        rebuilds = [[] for _ in exchanges]
         for event in self.events:
             if event.row == "rebuild" and begins and event.begin >= begins[0]:
                 rebuilds[bisect.bisect(begins, event.begin) - 1].append(event)
         steps, now = [], self.begin
-        for parts in zip(gradients, rebuilds):
+        for parts in zip(exchanges, rebuilds):
             steps.append(Step(*parts, _segments(now, *parts)))
             now = steps[-1].end
         # What came when there was no room left is missing in the last one.
@@ -98,12 +99,12 @@ class Step:
     """One step of one rank.
 
     Attributes:
-        gradients: The `Event`s of exchanging gradients, in the order in which these were ready.
+        exchanges: The `Event`s of what it exchanged, in the order in which that was ready.
         rebuilds: Those of rebuilding gradients.
         segments: `Segment`s that follow each other, from its beginning to its end.
     """
 
-    gradients: list[Event]
+    exchanges: list[Event]
     rebuilds: list[Event]
     segments: list[Segment]
 
@@ -116,20 +117,20 @@ class Step:
         return self.segments[-1].end
 
     @property
-    def last_gradient(self):
-        """When backpropagation ended."""
-        return self.gradients[-1].begin
+    def last_ready(self):
+        """When the last exchange began; computing ends there, as far as is known."""
+        return self.exchanges[-1].begin
 
     def seconds(self, *kinds):
         """Returns how long all segments of some kinds are."""
         return sum(s.end - s.begin for s in self.segments if s.kind in kinds)
 
     def hidden(self, event):
-        """Returns (begin, end) of an exchange's time while backpropagation went on."""
-        return event.begin, event.begin if event.is_blocking else min(event.end, self.last_gradient)
+        """Returns (begin, end) of an exchange's time while the step went on computing."""
+        return event.begin, event.begin if event.is_blocking else min(event.end, self.last_ready)
 
 
-def _segments(now, gradients, rebuilds):
+def _segments(now, exchanges, rebuilds):
     """Returns the segments of a step that begins `now`."""
     segments = []
 
@@ -141,11 +142,11 @@ def _segments(now, gradients, rebuilds):
             segments.append(Segment(kind, site, now, end))
         now = max(now, end)
 
-    for i, event in enumerate(gradients):
+    for i, event in enumerate(exchanges):
         until(event.begin, "backward" if i else "forward", event.site if i else "")
         if event.is_blocking:
             until(event.end, "wait", event.site)
-    waits = sorted((e for e in gradients if e.end > now), key=lambda e: e.end)
+    waits = sorted((e for e in exchanges if e.end > now), key=lambda e: e.end)
     cuts = sorted({e.end for e in waits} | {t for e in rebuilds for t in e[2:4] if t > now})
     num_begun, running = 0, None
     for cut in cuts:  # nothing begins or ends between two of them

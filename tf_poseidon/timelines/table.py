@@ -27,6 +27,9 @@ def table(ranks, rank, plan=None):
     # The plan may be that of another function.
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
                  if decision.site in values and decision.scheme == values[decision.site]["scheme"]}
+    costs = {site: decision.cost for site, decision in decisions.items()}
+    costs |= {exchange.site: exchange.cost(plan.cluster) for exchange in (plan.exchanges if plan else ())
+              if exchange.site in values and exchange.scheme == values[exchange.site]["scheme"]}
 
     def place(site):  # in the order of backpropagation, with what is made of a gradient's factors after it
         leader = decisions[site].rides_on if site in decisions else None
@@ -39,7 +42,7 @@ def table(ranks, rank, plan=None):
              "predicted", "measured"),
             ("forward", "", mean(lambda step: step.seconds("forward")), *[""] * 7)]
     for site in sorted(values, key=place):
-        columns, decision = values[site], decisions.get(site)
+        columns, cost = values[site], costs.get(site)
         slowest, measured = ["", ""], columns.get("rebuild", 0.0)
         if site in exchanges:
             number, seconds = _slowest(exchanges[site])
@@ -47,7 +50,7 @@ def table(ranks, rank, plan=None):
             measured += statistics.median(_arrivals(exchanges[site], rank))
         rows.append((site, columns["scheme"],
                      *(_ms(columns.get(key)) for key in ("compute", "hidden", "exposed", "rebuild")),
-                     *slowest, _ms(decision and decision.seconds), _ms(measured)))
+                     *slowest, _ms(cost and cost.seconds), _ms(measured)))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
     if calls:
         rows.append(("other exchanges", "calls", *[""] * 7, mean(
@@ -55,7 +58,7 @@ def table(ranks, rank, plan=None):
     compute, exposed, rebuild, total = (
         mean(lambda step, kinds=kinds: step.seconds(*kinds))
         for kinds in (("forward", "backward"), ("wait",), ("rebuild",), steps_lib.KINDS))
-    predicted = plan.step_seconds if decisions and len(decisions) == len(values) else None
+    predicted = plan.step_seconds if costs and len(costs) == len(values) else None
     rows.append(("total", "", compute, mean(_covered), exposed,
                  mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)), "", "", _ms(predicted),
                  total))
@@ -80,8 +83,8 @@ def _by_site(steps):
         values[site][column] = values[site].get(column, 0.0) + seconds / len(steps)
 
     for step in steps:
-        exchanged = {event.site for event in step.gradients}
-        for event in step.gradients:
+        exchanged = {event.site for event in step.exchanges}
+        for event in step.exchanges:
             begin, end = step.hidden(event)
             values[event.site]["scheme"] = event.row
             add(event.site, "ready", event.begin - step.begin)
@@ -105,14 +108,14 @@ def _exchanges(ranks):
     of_ranks = [collections.defaultdict(list) for _ in ranks]
     for rank, of_rank in zip(ranks, of_ranks):
         for step in rank.steps:
-            for event in step.gradients:
+            for event in step.exchanges:
                 of_rank[event.site].append(event)
     result = {site: list(zip(*(of_rank[site] for of_rank in of_ranks))) for site in list(of_ranks[0])}
     return {site: exchanges for site, exchanges in result.items() if exchanges}
 
 
 def _slowest(exchanges):
-    """Returns (the rank whose gradient is the last, by how many seconds after that of the median rank).
+    """Returns (the rank whose tensor is the last, by how many seconds after that of the median rank).
 
     Of an even number of ranks, the median is the earlier of the two in the middle.
     """
@@ -127,9 +130,9 @@ def _arrivals(exchanges, rank):
 
 
 def _covered(step):
-    """Returns how long something was under way while backpropagation went on."""
+    """Returns how long something was under way while the step went on computing."""
     total = reached = 0.0
-    for begin, end in sorted(map(step.hidden, step.gradients)):
+    for begin, end in sorted(map(step.hidden, step.exchanges)):
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
