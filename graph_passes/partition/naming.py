@@ -9,11 +9,12 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _READS = ("ReadVariableOp",)
+_RESHAPED = ("Cast", "Reshape", "ExpandDims", "Squeeze")
 _REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
-_PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 
 def variables_of(propagated, sizes, paths):
@@ -30,7 +31,7 @@ def variables_of(propagated, sizes, paths):
     updates = collections.defaultdict(list)
     for node in propagated.ordered:
         if _is_update(node) and graph.inputs(node):
-            updates[_source(graph, graph.inputs(node)[0])].append(node)
+            updates[variables_lib.source(graph, graph.inputs(node)[0])].append(node)
     for resource, nodes in updates.items():
         if resource not in used:
             continue  # the slot of an optimizer
@@ -49,10 +50,10 @@ def _used(graph, propagated):
     for node in propagated.ordered:
         inputs = graph.inputs(node)
         if node.op == "ResourceGather" and propagated.states.get(node.name, WHOLE) != WHOLE:
-            used.add(_source(graph, inputs[0]))
+            used.add(variables_lib.source(graph, inputs[0]))
         if node.op not in (*_READS, *_REFERENCES):
             continue
-        source = _source(graph, inputs[0]) if node.op in _READS else node.name
+        source = variables_lib.source(graph, inputs[0]) if node.op in _READS else node.name
         queue, seen = [node], set()
         while queue:
             reader = queue.pop()
@@ -62,18 +63,9 @@ def _used(graph, propagated):
             if any(state != WHOLE for state in propagated.outcomes[reader.name].gives):
                 used.add(source)
                 break
-            if reader.op in (*_READS, *_REFERENCES, "Cast", "Reshape", "ExpandDims", "Squeeze", *_PASSED_ON):
+            if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON):
                 queue += graph.consumers(reader.name)
     return used
-
-
-def _source(graph, tensor):
-    """Returns the name of the node that a resource, or reference, comes from."""
-    node, seen = graph.node(tensor), set()
-    while (node.op in _PASSED_ON or node.op.startswith(("Assign", "RefSwitch", "RefEnter"))) and node.name not in seen:
-        seen.add(node.name)
-        node = graph.node(graph.inputs(node)[0])
-    return node.name
 
 
 def _behind(graph, sizes, nodes, updates, used):
@@ -95,7 +87,7 @@ def _behind(graph, sizes, nodes, updates, used):
             continue
         if node.op in _READS or node.op.startswith("Assign"):
             seen.add(tensor)
-            source = _source(graph, graph.inputs(node)[0])
+            source = variables_lib.source(graph, graph.inputs(node)[0])
             queue += [value for update in (() if source in used else updates.get(source, ()))
                       for value in _values(graph, update)]
         elif sizes.shape(tensor) in shapes:

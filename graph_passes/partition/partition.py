@@ -39,7 +39,7 @@ class Partitioned:
 
 
 @garbage.unsearched()
-def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None):
+def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, summands=()):
     """Returns the `Partitioned` graph.
 
     Args:
@@ -52,13 +52,14 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None):
             only they need are not in the report: they happen where somebody reads them.
         rows: How many rows a batch usually has; None if that is not known. It decides what is cheaper, and all
             ranks have to give the same.
+        summands: Names of the nodes that the resources of variables come from which hold summands, see held.py.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
-    propagated = propagate_lib.propagate(sizes)
+    propagated = propagate_lib.propagate(sizes, summands)
     writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:

@@ -17,6 +17,7 @@ from tensorflow.python.framework import op_def_registry
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import held as held_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import markers as markers_lib
 from tf_poseidon.graph_passes.partition import rules
@@ -24,6 +25,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -73,19 +75,25 @@ class Propagated:
     markers: dict[str, str | None]
 
 
-def propagate(sizes):
-    """Returns the `Propagated` states of a graph, given its `Sizes`."""
-    return _Propagation(sizes).run()
+def propagate(sizes, summands=()):
+    """Returns the `Propagated` states of a graph.
+
+    Args:
+        sizes: Its `Sizes`.
+        summands: Names of the nodes that the resources of variables come from which hold summands.
+    """
+    return _Propagation(sizes, frozenset(summands)).run()
 
 
 class _Propagation:
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, summands):
         self._sizes = sizes
         self._graph = sizes.graph
         self._ordered = graph_lib.in_order(self._graph.graph_def)
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
+        self._held = held_lib.outcomes(self._graph, self._ordered, summands)
         self._ruled = {}  # by node: (what its rule was given last, what it said)
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
         # How a node runs of which nothing is cut into rows: most nodes do.
@@ -135,7 +143,8 @@ class _Propagation:
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
             inputs = self._inputs[node.name]
-            if node.op not in _SPECIAL and all(self.seen(tensor) == WHOLE for tensor in inputs):
+            if node.op not in _SPECIAL and node.name not in self._held and all(
+                    self.seen(tensor) == WHOLE for tensor in inputs):
                 self._outcomes[node.name] = self._whole[node.name]
                 continue
             concerned.append(node)
@@ -160,6 +169,8 @@ class _Propagation:
         return (self._states if states is None else states).get(tensor, WHOLE)
 
     def _outcome(self, node, inputs):
+        if node.name in self._held:
+            return self._held[node.name]
         states = tuple(map(self.seen, inputs))
         whole = self._whole[node.name]
         store = self._stores.of(node.name)
@@ -201,7 +212,8 @@ class _Propagation:
         last, outcome = self._ruled.get(node.name, (None, None))
         if last != given:
             states, wish, stored = given
-            outcome = rule(Case(node, inputs, states, self._outputs[node.name], self._sizes, wish, stored))
+            outcome = held_lib.outcome(rule(Case(node, inputs, held_lib.as_summands(states), self._outputs[node.name],
+                                                 self._sizes, wish, stored)), states)
             self._ruled[node.name] = given, outcome
         return outcome
 
@@ -217,6 +229,8 @@ class _Propagation:
                 for origin in self._lists.origins(tensor))
         if target == WHOLE:
             return True
+        if target == HELD:
+            return state in (WHOLE, SUM)
         if isinstance(target, Partial):
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
         shape = self._sizes.shape(tensor)

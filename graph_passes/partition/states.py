@@ -33,7 +33,8 @@ class Partial:
     """A summand: the one-process value is the sum over the ranks that have rows, in rank order.
 
     Attributes:
-        reduce: What takes the place of the sum: "sum", "max", "min", "prod", "all" or "any".
+        reduce: What takes the place of the sum: "sum", "max", "min", "prod", "all" or "any". "held" is the sum over
+            all ranks, with rows in this step or not: what variables hold from step to step.
     """
 
     reduce: str = "sum"
@@ -44,6 +45,7 @@ class Partial:
 
 WHOLE = Whole()
 SUM = Partial("sum")
+HELD = Partial("held")
 State = Whole | Rows | Partial
 
 # Of which the one-process value, on all ranks, is a summand that gives that value again.

@@ -8,6 +8,7 @@ exchange something runs one round after the other, since exchanges are matched b
 |---|---|---|
 | whole | rows | a slice |
 | whole | partial | the value on rank 0, zeros elsewhere |
+| partial | held | the summand, zeros where a rank has no rows |
 | partial | whole | `PoseidonSync`, the site of which graph passes then plan; other reductions by gathering |
 | rows | whole | `PoseidonAllGather` |
 | inputs with rows | whole | the global batch, which every rank has |
@@ -29,6 +30,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.sizes import ROWS
+from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -361,6 +363,8 @@ class GraphWriter:
         place = self._places[node.name]
         prefix = f"{PREFIX}/{name.replace(':', '_output')}"
         value = self._native.get(name, name)
+        if state == HELD and native == SUM:
+            return self._selected(value, self.part(place)[1], dtype, f"{prefix}/held")
         if state != WHOLE:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
             if len(self._markers) > 1:
@@ -422,9 +426,13 @@ class GraphWriter:
             return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", place)
         if state.reduce in IDEMPOTENT:
             return value
-        writer = self._writer(f"{prefix}/summand", self._device_of(value))
+        return self._selected(value, self.part(place)[2], dtype, f"{prefix}/summand")
+
+    def _selected(self, value, condition, dtype, prefix):
+        """Returns a tensor where a condition holds on this rank, zeros elsewhere."""
+        writer = self._writer(prefix, self._device_of(value))
         zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
-        return writer.add("", "SelectV2", [self.part(place)[2], value, zeros], T=dtype)
+        return writer.add("", "SelectV2", [condition, value, zeros], T=dtype)
 
     def _rows_of(self, value, dimension, dtype, prefix, place):
         """Slices this rank's rows."""
@@ -468,8 +476,11 @@ class GraphWriter:
 
     def reduced(self, value, state, dtype, prefix, place, name, shape=None):
         """Adds up the summands of all ranks, or reduces them otherwise."""
-        contributes = self.part(place)[1]
         writer = self._writer(f"{prefix}/whole", _HOST)
+        if state == HELD:
+            contributes, state = writer.constant("contributes", np.array(True), value), SUM
+        else:
+            contributes = self.part(place)[1]
         is_given = shape is not None
         shape = shape if is_given else self._constant_shape(name)
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):

@@ -1,0 +1,67 @@
+"""Variables that hold summands from step to step: their one-process value is the sum of what all ranks have.
+
+Accumulators of gradients and metrics, say: what is only added to a variable need not be exchanged before somebody reads
+it. Which variables hold summands is for the caller to say: every function that uses one has to know, and so has what
+reads it outside of functions.
+
+A summand of this step counts only the ranks that have rows in it, others compute a borrowed row; what a variable
+holds counts all. So summands become held ones by selection, and what is linear keeps them apart from others.
+"""
+
+import dataclasses
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+_TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# Ops that say nothing of the value.
+_OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
+
+
+def outcomes(graph, ordered, summands):
+    """Returns the `Outcome` of each node that reads or assigns a variable that holds summands, by name.
+
+    Args:
+        graph: The `graph.Graph`.
+        ordered: Its nodes.
+        summands: Names of the nodes that the resources of these variables come from.
+
+    Raises:
+        PoseidonError: If another op works with such a variable.
+    """
+    found = {}
+    for node in ordered if summands else ():
+        sources = {variables_lib.source(graph, tensor) for tensor in graph.inputs(node)} & summands
+        if not sources or node.op in _OTHERS:
+            continue
+        if node.op == "ReadVariableOp":
+            found[node.name] = Outcome((WHOLE,), (HELD,))
+        elif node.op in _TAKES:
+            found[node.name] = Outcome((WHOLE, HELD), ())
+        else:
+            raise PoseidonError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
+                                f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
+    return found
+
+
+def as_summands(states):
+    """Returns states for rules, which do not tell held summands from others."""
+    return tuple(SUM if state == HELD else state for state in states)
+
+
+def outcome(found, states):
+    """Returns what a rule's `Outcome`, or None, for `as_summands(states)` means for these states.
+
+    An op that takes what is held as a summand gives, and takes, nothing but such.
+    """
+    if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
+        return found
+    if found.write is not None or found.wishes:
+        return None
+    return dataclasses.replace(
+        found, takes=tuple(HELD if takes == SUM else takes for takes in found.takes),
+        gives=tuple(HELD if gives == SUM else gives for gives in found.gives))

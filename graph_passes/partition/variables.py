@@ -1,0 +1,12 @@
+"""Which variable an op works with."""
+
+PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
+
+
+def source(graph, tensor):
+    """Returns the name of the node that a resource, or reference, comes from."""
+    node, seen = graph.node(tensor), set()
+    while (node.op in PASSED_ON or node.op.startswith(("Assign", "RefSwitch", "RefEnter"))) and node.name not in seen:
+        seen.add(node.name)
+        node = graph.node(graph.inputs(node)[0])
+    return node.name

@@ -1,0 +1,148 @@
+"""Variables that hold summands from step to step, on many ranks in this process against one process."""
+
+import numpy as np
+import partitioning
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import communicator
+from tf_poseidon import grappler
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import partition as partition_lib
+
+# Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
+BATCHES = (7, 1, 0, 12, 2)
+FEATURES = 3
+
+
+def _cond(step, true, false):
+    return tf.cond(tf.equal(step % 2, 1), true, false)
+
+
+def added(x, step, total):
+    """A metric: each step adds, and nobody reads."""
+    with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
+        return tf.constant(1.0, tf.float64)
+
+
+def subtracted(x, step, total):
+    with tf.control_dependencies([total.assign_sub(2 * tf.reduce_sum(x, 0))]):
+        return tf.constant(1.0, tf.float64)
+
+
+def assigned_sum(x, step, total):
+    """What is read and added to stays a summand."""
+    with tf.control_dependencies([total.assign(total.read_value() + tf.reduce_sum(x, 0))]):
+        return tf.constant(1.0, tf.float64)
+
+
+def decayed(x, step, total):
+    with tf.control_dependencies([total.assign(0.5 * total.read_value() + tf.reduce_sum(2 * x, 0))]):
+        return tf.constant(1.0, tf.float64)
+
+
+def with_a_whole_term(x, step, total):
+    """Whole terms are added to what is whole, as everywhere."""
+    with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0) + 1)]):
+        return tf.constant(1.0, tf.float64)
+
+
+def whole(x, step, total):
+    """What is assigned is the same on all ranks."""
+    with tf.control_dependencies([total.assign(tf.fill([FEATURES], tf.cast(step, tf.float64)))]):
+        return tf.constant(1.0, tf.float64)
+
+
+def squared(x, step, total):
+    """What is not linear needs it whole."""
+    norm = tf.reduce_sum(tf.square(total.read_value()))
+    with tf.control_dependencies([norm]):
+        with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
+            return tf.identity(norm)
+
+
+def accumulated(x, step, total):
+    """Accumulation of gradients: every second step uses the sum, and begins anew."""
+    gradient = tf.reduce_sum(x, 0)
+
+    def use():
+        update = (total.read_value() + gradient) / 2
+        with tf.control_dependencies([update]):
+            with tf.control_dependencies([total.assign(tf.zeros([FEATURES], tf.float64))]):
+                return tf.reduce_sum(update * update)
+
+    def accumulate():
+        with tf.control_dependencies([total.assign_add(gradient)]):
+            return tf.constant(0.0, tf.float64)
+
+    return _cond(step, use, accumulate)
+
+
+# By step: how many exchanges it has. One in a branch counts.
+STEPS = {added: 0, subtracted: 0, assigned_sum: 0, decayed: 0, with_a_whole_term: 1, whole: 0, squared: 1,
+         accumulated: 1}
+
+
+def make(step_of):
+    """Returns (the graph in one process, the names of what is run: (initial value, step, read))."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float64, (None, FEATURES), name="x")
+        step = tf.compat.v1.placeholder(tf.int32, (), name="step")
+        total = tf.Variable(tf.range(1.0, 1.0 + FEATURES, dtype=tf.float64), use_resource=True, name="total")
+        rows, = partitioning.rows(x)
+        with tf.control_dependencies([total.assign(tf.range(1.0, 1.0 + FEATURES, dtype=tf.float64))]):
+            initial = tf.constant(1.0, tf.float64, name="initial")
+        done = tf.identity(step_of(rows, step, total), name="done")
+        read = tf.identity(total.read_value(), name="read")
+    return graph, [tensor.name for tensor in (initial, done, read)]
+
+
+def run(session, names, feeds_of):
+    """Returns what some steps give, and what the variable is after each."""
+    initial, done, read = names
+    session.run(initial, feeds_of({"x:0": np.ones((2, FEATURES))}))  # which says, too, which rank is the first
+    found = []
+    for i, rows in enumerate(BATCHES):
+        x = np.random.default_rng(i).integers(-3, 4, (rows, FEATURES)).astype(float)
+        found.append(session.run(done, feeds_of({"x:0": x, "step:0": i})))
+        found.append(session.run(read))
+    return found
+
+
+@pytest.mark.parametrize("step_of", STEPS, ids=lambda step_of: step_of.__name__)
+def test_variables_hold_summands(step_of):
+    graph, names = make(step_of)
+    with tf.compat.v1.Session(graph=graph) as session:
+        expected = run(session, names, lambda feeds: feeds)
+    flat = inline.inline(graph.as_graph_def(), names)
+    partitioned = partition_lib.partition(flat, names, grappler.add_shapes, summands=["total"])
+    assert len(partitioned.report.exchanges) == STEPS[step_of] + 1, partitioned.report  # one to read it
+    for size in partitioning.RANKS:
+        communicator.use_ranks_for_ops(partitioning._job(size))
+        with tf.Graph().as_default() as joined:
+            for rank in range(size):
+                tf.import_graph_def(partitioning._of_rank(partitioned.graph_def, rank), name=f"rank{rank}")
+        of_ranks = [[f"rank{rank}/{name}" + ("" if ":" in name else ":0") for rank in range(size)]
+                    for name in partitioned.fetches]
+        with tf.compat.v1.Session(graph=joined) as session:
+            found = run(session, of_ranks, lambda feeds: {
+                f"rank{rank}/{name}": value for name, value in feeds.items() for rank in range(size)})
+        for got, want in zip(found, expected, strict=True):
+            for rank in range(size):
+                np.testing.assert_array_equal(got[rank], want, err_msg=f"rank {rank} of {size}")
+
+
+def test_an_op_that_needs_it_whole_is_refused():
+    graph = tf.Graph()
+    with graph.as_default():
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, FEATURES), name="x"))
+        total = tf.Variable(tf.zeros([FEATURES], tf.float64), use_resource=True, name="total")
+        tf.raw_ops.ResourceApplyGradientDescent(var=total.handle, alpha=tf.constant(0.1, tf.float64),
+                                                delta=tf.reduce_sum(rows, 0), name="descent")
+        fetch = tf.reduce_sum(rows).name
+    with pytest.raises(PoseidonError, match="Variable 'total' holds summands, expected one that is whole by the "
+                                            "ResourceApplyGradientDescent 'descent'"):
+        partition_lib.partition(inline.inline(graph.as_graph_def(), [fetch, "descent"]), [fetch], grappler.add_shapes,
+                                summands=["total"])
