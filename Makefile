@@ -52,6 +52,7 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
 	  $(BIN)/python scripts/bench_sync.py --peers= --ranks_per_node=1 \
 	  --json docs/results/bench_sync_2x2_apart.json
+	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/bench_partition.py --json docs/results/bench_partition.json
 	for ranks in 2 4; do \
 	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done

@@ -1,14 +1,17 @@
-"""Times steps over `poseidon.distribute` against the same steps in `strategy.run`, taking turns in one job.
+"""Times steps that were partitioned by rows against the same steps in `strategy.run`, taking turns in one job.
 
     mpiexec -n 4 python scripts/bench_partition.py --json out.json
 
-Both train equal weights on equal batches: the one as for one process, the other by tf.distribute's rules (the loss
-scaled by hand, gradients synchronised by the strategy). After the first steps their weights are compared. A ratio
-above 1 says that `distribute` is slower. How long the graph takes to partition is given too.
+All train equal weights on equal batches: by `poseidon.distribute` and from a rewritten SavedModel, both written for
+one process; and by tf.distribute's rules (the loss scaled by hand, gradients synchronised by the strategy). After the
+first steps their weights are compared. A ratio above 1 says that what was partitioned is slower. How long the first
+step of `distribute` takes, in which its graph is partitioned, is given too.
 """
 
 import json
+import os
 import statistics
+import tempfile
 import time
 
 from absl import app
@@ -22,7 +25,7 @@ import tf_poseidon as poseidon
 
 _JSON = flags.DEFINE_string("json", None, "File for the results, of rank 0.")
 _ROUNDS = flags.DEFINE_integer("rounds", 40, "Steps of each way.")
-_POLICY = flags.DEFINE_string("policy", "auto", "Policy of the strategy.")
+_POLICY = flags.DEFINE_string("policy", "sfb", "Policy of all ways.")
 
 RATE = 0.01
 # Name: (rows of the global batch, widths of the dense layers).
@@ -46,11 +49,8 @@ def losses(variables, x, y):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
 
 
-def by_distribute(strategy, variables, rows):
+def step_of_one_process(variables):
     """Returns a function of a global batch that makes a step, written for one process."""
-    del rows
-
-    @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(losses(variables, x, y))
@@ -58,11 +58,37 @@ def by_distribute(strategy, variables, rows):
             variable.assign_sub(RATE * gradient)
         return loss
 
-    return poseidon.distribute(step, strategy=strategy)
+    return step
 
 
-def by_run(strategy, variables, rows):
-    """Returns a function of a global batch that makes a step, written for tf.distribute."""
+def by_distribute(strategy, rows, widths):
+    """Returns (a function of a global batch that makes a step, its variables)."""
+    del rows
+    variables = weights(widths)
+    return poseidon.distribute(step_of_one_process(variables), strategy=strategy), variables
+
+
+def by_saved(strategy, rows, widths):
+    """The same, of a SavedModel that was rewritten."""
+    module = tf.Module()
+    module.parameters = weights(widths)
+    module.step = tf.function(step_of_one_process(module.parameters), input_signature=[
+        tf.TensorSpec([None, widths[0]], name="x"), tf.TensorSpec([None], tf.int64, name="y")])
+    ranks = strategy.num_replicas_in_sync
+    with tempfile.TemporaryDirectory() as folder:
+        original, rewritten = (os.path.join(folder, name) for name in ("original", "rewritten"))
+        tf.saved_model.save(module, original, signatures={"step": module.step})
+        poseidon.rewrite_saved_model(original, rewritten, signature="step", workers=ranks, batch_size=rows // ranks,
+                                     policy=_POLICY.value)
+        loaded = tf.saved_model.load(rewritten)
+    step = loaded.signatures["step"]
+    return lambda x, y: step(x=x, y=y), loaded.parameters
+
+
+def by_run(strategy, rows, widths):
+    """The same, written for tf.distribute."""
+    variables = weights(widths)
+
     def of_replica(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(losses(variables, x, y)) / rows
@@ -76,7 +102,10 @@ def by_run(strategy, variables, rows):
         return strategy.reduce("SUM", strategy.run(of_replica, args=(x, y)), axis=None)
 
     first, last = (rows * rank // strategy.num_replicas_in_sync for rank in (strategy.rank, strategy.rank + 1))
-    return lambda x, y: step(x[first:last], y[first:last])
+    return lambda x, y: step(x[first:last], y[first:last]), variables
+
+
+WAYS = {"distribute": by_distribute, "saved": by_saved, "run": by_run}
 
 
 def measure(strategy, name):
@@ -85,31 +114,32 @@ def measure(strategy, name):
     rng = np.random.default_rng(1)
     x = tf.constant(rng.normal(size=(rows, widths[0])).astype("float32"))
     y = tf.constant(rng.integers(0, widths[-1], rows))
-    ways = {}
-    for way, make in (("distribute", by_distribute), ("run", by_run)):
-        variables = weights(widths)
-        ways[way] = make(strategy, variables, rows), variables
+    ways = {way: make(strategy, rows, widths) for way, make in WAYS.items()}
     started = time.perf_counter()
     ways["distribute"][0](x, y)
     first_s = time.perf_counter() - started
+    ways["saved"][0](x, y)
     ways["run"][0](x, y)
     for _ in range(3):
         for step, _ in ways.values():
             step(x, y)
-    for ours, theirs in zip(ways["distribute"][1], ways["run"][1]):
-        # After four steps, in parts of how far a variable has moved at most.
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs.numpy()).max(), 1e-3))
+    for way in ("distribute", "saved"):
+        for ours, theirs in zip(ways[way][1], ways["run"][1], strict=True):
+            # After four steps, in parts of how far a variable has moved at most.
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs.numpy()).max(), 1e-3))
     times = {way: [] for way in ways}
+    order = list(ways)
     for i in range(_ROUNDS.value):
-        # Who goes first changes, so that neither always follows the other.
-        for way in list(ways) if i % 2 else reversed(ways):
+        # Who goes first changes, so that nobody always follows the same one.
+        for way in order[i % 3:] + order[:i % 3]:
             started = time.perf_counter()
             ways[way][0](x, y)
             times[way].append(time.perf_counter() - started)
-    ratios = [a / b for a, b in zip(times["distribute"], times["run"])]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return {"ratio": median, "quartiles": [low, high], "first_step_s": first_s,
-            **{f"{way}_ms": 1e3 * statistics.median(seconds) for way, seconds in times.items()}}
+    result = {"first_step_s": first_s, **{f"{way}_ms": 1e3 * statistics.median(times[way]) for way in ways}}
+    for way in ("distribute", "saved"):
+        low, median, high = statistics.quantiles([a / b for a, b in zip(times[way], times["run"])], n=4)
+        result[way] = {"ratio": median, "quartiles": [low, high]}
+    return result
 
 
 def main(_):
@@ -118,12 +148,13 @@ def main(_):
     results["models"] = {name: measure(strategy, name) for name in MODELS}
     if strategy.rank:
         return
-    table = rich.table.Table(title=f"{results['ranks']} ranks: a step over distribute / in strategy.run")
-    for column in ("model", "distribute, ms", "run, ms", "ratio (quartiles)", "first step, s"):
+    table = rich.table.Table(title=f"{results['ranks']} ranks: a partitioned step / one in strategy.run")
+    for column in ("model", *(f"{way}, ms" for way in WAYS), "distribute / run", "saved / run", "first step, s"):
         table.add_column(column, justify="right")
     for name, r in results["models"].items():
-        table.add_row(name, f"{r['distribute_ms']:.2f}", f"{r['run_ms']:.2f}",
-                      "{ratio:.3f} ({quartiles[0]:.3f}-{quartiles[1]:.3f})".format(**r), f"{r['first_step_s']:.2f}")
+        ratios = ["{ratio:.3f} ({quartiles[0]:.3f}-{quartiles[1]:.3f})".format(**r[way])
+                  for way in ("distribute", "saved")]
+        table.add_row(name, *(f"{r[f'{way}_ms']:.2f}" for way in WAYS), *ratios, f"{r['first_step_s']:.2f}")
     rich.console.Console(width=110).print(table)
     if _JSON.value:
         with open(_JSON.value, "w") as file:
