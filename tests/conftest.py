@@ -17,9 +17,13 @@ def pytest_addoption(parser):
                      help="write the golden texts of the graph passes anew")
 
 
+# The files that take minutes, longest first.
+LONGEST = ("test_training.py", "test_partition_fuzz.py", "test_distribution.py", "test_emulated_cluster.py")
+
+
 def pytest_collection_modifyitems(items):
-    """Runs the training table last: the other tests are quick and say more when they fail."""
-    items.sort(key=lambda item: item.path.name == "test_training.py")
+    """Begins with the longest files: make test runs two files at a time, and both are to end at about the same time."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 class Jobs:
@@ -53,7 +57,7 @@ class Jobs:
         """Returns the arrays of scenario `name` in one process."""
         return self.results(name, 1, ONE)[0]
 
-    def start(self, ranks, policy, repeat=0, nice=0):
+    def start(self, ranks, policy, repeat=0):
         """Starts a job, as soon as those that were started before leave room; but only once."""
         key = ranks, policy, repeat
         if key in self._started:
@@ -65,7 +69,7 @@ class Jobs:
         parts = [names] if ranks > 1 else [names[::2], names[1::2]]
         self._started[key] = out, [self._pool.submit(
             launch.run_ok, ["run_scenarios.py", out, policy, *part], ranks if ranks > 1 else 0,
-            timeout_s=120 + 12 * len(part), nice=nice) for part in parts]
+            timeout_s=120 + 12 * len(part)) for part in parts]
 
     def _run(self, ranks, policy, repeat):
         for job in [(ranks, policy, repeat), *(self._ahead if ranks > 1 else ())]:
@@ -83,16 +87,9 @@ class Jobs:
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory, request):
     jobs = Jobs(tmp_path_factory.mktemp("jobs"), request.config.getoption("--full"),
-                ahead=wanted(request.session.items))
+                ahead=[(1, ONE, 0), *wanted(request.session.items)])
     yield jobs
     jobs.stop()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def reference_in_the_background(request):
-    """What one process computes is ready when the training table asks for it, after all other tests."""
-    if any("jobs" in item.fixturenames for item in request.session.items):
-        request.getfixturevalue("jobs").start(1, ONE, nice=19)
 
 
 def wanted(items):

@@ -1,16 +1,24 @@
 """Starts Python programs on several ranks, with a time limit that turns a hang into a failure."""
 
+import atexit
 import dataclasses
+import functools
+import itertools
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import threading
 import time
 
 TESTS = pathlib.Path(__file__).resolve().parent
+SERVERS = 4  # as many as a job has ranks at most
+_STARTING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,28 +57,68 @@ def _launcher(name, ranks):
             "-H", f"localhost:{ranks}"]
 
 
-def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec",
-        program=sys.executable, nice=0):
+def _environment(more=()):
+    # Unbuffered, Python writes a line and its end apart, and another rank's line comes between.
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", **dict(more)}
+
+
+class _Servers:
+    """Servers of forking.py, which live as long as this process does.
+
+    No two ranks of a job are forked from the same one, nor is a rank in the job after: Python's sets have another order
+    in each.
+    """
+
+    def __init__(self):
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        self._sockets = [os.path.join(folder.name, str(number)) for number in range(SERVERS)]
+        self._inputs = [self._start(path) for path in self._sockets]
+        self._jobs = itertools.count()
+
+    def _start(self, path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen()
+            return subprocess.Popen(
+                [sys.executable, "forking.py", str(listener.fileno())], pass_fds=[listener.fileno()], cwd=TESTS,
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                env=_environment()).stdin
+
+    def stand_in(self):
+        """Returns what to start in the place of `python`."""
+        first = next(self._jobs) % SERVERS
+        sockets = self._sockets[first:] + self._sockets[:first]
+        return [sys.executable, "-I", "-S", "stand_in.py", ",".join(sockets)]
+
+
+@functools.cache
+def _servers_once():
+    return _Servers()
+
+
+def _servers():
+    with _STARTING:  # two jobs may begin at a time
+        return _servers_once()
+
+
+def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through=(), fresh=False):
     """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
 
-    `launcher` is "mpiexec" or "horovodrun"; `program` what runs in the place of Python; with `nice`, what
-    runs besides has the processor first.
-
-    Programs of this folder, named without it, are run by start.py.
+    `launcher` is "mpiexec" or "horovodrun"; `through` a command that is told what to run on each rank. With `fresh`,
+    processes start as those of users do; others are forked from one that has imported Keras already. Programs of this
+    folder are named without it.
 
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
-    command = ["nice", "-n", str(nice)] if nice else []
-    command += _launcher(launcher, ranks) if ranks else []
-    starter = [] if os.path.isabs(arguments[0]) else ["start.py"]
+    command = _launcher(launcher, ranks) if ranks else []
+    command += [*through, *([sys.executable] if fresh else _servers().stand_in())]
     begin = time.monotonic()
     process = subprocess.Popen(
-        [*command, program, *starter, *map(str, arguments)], cwd=TESTS, text=True,
+        [*command, *map(str, arguments)], cwd=TESTS, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        # Unbuffered, Python writes a line and its end apart, and another rank's line comes between.
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "",
-             **dict(environment)})
+        env=_environment(environment))
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

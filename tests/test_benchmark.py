@@ -78,17 +78,18 @@ def test_an_emulated_accelerator_does_one_thing_after_the_other():
     assert {float(value) for value in values} == {1.0, 100.0}  # of biases, the sum of the rows
 
 
-def run(tmp_path, *flags, launcher="mpiexec"):
+def run(tmp_path, *flags, launcher="mpiexec", fresh=False):
     """Runs a benchmark on 2 ranks; returns its results by system, and what it printed."""
     path = tmp_path / "results.json"
     outcome = launch.run_ok([BENCHMARK, "--model=cifar10_quick", "--rounds=3", "--steps=1", f"--json={path}",
-                             *flags], ranks=2, timeout_s=120, launcher=launcher)
+                             *flags], ranks=2, timeout_s=120, launcher=launcher, fresh=fresh)
     return {row["system"]: row for row in json.loads(path.read_text())["results"]}, outcome.output
 
 
 def test_real_computing(tmp_path):
     """All systems train a model of their own, and the script compares their weights before it times."""
-    results, output = run(tmp_path, "--batch_size=8", "--system=poseidon-ps,poseidon-sfb+merge,mwms,mwms+enable")
+    results, output = run(tmp_path, "--batch_size=8", "--system=poseidon-ps,poseidon-sfb+merge,mwms,mwms+enable",
+                          fresh=True)
     assert "round 3 of 3, 0 s left" in output  # mpiexec is no terminal
     assert set(results) == {"single", "poseidon-ps", "poseidon-sfb+merge", "mwms", "mwms+enable"}
     assert results["poseidon-ps"]["schemes"] == {"ps": 10}

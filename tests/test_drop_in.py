@@ -79,10 +79,10 @@ def test_two_lines_in_a_program(tmp_path):
         starter = tmp_path / "worker.sh"
         starter.write_text(f'#!/bin/sh\nTF_CONFIG="{{\\"cluster\\": {{\\"worker\\": [{workers}]}}, '
                            '\\"task\\": {\\"type\\": \\"worker\\", \\"index\\": $PMI_RANK}}" '
-                           f'exec {sys.executable} "$@"\n')
+                           f'exec "$@"\n')
         starter.chmod(starter.stat().st_mode | stat.S_IXUSR)
         outcome = launch.run_ok([path, "--width", 64, "--save", tmp_path / f"{path.stem}.npz"], ranks=2,
-                                timeout_s=60, program=starter)
+                                timeout_s=60, through=[starter])
     assert re.search(r"64x64 +sfb ", outcome.output), outcome.output
     before, after = (np.load(tmp_path / f"{name}.npz") for name in ("tf_distribute_loop", "enabled"))
     for key in before:  # 20 steps in single precision

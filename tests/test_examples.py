@@ -11,7 +11,7 @@ DIGITS, SAVED_GRAPH = EXAMPLES / "digits.py", EXAMPLES / "saved_graph.py"
 
 def test_digits(tmp_path):
     saved = tmp_path / "two.npz"
-    two = launch.run_ok([DIGITS, "--save", saved], ranks=2, timeout_s=120)
+    two = launch.run_ok([DIGITS, "--save", saved], ranks=2, timeout_s=120, fresh=True)
     one = launch.run_ok([DIGITS, "--compare", saved], ranks=0, timeout_s=120)
     for outcome, processes in ((two, 2), (one, 1)):
         accuracy = re.search(rf"with {processes} process\(es\): ([\d.]+)", outcome.output)[1]
@@ -26,7 +26,7 @@ def test_digits(tmp_path):
 
 
 def test_saved_graph(tmp_path):
-    launch.run_ok([SAVED_GRAPH, "--make", tmp_path], ranks=0, timeout_s=60)
+    launch.run_ok([SAVED_GRAPH, "--make", tmp_path], ranks=0, timeout_s=60, fresh=True)
     accuracies = {}
     for ranks, saved in ((0, "original"), (2, "rewritten")):
         outcome = launch.run_ok([SAVED_GRAPH, "--train", tmp_path / saved], ranks, timeout_s=60)

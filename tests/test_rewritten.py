@@ -17,7 +17,7 @@ RANKS = (4,)
 def run(*arguments, ranks, reports):
     """Runs a program; its ranks write their reports to the folder `reports`."""
     return launch.run(["rewritten.py", *arguments], ranks, timeout_s=90,
-                      environment={"REPORTS": str(reports), "TF_CPP_MIN_LOG_LEVEL": "1"})
+                      environment={"REPORTS": str(reports)})
 
 
 def reports_of(*arguments, ranks, reports):

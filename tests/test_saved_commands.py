@@ -20,8 +20,8 @@ COMMAND = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 RANKS = 2
 
 
-def command(*arguments, ranks=0):
-    return launch.run([COMMAND, *arguments], ranks, timeout_s=60)
+def command(*arguments, ranks=0, fresh=False):
+    return launch.run([COMMAND, *arguments], ranks, timeout_s=60, fresh=fresh)
 
 
 def serialized(path):
@@ -38,7 +38,7 @@ def test_commands(tmp_path):
     outcome = command("diff", saved.path, out)
     assert outcome.status == 0 and outcome.own_lines[-1] == "nothing else differs"
     assert re.search(r"^ +sum +(ps|sfb) +model/last/kernel +.*PoseidonSend", outcome.output, re.MULTILINE)
-    outcome = command("verify", saved.path, out, "--batch_size=3", ranks=RANKS)
+    outcome = command("verify", saved.path, out, "--batch_size=3", ranks=RANKS, fresh=True)
     assert outcome.status == 0 and outcome.output.count("all right") == 1, outcome.output
     assert re.search(r"^ +variable +sgd/iteration +2 +0$", outcome.output, re.MULTILINE)
     assert command("strip", out, back).status == 0

@@ -204,7 +204,7 @@ def test_rewriting_is_deterministic(zoo, tmp_path):
             f"--train_op={','.join(saved.fetches)}"]
         launch.run_ok([COMMAND, "rewrite", saved.path, target, *what, "--workers=2",
                        f"--batch_size={-(-saved.rows // 2)}", "--policy=sfb"], ranks=0, timeout_s=60,
-                      environment={"PYTHONHASHSEED": "12345"})
+                      environment={"PYTHONHASHSEED": "12345"}, fresh=True)
         assert serialized(target) == serialized(path)
 
 
