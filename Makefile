@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
 KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
 
+# Tests run in two processes, a file in each at a time, in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
 .PHONY: setup horovod demo test test-full bench paper clean
@@ -35,10 +38,10 @@ demo: setup
 	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
 
 test: setup
-	$(BIN)/python -m pytest --quiet
+	$(PYTEST)
 
 test-full: setup
-	$(BIN)/python -m pytest --quiet --full
+	$(PYTEST) --full
 
 bench: horovod
 	mkdir -p docs/results
