@@ -49,15 +49,16 @@ def mpiexec():
     return os.path.join(sysconfig.get_path("scripts"), "mpiexec")
 
 
-def _launcher(name, ranks):
-    """Returns the command that starts a job."""
+def _launcher(name, ranks, python):
+    """Returns the command that starts a job; horovodrun is itself a program for Python, which imports TensorFlow."""
     if name == "mpiexec":
         return [mpiexec(), "-n", str(ranks)]
-    return [os.path.join(sysconfig.get_path("scripts"), "horovodrun"), "--gloo", "-np", str(ranks),
+    return [*python, os.path.join(sysconfig.get_path("scripts"), "horovodrun"), "--gloo", "-np", str(ranks),
             "-H", f"localhost:{ranks}"]
 
 
 def _environment(more=()):
+    # What TensorFlow logs is decided when it is imported, so before a fork: warnings, which some tests look for.
     # Unbuffered, Python writes a line and its end apart, and another rank's line comes between.
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", **dict(more)}
 
@@ -112,8 +113,8 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
-    command = _launcher(launcher, ranks) if ranks else []
-    command += [*through, *([sys.executable] if fresh else _servers().stand_in())]
+    python = [sys.executable] if fresh else _servers().stand_in()
+    command = [*(_launcher(launcher, ranks, python) if ranks else ()), *through, *python]
     begin = time.monotonic()
     process = subprocess.Popen(
         [*command, *map(str, arguments)], cwd=TESTS, text=True,
