@@ -18,7 +18,7 @@ def pytest_addoption(parser):
 
 
 # The files that take minutes, longest first.
-LONGEST = ("test_training.py", "test_partition_fuzz.py", "test_distribution.py", "test_emulated_cluster.py")
+LONGEST = ("test_training.py", "test_horovod.py", "test_partition_fuzz.py", "test_rewritten.py")
 
 
 def pytest_collection_modifyitems(items):
