@@ -29,7 +29,7 @@ from tf_poseidon.timelines.steps import Event
 from tf_poseidon.timelines.steps import Rank
 
 RANKS, STEPS = 3, 6
-SLOW_S, LATE_S = 0.05, 0.1  # of timelines.py
+SLOW_S, LATE_S = 0.1, 0.3  # of timelines.py
 
 # ---- events written by hand: times are whole numbers, and only those ------------------------------
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 from tf_poseidon.errors import PoseidonError
 
-SLOW_S, LATE_S = 0.05, 0.1
+SLOW_S, LATE_S = 0.1, 0.3
 STEPS = 6
 
 

@@ -10,6 +10,7 @@ number, and what is cut into rows (`PoseidonRowRange`, `PoseidonLocalShape`) che
 it is a multiple of them.
 """
 
+from concurrent import futures
 import dataclasses
 import math
 
@@ -380,10 +381,12 @@ def _generic_graphs(graph, add_shapes):
         shown = _with_elements(valued, add_shapes)
         return shown if shown is valued else _with_values(shown, add_shapes)
 
-    try:
-        return [make(rows, unknown) for rows, unknown in _PRIMES]
-    except PoseidonError:  # lengths that were taken for the same are different ones
-        return [make(rows, None) for rows, _ in _PRIMES]
+    # At the same time: while TensorFlow infers shapes, Python can go on.
+    with futures.ThreadPoolExecutor(len(_PRIMES)) as pool:
+        try:
+            return list(pool.map(lambda pair: make(*pair), _PRIMES))
+        except PoseidonError:  # lengths that were taken for the same are different ones
+            return list(pool.map(lambda pair: make(pair[0], None), _PRIMES))
 
 
 def _with_elements(generic, add_shapes):
