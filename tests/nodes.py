@@ -29,11 +29,14 @@ def main(ranks_per_node):
     model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
     plan, counted = strategy.plan, strategy.stats()["sites"]
     decisions = () if plan is None else plan.decisions
-    print(json.dumps({
+    line = json.dumps({
         "rank": strategy.rank, "ranks_per_node": plan and plan.cluster.ranks_per_node,
         "weights": hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
         "sites": {d.site: {"scheme": d.scheme, "planned_bytes": STEPS * d.num_bytes, **counted[d.site]}
-                  for d in decisions if d.site in counted}}), flush=True)
+                  for d in decisions if d.site in counted}})
+    # At once: print writes the end of a line by itself, and another rank's line comes between.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class Batch:
         """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
         propagated = propagate_lib.propagate(self.sizes)
         with (mock.patch.object(sizes_lib, "Sizes", lambda *_: self.sizes),
-              mock.patch.object(propagate_lib, "propagate", lambda _: propagated)):
+              mock.patch.object(propagate_lib, "propagate", lambda *_: propagated)):
             partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
         fetches = iter(partitioned.fetches)
         return propagated, partitioned.graph_def, [[next(fetches) for _ in names] for names in self.fetches]

@@ -346,7 +346,8 @@ def test_groups_fit_into_a_packet():
 
 def test_no_message_waits_for_one_that_is_computed_from_it():
     """All are ready at once, but "variance" after "mean"; who knows how often what is in a loop comes."""
-    sites = [small_site("mean", 1, 0), small_site("count", 1, 0), dataclasses.replace(small_site("variance", 1, 0), depth=1),
+    sites = [small_site("mean", 1, 0), small_site("count", 1, 0),
+             dataclasses.replace(small_site("variance", 1, 0), depth=1),
              dataclasses.replace(small_site("looped", 1, 0), depth=None)]
     assert groups(sites, 20) == {"mean": "count", "count": "count", "variance": None, "looped": None}
 
