@@ -22,13 +22,13 @@ MEANWHILE = "_poseidon_meanwhile"
 SITE = "_poseidon_site"
 
 
-@functools.lru_cache(1 << 16)  # asked several times of each tensor
+@functools.lru_cache(1 << 20)  # asked several times of each tensor
 def node_of(tensor):
     """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
     return tensor.lstrip("^").partition(":")[0]
 
 
-@functools.lru_cache(1 << 16)
+@functools.lru_cache(1 << 20)
 def output_of(tensor):
     """Returns which output of its node a tensor is: 1 of "a:1", 0 of "a"."""
     return int(tensor.partition(":")[2] or 0)

@@ -160,7 +160,8 @@ def rewrite(graph_def, planner, collective_ops=None):
     if found is None:
         graph = graph_lib.Graph(graph_def)
         exchanges = [_exchange(graph, node) for node in _others(graph)]
-        return Rewritten(None, (), planner.plan((), exchanges=exchanges) if exchanges else None)
+        alone = dataclasses.replace(planner, merge=False)  # the graph stays as it is
+        return Rewritten(None, (), alone.plan((), exchanges=exchanges) if exchanges else None)
     plan = planner.plan(found.sites, found.operations, found.exchanges)
     return Rewritten(found.rewrite(plan, collective_ops), found.sites, plan)
 

@@ -358,11 +358,13 @@ def transfers(work, machines, system, plan):
         leaders.setdefault(group or name, name)
 
     def add(name, what, group, made):
+        # Where values are pulled when all of the step are updated, nothing comes before its end.
+        is_waited_for = what.is_waited_for and system.exchange != "whole"
         found.append(Transfer(
-            name, ready_of[group or name] if system.overlap or what.is_waited_for else work.seconds,
-            0.0 if what.is_waited_for else work.needed_seconds(what.operations),
+            name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
+            0.0 if is_waited_for else work.needed_seconds(what.operations),
             message_us=machines.message_us if leaders[group or name] == name else 0.0,
-            depth=what.depth or 0, is_waited_for=what.is_waited_for, **made))
+            depth=what.depth or 0, is_waited_for=is_waited_for, **made))
 
     for name, what, _ in pairs:
         if what.num_bytes is None:

@@ -490,6 +490,15 @@ def test_rows_wait_for_what_they_are_computed_from(scheme, barrier):
     assert others == pytest.approx([alone, alone + 3 * size / RATE], abs=1e-6)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_all_systems_end_where_rows_wait(system):
+    """A sum, in the forward pass, that the rest of the step waits for."""
+    sites = [planning.Site(name, "float32", 4, (1000,), operations=operations, is_waited_for=name == "moment")
+             for name, operations in (("moment", 1e6), ("last", 2e6), ("first", 3e6))]
+    result = run(work_of(*sites), 4, system)
+    assert result.step_seconds > 1e-6 and {event.site for event in result.events} >= {"moment", "last", "first"}
+
+
 def test_what_follows_an_exchange_leaves_after_it():
     """Of two at the same place of the step, the second is computed from the first: two latencies."""
     first, second = exchange("gather", 1, 0.0, is_waited_for=True), exchange("broadcast", 1, 0.0, is_waited_for=True)

@@ -60,7 +60,7 @@ def outcome(found, states):
     """
     if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
         return found
-    if found.write is not None or found.wishes:
+    if found.wishes or found.write is not None and SUM in (*found.takes, *found.gives):
         return None
     return dataclasses.replace(
         found, takes=tuple(HELD if takes == SUM else takes for takes in found.takes),

@@ -505,7 +505,7 @@ class GraphWriter:
     def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
         """Notes an exchange; returns, as attributes, its site, a name that no other kind has, and when it happens."""
         self._serialise(frame)
-        shown = name.removeprefix(_CALL)
+        shown = name.removeprefix(_CALL) if self._is_asked_for else name
         site = f"{kind}/{shown}" if is_gathered else self._names.get(name, shown)
         if not self._is_asked_for:
             return {"site": f"fetched/{site}"}  # once each: what is whole is kept

@@ -63,7 +63,7 @@ class Plan:
         decisions: One for each site, in the order of the sites.
         operations: Additions and multiplications of a step of one rank; None if that is unknown.
         refusal: Why the graph is not rewritten, or empty. Then all sites travel dense.
-        exchanges: What ranks exchange beside gradients, `Exchange`s: nothing is to be decided about them.
+        exchanges: What ranks exchange beside gradients, `Exchange`s: their scheme is what they are for.
     """
 
     policy: str

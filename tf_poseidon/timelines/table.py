@@ -28,8 +28,9 @@ def table(ranks, rank, plan=None):
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
                  if decision.site in values and decision.scheme == values[decision.site]["scheme"]}
     costs = {site: decision.cost for site, decision in decisions.items()}
-    costs |= {exchange.site: exchange.cost(plan.cluster) for exchange in (plan.exchanges if plan else ())
-              if exchange.site in values and exchange.scheme == values[exchange.site]["scheme"]}
+    costs |= {exchange.site: cost for exchange in (plan.exchanges if plan else ())
+              if exchange.site in values and exchange.scheme == values[exchange.site]["scheme"]
+              and (cost := exchange.cost(plan.cluster)) is not None}
 
     def place(site):  # in the order of backpropagation, with what is made of a gradient's factors after it
         leader = decisions[site].rides_on if site in decisions else None
