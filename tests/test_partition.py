@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition.rules import contractions
@@ -162,3 +163,17 @@ def _seconds_of_processor(layers):
 
 def test_twice_the_nodes_take_twice_the_time():
     assert _seconds_of_processor(80) < 3 * _seconds_of_processor(40)
+
+
+def test_what_is_fetched_is_exchanged_by_names_of_its_own():
+    """Names of exchanges leave out that of an inlined call; two tensors may then be called alike."""
+    with tf.Graph().as_default() as graph:
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 3), name="x"))
+        for scope in ("", "StatefulPartitionedCall/"):
+            tf.linalg.matmul(rows, tf.ones((3, 2), tf.float64), name=f"{scope}product")
+        loss = tf.reduce_sum(rows, name="loss")
+    kept = ["product", "StatefulPartitionedCall/product"]
+    partitioned = partition_lib.partition(inline.inline(graph.as_graph_def(), [loss.name, *kept]), [loss.name],
+                                          grappler.add_shapes, kept=kept)
+    sites = [node.attr["site"].s for node in partitioned.graph_def.node if node.op == "PoseidonAllGather"]
+    assert len(set(sites)) == len(sites) == 2, sites
