@@ -79,9 +79,45 @@ def accumulated(x, step, total):
     return _cond(step, use, accumulate)
 
 
+def looped(x, step, total):
+    """A loop adds a summand in each of its rounds: rows of what it reads, and what it has read before."""
+    def round_(i):
+        with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0) * tf.cast(i, tf.float64))]):
+            return i + 1
+
+    done = tf.while_loop(lambda i: i < 3, round_, [tf.constant(0)])
+    with tf.control_dependencies(done):
+        return tf.constant(1.0, tf.float64)
+
+
+def carried(x, step, total):
+    """What a loop carries is held from the first round on."""
+    summand = tf.reduce_sum(x, 0)
+    value = tf.while_loop(lambda i, value: i < 3, lambda i, value: (i + 1, 0.5 * value + 2 * summand),
+                          [tf.constant(0), total.read_value()])[1]
+    with tf.control_dependencies([total.assign(value)]):
+        return tf.constant(1.0, tf.float64)
+
+
+def chosen(x, step, total):
+    """Branches give what is held, a summand of this step and what is whole: together they are whole."""
+    value = _cond(step, total.read_value, lambda: tf.reduce_sum(x, 0))
+    value = tf.cond(tf.equal(step, 2), lambda: tf.ones([FEATURES], tf.float64), lambda: value)
+    with tf.control_dependencies([total.assign(value)]):
+        return tf.constant(1.0, tf.float64)
+
+
+def of_two_inputs(x, step, total, y):
+    """The inputs have a number of rows each: what is held is of all ranks, not of those that have rows of one."""
+    with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
+        with tf.control_dependencies([total.assign(0.5 * total.read_value() + 2 * tf.reduce_sum(y, 0))]):
+            with tf.control_dependencies([total.assign_add(tf.ones([FEATURES], tf.float64))]):
+                return tf.constant(1.0, tf.float64)
+
+
 # By step: how many exchanges it has. One in a branch counts.
 STEPS = {added: 0, subtracted: 0, assigned_sum: 0, decayed: 0, with_a_whole_term: 1, whole: 0, squared: 1,
-         accumulated: 1}
+         accumulated: 1, looped: 0, carried: 0, chosen: 2, of_two_inputs: 0}
 
 
 def make(step_of):
@@ -92,9 +128,10 @@ def make(step_of):
         step = tf.compat.v1.placeholder(tf.int32, (), name="step")
         total = tf.Variable(tf.range(1.0, 1.0 + FEATURES, dtype=tf.float64), use_resource=True, name="total")
         rows, = partitioning.rows(x)
+        others = partitioning.rows(x[::2]) if step_of is of_two_inputs else ()
         with tf.control_dependencies([total.assign(tf.range(1.0, 1.0 + FEATURES, dtype=tf.float64))]):
             initial = tf.constant(1.0, tf.float64, name="initial")
-        done = tf.identity(step_of(rows, step, total), name="done")
+        done = tf.identity(step_of(rows, step, total, *others), name="done")
         read = tf.identity(total.read_value(), name="read")
     return graph, [tensor.name for tensor in (initial, done, read)]
 

@@ -6,6 +6,7 @@ that has no row of one input, and borrows one, leaves out what comes of that, an
 
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -28,7 +29,7 @@ def find(ordered, inputs, seen, outcomes, stores):
         return dict.fromkeys((node.name for node in ordered), next(iter(markers)))
     sources = {}
     for node in ordered:
-        by_rows = cut(inputs[node.name], seen, outcomes[node.name])
+        by_rows = _cut(inputs[node.name], seen, outcomes[node.name])
         sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
     found, before = {}, None
     while found != before:  # again, with what comes back in loops
@@ -40,19 +41,22 @@ def find(ordered, inputs, seen, outcomes, stores):
     return found
 
 
-def cut(inputs, seen, outcome, kind=object):
-    """Returns the inputs that a node takes as rows, or as summands: those whose state is a `kind`."""
-    return [tensor for tensor, takes in zip(inputs, outcome.takes)
-            if takes != WHOLE and seen(tensor) != WHOLE and isinstance(seen(tensor), kind)]
+def _cut(inputs, seen, outcome):
+    """Returns the inputs that a node takes as rows, or as summands."""
+    return [tensor for tensor, takes in zip(inputs, outcome.takes) if takes != WHOLE and seen(tensor) != WHOLE]
 
 
 def mixing(ordered, inputs, seen, outcomes, found):
-    """Returns the names of the nodes that would add up summands of different markers: a rank may have one only."""
+    """Returns the names of the nodes that would add up summands of different markers: a rank may have one only.
+
+    Held summands are those of all ranks.
+    """
     names = set()
     if len(set(found.values())) == 1:
         return names
     for node in ordered:
-        summands = cut(inputs[node.name], seen, outcomes[node.name], Partial)
+        summands = [tensor for tensor in _cut(inputs[node.name], seen, outcomes[node.name])
+                    if isinstance(seen(tensor), Partial) and seen(tensor) != HELD]
         if len({found[graph_lib.node_of(tensor)] for tensor in summands}) > 1:
             names.add(node.name)
     return names

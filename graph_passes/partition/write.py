@@ -352,7 +352,7 @@ class GraphWriter:
         native = self.native_state(name)
         if state is None or state == native:
             return self._native.get(name, name)
-        key = (name, WHOLE) if state == WHOLE else (name, state, marker)
+        key = (name, state) if state in (WHOLE, HELD) else (name, state, marker)
         if key not in self._converted:
             self._converted[key] = self._convert(name, native, state, marker)
         return self._converted[key]
@@ -367,6 +367,8 @@ class GraphWriter:
             return self._selected(value, self.part(place)[1], dtype, f"{prefix}/held")
         if state != WHOLE:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
+            if state == HELD:  # by any one rank, whichever rows it is added to
+                return self._selected(whole, self.part(place)[2], dtype, f"{prefix}/held")
             if len(self._markers) > 1:
                 prefix = f"{prefix}/for/{marker}"
             return self._from_whole(whole, state, dtype, prefix, Place(place.frame, marker))
