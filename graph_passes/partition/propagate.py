@@ -20,6 +20,7 @@ from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import held as held_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import markers as markers_lib
+from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
@@ -27,6 +28,7 @@ from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
+from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
@@ -173,6 +175,8 @@ class _Propagation:
             return self._held[node.name]
         states = tuple(map(self.seen, inputs))
         whole = self._whole[node.name]
+        if OWN in states and node.op != own_lib.ENDS:
+            return own_lib.outcome(node, states, self._outputs[node.name]) or whole
         store = self._stores.of(node.name)
         stored = WHOLE if store is None else self._stored.get(store)
         if node.name in self._kept_whole:
@@ -229,6 +233,8 @@ class _Propagation:
                 for origin in self._lists.origins(tensor))
         if target == WHOLE:
             return True
+        if OWN in (state, target):
+            return False
         if target == HELD:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):

@@ -43,10 +43,19 @@ class Partial:
         return f"partial({self.reduce})"
 
 
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What the rank has computed of its own rows alone. One process has no such value; it leaves by a PoseidonJoin."""
+
+    def __str__(self):
+        return "own"
+
+
 WHOLE = Whole()
+OWN = Own()
 SUM = Partial("sum")
 HELD = Partial("held")
-State = Whole | Rows | Partial
+State = Whole | Rows | Partial | Own
 
 # Of which the one-process value, on all ranks, is a summand that gives that value again.
 IDEMPOTENT = ("max", "min", "all", "any")

@@ -24,6 +24,7 @@ from tensorflow.python.framework import dtypes
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -32,6 +33,7 @@ from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.sizes import ROWS
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
+from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
@@ -148,7 +150,7 @@ class GraphWriter:
         for tensor in outputs:
             node, state = self._graph.node(tensor), self.native_state(tensor)
             dtype = propagate_lib.dtype_of(node, graph_lib.output_of(tensor))
-            can_be_gathered = dtype in propagate_lib.GATHERED and not (
+            can_be_gathered = dtype in propagate_lib.GATHERED and state != OWN and not (
                 isinstance(state, Rows) and state.dimension and self._sizes.shape(tensor) is None)
             if state != WHOLE and not can_be_gathered and not self._is_at_hand(tensor):
                 return None
@@ -358,6 +360,8 @@ class GraphWriter:
         return self._converted[key]
 
     def _convert(self, name, native, state, marker):
+        if native == OWN:
+            raise own_lib.refusal(name)
         node = self._graph.node(name)
         dtype = propagate_lib.dtype_of(node, graph_lib.output_of(name))
         place = self._places[node.name]
@@ -683,6 +687,14 @@ class NodeWriter:
         self._all.nodes[-1].input[:] = [*self.inputs, *self._controls]
         return self._all.nodes[-1].name
 
+    def numbers_of_rows(self, dtype):
+        """Returns the number of rows in one process, and of those that this rank computes, scalars of a type."""
+        part = self._all.part(self._place)[0]
+        with self._writer.placed(_HOST):
+            numbers = self.add("part", "Unpack", [part], T=_INT64, num=3, axis=0)
+            return [self.add(name, "Cast", [number], SrcT=_INT64, DstT=dtype)
+                    for name, number in (("rows", numbers), ("own_rows", f"{numbers}:2"))]
+
     def shape_of(self, tensor):
         """Returns the shape of a tensor of this op, [rank] of int64, as this rank has it."""
         dtype = self.node.attr["T"].type
@@ -701,10 +713,15 @@ class NodeWriter:
             return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
                             dimension=dimension)
 
-    def made_whole(self, tensor, state):
-        """Returns what was made for this op, a summand like its output, as the one-process value."""
-        node = self.node
-        return self._all.reduced(tensor, state, node.attr["T"].type, f"{PREFIX}/{tensor}", self._place, node.name)
+    def made_whole(self, tensor, state, dtype=None):
+        """Returns what was made for this op, a summand of its output's shape, as the one-process value.
+
+        Args:
+            tensor, state: The summand.
+            dtype: Its `types_pb2.DataType`, None for that of the output.
+        """
+        return self._all.reduced(tensor, state, dtype or self.node.attr["T"].type, f"{PREFIX}/{tensor}", self._place,
+                                 self.node.name)
 
     def added_up(self, suffix, tensor, dtype, shape):
         """Returns the sum over the ranks of a summand of a known shape that was made for this op."""

@@ -129,6 +129,36 @@ def all_reduce(value, site, contributes=True, ordered=True):
         return total if ordered else _unordered(total)
 
 
+def own(value, joins="rows"):
+    """Begins what each rank computes of its own rows alone, in a function that is partitioned.
+
+    What is computed from it sees this rank's rows only, until it leaves by `join`. Every tensor of which a gradient is
+    wanted goes in by this op. A function that is not partitioned computes of all rows.
+
+    Args:
+        value: Rows; or a value that all ranks have, such as a variable's.
+        joins: "rows" for rows, "sum" for what all ranks have: how its gradient leaves again.
+
+    Returns:
+        A tensor like `value`.
+    """
+    return library.load()[0].poseidon_own(value=value, joins=joins)
+
+
+def join(value, by):
+    """Ends what `own` begins.
+
+    Args:
+        value: What this rank has computed of its own rows.
+        by: "rows": it has a row for each of this rank's; "sum": the ranks' values are added up; "mean": their mean is
+            taken, weighted by their rows, of floating-point values.
+
+    Returns:
+        A tensor like `value`: that of all ranks.
+    """
+    return library.load()[0].poseidon_join(own=value, by=by)
+
+
 def broadcast(value, site, root=0):
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
     with tf.device("CPU:0"):
@@ -252,6 +282,19 @@ def _all_reduce_gradient(op, gradient):
     # Each rank's value adds to every rank's sum, so its gradient is the sum of all gradients.
     site = op.get_attr("site").decode() + "/gradient"
     return all_reduce(gradient, site, op.inputs[1]), None
+
+
+@tf.RegisterGradient("PoseidonOwn")
+def _own_gradient(op, gradient):
+    return join(gradient, by=op.get_attr("joins").decode())
+
+
+@tf.RegisterGradient("PoseidonJoin")
+def _join_gradient(op, gradient):
+    by = op.get_attr("by").decode()
+    if by == "mean":
+        raise LookupError("The mean of what ranks have computed of their own rows has no gradient; it is for variables.")
+    return own(gradient, joins=by)
 
 
 tf.no_gradient("PoseidonSync")

@@ -12,6 +12,7 @@ from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.rules import gathering
 from tf_poseidon.graph_passes.partition.rules import lists
 from tf_poseidon.graph_passes.partition.rules import normalisation
+from tf_poseidon.graph_passes.partition.rules import own
 from tf_poseidon.graph_passes.partition.rules import reductions
 from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
@@ -29,6 +30,7 @@ RULES = {
     **stores.RULES,
     **normalisation.RULES,
     **control.RULES,
+    **own.RULES,
     **sources.RULES,
 }
 # Rules that hold for whole inputs too.

@@ -1,0 +1,31 @@
+"""What each rank computes of its own rows alone, between ops PoseidonOwn and PoseidonJoin.
+
+The moments of a batch normalisation that is not synchronised, say, forwards and backwards. All of it runs as it is, on
+what the rank has; what has gone in without a PoseidonOwn is the same on all ranks. So gradients of variables leave as
+summands by the PoseidonJoin that is their PoseidonOwn's gradient.
+"""
+
+from tensorflow.python.framework import op_def_registry
+
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+BEGINS, ENDS = "PoseidonOwn", "PoseidonJoin"
+_CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
+
+
+def outcome(node, states, num_outputs):
+    """Returns the `Outcome` of a node some of whose inputs are own; None if it cannot run on such."""
+    op = op_def_registry.get(node.op)
+    is_local = op is not None and not op.is_stateful and node.op not in (*_CONTROL_FLOW, BEGINS, ENDS)
+    if not is_local or any(state not in (OWN, WHOLE) for state in states):
+        return None
+    return Outcome(states, (OWN,) * num_outputs)
+
+
+def refusal(tensor):
+    """Returns the `PoseidonError` of a tensor that something else needs whole."""
+    return PoseidonError(f"'{tensor}' is what each rank computes of its own rows, expected to leave by a {ENDS} before "
+                         "anything else needs it whole; use tf_poseidon.ops.join.")

@@ -1,0 +1,44 @@
+"""Where what each rank computes of its own rows alone begins and ends; see `partition/own.py` for what is between."""
+
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import SUM
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+
+def begun(case):
+    """PoseidonOwn: of rows it begins; what is the same on all ranks is so for each of them."""
+    is_rows = case.attr("joins").s == b"rows"
+    if is_rows and case.states[0] == Rows(0):
+        return case.all({0: Rows(0)}, OWN, write=_write_same)
+    return None
+
+
+def ended(case):
+    """PoseidonJoin."""
+    if case.states[0] != OWN:
+        return None
+    by = case.attr("by").s
+    if by == b"mean":
+        return case.all({0: OWN}, WHOLE, write=_write_mean)
+    return case.all({0: OWN}, Rows(0) if by == b"rows" else SUM, write=_write_same)
+
+
+def _write_same(writer):
+    return [writer.add("", "Identity", writer.inputs, T=writer.node.attr["T"].type)]
+
+
+def _write_mean(writer):
+    """sum(rows of the rank * value) / rows, in double precision: values that are equal stay what they are."""
+    dtype, double = writer.node.attr["T"].type, types_pb2.DT_DOUBLE
+    rows, mine = writer.numbers_of_rows(double)
+    wide = writer.add("wide", "Cast", writer.inputs, SrcT=dtype, DstT=double)
+    weighted = writer.add("weighted", "Mul", [wide, mine], T=double)
+    total = writer.made_whole(weighted, SUM, double)
+    mean = writer.add("mean", "RealDiv", [total, rows], T=double)
+    return [writer.add("", "Cast", [mean], SrcT=double, DstT=dtype)]
+
+
+RULES = {"PoseidonOwn": begun, "PoseidonJoin": ended}

@@ -1,0 +1,126 @@
+"""What each rank computes of its own rows alone, on many ranks in this process against the same of each part by itself."""
+
+import numpy as np
+import partitioning
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import data
+from tf_poseidon import ops
+from tf_poseidon.errors import PoseidonError
+
+CHANNELS = 3
+ROWS = (1, 2, 7, 12)
+
+
+def normalised(x, scale, offset):
+    """Returns rows that are normalised by moments of all of them, and these."""
+    mean = tf.reduce_mean(x, [0, 1])
+    variance = tf.reduce_mean(tf.math.squared_difference(x, tf.stop_gradient(mean)), [0, 1])
+    return tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3), mean, variance
+
+
+def masked(x, scale, offset):
+    """Shapes and numbers of rows are those of the rank, too, and what is not linear in summands."""
+    weights = tf.cast(x[:, :, :1] > 0, x.dtype)
+    number = tf.reduce_sum(weights) + tf.cast(tf.shape(x)[0], x.dtype)
+    mean = tf.reduce_sum(x * weights, [0, 1]) / number
+    largest = tf.reduce_max(tf.abs(x), [0, 1])
+    return tf.reshape((x - mean) / (largest + 1) * scale + offset, tf.shape(x)), mean, largest
+
+
+def build(parts, form):
+    """Makes a step with what each rank, or part, computes by itself between layers; returns what to compare.
+
+    Args:
+        parts: (begin, number of rows) of each part in a reference; None to leave that to ranks.
+        form: What is computed.
+    """
+    x = tf.compat.v1.placeholder(tf.float64, (None, 2, CHANNELS), name="x")
+    rows, = partitioning.rows(x) if parts is None else (x,)
+    kernel, scale, offset = (tf.constant(value, tf.float64) for value in (
+        np.linspace(-1, 1, 9).reshape(3, 3), [1., 2., -1.], [.5, 0., 2.]))
+    h = tf.tanh(tf.tensordot(rows, kernel, 1))
+    if parts is None:
+        y, *moments = form(ops.own(h), ops.own(scale, joins="sum"), ops.own(offset, joins="sum"))
+        y, moments = ops.join(y, "rows"), [ops.join(value, "mean") for value in moments]
+    else:
+        found = [form(h[begin:begin + count], scale, offset) for begin, count in parts if count]
+        weights = [count / sum(count for _, count in parts) for _, count in parts if count]
+        y = tf.concat([each[0] for each in found], 0)
+        moments = [tf.add_n([weight * each[i] for weight, each in zip(weights, found)]) for i in (1, 2)]
+    # In one process, the loss is that of all rows: ratios, too.
+    loss = tf.reduce_sum(tf.square(y) * h) / (1 + tf.reduce_mean(tf.abs(y)))
+    gradients = tf.gradients(loss, [kernel, scale, offset])
+    # Of second order: a penalty of how long they are.
+    penalty = tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
+    return [loss, *moments, *gradients, *tf.gradients(penalty, [kernel, scale])]
+
+
+def reference(form, size, x):
+    """Returns what one process computes of the parts of a batch, each by itself."""
+    parts = [data.part_of_rank(len(x), rank, size) for rank in range(size)]
+    with tf.Graph().as_default():
+        results = build(parts, form)
+        with tf.compat.v1.Session() as session:
+            return session.run(results, {"x:0": x})
+
+
+@pytest.mark.parametrize("form", [normalised, masked], ids=lambda form: form.__name__)
+def test_each_rank_computes_of_its_own_rows(form):
+    partitioned = partitioning.Partitioned(lambda: build(None, form))
+    assert not partitioned.report.whole
+    for size in partitioning.RANKS:
+        for rows in ROWS:
+            x = np.random.default_rng(rows).normal(size=(rows, 2, CHANNELS))
+            expected = reference(form, size, x)
+            found = partitioned.on_ranks({"x": x}, size)
+            for i, values in enumerate(zip(*found, strict=True)):
+                for rank, value in enumerate(values):
+                    np.testing.assert_array_equal(value, values[0], err_msg=f"rank {rank} of {size}, result {i}")
+                np.testing.assert_allclose(values[0], expected[i], rtol=1e-10, atol=1e-10,
+                                           err_msg=f"{size} ranks, {rows} rows, result {i}")
+
+
+def test_alone_all_rows_are_its_own():
+    partitioned = partitioning.Partitioned(lambda: build(None, normalised))
+    x = np.random.default_rng(3).normal(size=(7, 2, CHANNELS))
+    for value, expected in zip(partitioned.alone({"x": x}), reference(normalised, 1, x), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+def test_what_is_the_same_on_all_ranks_is_of_all_rows():
+    """Where nothing has rows, there is nothing of which each rank had its own."""
+    def step():
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 2, CHANNELS), name="x"))
+        whole = tf.sort(rows, axis=0)
+        y, mean, _ = normalised(ops.own(whole), tf.ones(CHANNELS, tf.float64), tf.zeros(CHANNELS, tf.float64))
+        return [ops.join(y, "rows"), ops.join(mean, "mean")]
+
+    partitioned = partitioning.Partitioned(step)
+    x = np.random.default_rng(3).normal(size=(7, 2, CHANNELS))
+    for size in partitioning.RANKS:
+        for found in partitioned.on_ranks({"x": x}, size):
+            for value, expected in zip(found, partitioned.alone({"x": x}), strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("leak", [
+    lambda own, rows: own + rows, lambda own, rows: tf.reduce_sum(own) + 1,
+    lambda own, rows: tf.cond(tf.reduce_sum(own) > 0, lambda: rows, lambda: -rows),
+    lambda own, rows: ops.join(ops.own(own), "rows")])
+def test_what_does_not_leave_by_a_join_is_refused(leak):
+    def step():
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None,), name="x"))
+        return leak(tf.square(ops.own(rows)), rows)
+
+    with pytest.raises(PoseidonError, match="is what each rank computes of its own rows, expected to leave by a "
+                                            "PoseidonJoin"):
+        partitioning.Partitioned(step)
+
+
+def test_a_mean_over_ranks_has_no_gradient():
+    with tf.Graph().as_default():
+        x = tf.ones([2])
+        with pytest.raises(LookupError, match="has no gradient; it is for variables"):
+            tf.gradients(ops.join(ops.own(x), "mean"), x)
