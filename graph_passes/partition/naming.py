@@ -1,4 +1,4 @@
-"""Names exchanged summands after the variables that are trained with them.
+"""Names exchanged summands after the variables that are trained with them, or keep them, as metrics do.
 
 Requires: a flat graph. Ensures: a name is the path of a variable only where one variable alone fits.
 """
@@ -18,7 +18,7 @@ _REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
 
 
 def variables_of(propagated, sizes, paths):
-    """Returns {tensor: path of the variable that is trained with it}.
+    """Returns (trained, kept): the path of the variable that is trained with a tensor, or else keeps it, by tensor.
 
     Args:
         propagated: The `Propagated` states.
@@ -26,18 +26,18 @@ def variables_of(propagated, sizes, paths):
         paths: The path of each variable, by the name of the node that its resource comes from. Of nodes that are
             not in it, the name of the node.
     """
-    graph, found = sizes.graph, collections.defaultdict(set)
+    graph, trained, kept = sizes.graph, collections.defaultdict(set), collections.defaultdict(set)
     used = _used(graph, propagated)
     updates = collections.defaultdict(list)
     for node in propagated.ordered:
         if _is_update(node) and graph.inputs(node):
             updates[variables_lib.source(graph, graph.inputs(node)[0])].append(node)
     for resource, nodes in updates.items():
-        if resource not in used:
-            continue  # the slot of an optimizer
+        names = trained if resource in used else kept  # of a slot of an optimizer, the variable's tensor is trained too
         for tensor in _behind(graph, sizes, nodes, updates, used):
-            found[tensor].add(paths.get(resource, resource))
-    return {tensor: names.pop() for tensor, names in found.items() if len(names) == 1}
+            names[tensor].add(paths.get(resource, resource))
+    return tuple({tensor: min(names) for tensor, names in found.items() if len(names) == 1 and tensor not in others}
+                 for found, others in ((trained, ()), (kept, trained)))
 
 
 def _is_update(node):
@@ -78,7 +78,7 @@ def _behind(graph, sizes, nodes, updates, used):
         used: The resources that are no slots: what is read of a slot leads to what that is updated with.
     """
     values = [tensor for node in nodes for tensor in _values(graph, node)]
-    shapes = {sizes.shape(tensor) for tensor in values if sizes.shape(tensor)}
+    shapes = {sizes.shape(tensor) for tensor in values} - {None}
     queue, seen = list(values), set()
     while queue:
         tensor = propagate_lib.canonical(queue.pop())
@@ -94,6 +94,8 @@ def _behind(graph, sizes, nodes, updates, used):
             seen.add(tensor)
             inputs = graph.inputs(node)
             queue += [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else inputs
+            if node.op == "UnsortedSegmentSum":  # what an embedding is trained with
+                seen.add(propagate_lib.canonical(inputs[0]))
     return seen
 
 

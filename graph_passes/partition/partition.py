@@ -60,7 +60,7 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, su
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
     propagated = propagate_lib.propagate(sizes, summands)
-    writer = write_lib.GraphWriter(sizes, propagated, naming.variables_of(propagated, sizes, paths or {}))
+    writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:
         if "_output_shapes" in node.attr:

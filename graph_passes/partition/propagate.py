@@ -50,6 +50,8 @@ UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", 
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
 # After how many passes over a graph its states should long have settled: real ones take three to ten.
 _PASSES = 100
+# Ops that give a multiple of a summand, or the summand itself.
+_SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
 # How often a Merge, or a stack, may change its state before it is whole.
 _CHANGES = 3
 # In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
@@ -371,13 +373,43 @@ class _Propagation:
                 if name in self._forced:
                     costs[name] = own
                     continue
-                later = {tensor_of(reader, 0) for reader in readers[name]
-                         if self._states.get(tensor_of(reader, 0)) == SUM}
-                after = sum(costs.get(tensor, 0) for tensor in later)
-                if len(later) > 1 and own < after:
+                later = [cost for reader in readers[name] for tensor in self._made_of(name, reader)
+                         if self._states.get(tensor) == SUM and (cost := costs.get(tensor, 0))]
+                if len(later) > 1 and own < sum(later):
                     self._forced.add(name)
                     changed = True
-                costs[name] = min(own, after)
+                costs[name] = min(own, sum(later))
+        return changed | self._cut_before_scaling(readers)
+
+    def _made_of(self, tensor, reader):
+        """Returns what a node makes of a summand that it reads."""
+        if self._graph.nodes[reader].op != "IdentityN":
+            return [tensor_of(reader, 0)]
+        return [tensor_of(reader, i) for i, each in enumerate(self._inputs[reader]) if each == tensor]
+
+    def _cut_before_scaling(self, readers):
+        """Makes whole, instead of a multiple of a summand, the summand itself, which is there earlier.
+
+        Biases are recognised by the factors that they share with a kernel; multiples have factors of their own.
+        """
+        changed, queue = False, [tensor for tensor in self._forced if self._states.get(tensor) == SUM]
+        while queue:
+            tensor = queue.pop()
+            node = self._graph.node(tensor)
+            if node.op not in _SCALES:
+                continue
+            inputs = self._inputs[node.name]
+            inputs = inputs[graph_lib.output_of(tensor):][:1] if node.op == "IdentityN" else inputs
+            summands = [each for each in inputs if self._states.get(each) == SUM]
+            if len(summands) != 1:
+                continue
+            before, = summands
+            alone = all(each in self._forced or not readers[each]
+                        for reader in readers[before] for each in self._made_of(before, reader))
+            if before not in self._forced and alone and self._bytes(before) <= self._bytes(tensor):
+                self._forced.add(before)
+                queue.append(before)
+                changed = True
         return changed
 
     def _bytes(self, tensor):

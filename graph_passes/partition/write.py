@@ -83,8 +83,8 @@ class GraphWriter:
         exchanges: The `report.Exchange`s so far.
     """
 
-    def __init__(self, sizes, propagated, names):
-        """Makes a writer; `names` has a name for some tensors that may be exchanged."""
+    def __init__(self, sizes, propagated, trained, kept):
+        """Makes a writer; `trained` and `kept` have names of some tensors, as of `naming.variables_of`."""
         self.nodes = []
         self.exchanges = []
         self._sizes = sizes
@@ -107,7 +107,8 @@ class GraphWriter:
                         for node in propagated.ordered}
         self._parts = {}  # by place: the outputs of PoseidonPart there
         self._meetings = {}  # by frame and two markers: the check that they have as many rows
-        self._names = names
+        self._trained = trained
+        self._kept = kept
         self._sites = collections.Counter()
         self._serial = set()  # names of loops that run one round after the other
         self._is_asked_for = True  # whether what is exchanged is part of the step
@@ -512,7 +513,8 @@ class GraphWriter:
         """Notes an exchange; returns, as attributes, its site, a name that no other kind has, and when it happens."""
         self._serialise(frame)
         shown = name.removeprefix(_CALL) if self._is_asked_for else name
-        site = f"{kind}/{shown}" if is_gathered else self._names.get(name, shown)
+        shown = self._trained.get(name, self._kept.get(name, shown))
+        site = f"{kind}/{shown}" if is_gathered else shown
         if not self._is_asked_for:
             return {"site": f"fetched/{site}"}  # once each: what is whole is kept
         self._sites[site] += 1
@@ -522,7 +524,7 @@ class GraphWriter:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # what was made for an op, of a shape that was given
             num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
-        variable = "" if is_gathered else self._names.get(name, "")
+        variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
                                                   is_waited_for))

@@ -34,4 +34,4 @@ RULES = {
     **sources.RULES,
 }
 # Rules that hold for whole inputs too.
-ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS
+ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS | own.ALWAYS

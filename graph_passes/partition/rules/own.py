@@ -2,6 +2,7 @@
 
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
@@ -9,9 +10,9 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
 def begun(case):
-    """PoseidonOwn: of rows it begins; what is the same on all ranks is so for each of them."""
-    is_rows = case.attr("joins").s == b"rows"
-    if is_rows and case.states[0] == Rows(0):
+    """PoseidonOwn: of rows it begins; a value that all ranks have stays what it is."""
+    shape = case.shape(0)
+    if case.attr("joins").s == b"rows" and shape and case_lib.of_rows(shape[0]):
         return case.all({0: Rows(0)}, OWN, write=_write_same)
     return None
 
@@ -42,3 +43,5 @@ def _write_mean(writer):
 
 
 RULES = {"PoseidonOwn": begun, "PoseidonJoin": ended}
+# Rules that hold for whole inputs too.
+ALWAYS = frozenset(("PoseidonOwn",))
