@@ -1,8 +1,9 @@
-"""Runs programs of one_process_programs.py on all ranks of a job: DIRECTORY POLICY [NAME ...].
+"""Runs programs of one_process_programs.py on all ranks of a job: DIRECTORY POLICY [OPTION ...] [NAME ...].
 
-Each rank writes, for each program, what it was before, and after each step, to NAME.RANK.npz.
+Options: --scope makes them in the strategy's scope; --verify verifies every exchange; --rounded rounds them. Each rank writes, for each program, what it was before, and after each step, to NAME.RANK.npz.
 """
 
+import contextlib
 import pathlib
 import sys
 
@@ -17,9 +18,13 @@ import tf_poseidon as poseidon
 def main(directory, policy, *names):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
-    strategy = poseidon.PoseidonStrategy(policy=policy)
+    in_scope = "--scope" in names
+    strategy = poseidon.PoseidonStrategy(policy=policy, verify=1 if "--verify" in names else None,
+                                         wire_dtype="bfloat16" if "--rounded" in names else None)
+    names = [name for name in names if not name.startswith("--")]
     for name in names or one_process_programs.PROGRAMS:
-        step, variables, batches = one_process_programs.PROGRAMS[name]()
+        with strategy.scope() if in_scope else contextlib.nullcontext():
+            step, variables, batches = one_process_programs.PROGRAMS[name]()
         distributed = poseidon.distribute(tf.function(step, reduce_retracing=True))
         arrays = {}
 
@@ -28,13 +33,16 @@ def main(directory, policy, *names):
 
         note("before")
         for i, batch in enumerate(batches):
-            results = distributed(*batch)
+            with strategy.scope() if in_scope else contextlib.nullcontext():
+                results = distributed(*batch)
             note(f"step {i}")
             arrays.update({f"step {i}/result {j}": r.numpy() for j, r in enumerate(tf.nest.flatten(results))})
         np.savez(pathlib.Path(directory) / f"{name}.{strategy.rank}.npz", **arrays)
         if strategy.rank == 0 and strategy.num_replicas_in_sync > 1:
             report = distributed.report
             print(f"{name}: {report if report else 'runs whole'}", flush=True)
+    for site, counts in strategy.stats()["sites"].items():
+        print(f"site {site}: {counts['count']} times, {counts['sent_bytes']} bytes", flush=True)
     print(f"all of rank {strategy.rank} done", flush=True)
 
 

@@ -1,9 +1,11 @@
 """Programs that were written for one process, on several ranks: every update is that of one process."""
 
+import collections
 import re
 
 import launch
 import numpy as np
+import one_process_programs
 import pytest
 
 # Updates may differ by rounding, in parts of the largest one. Its length is compared, not the weights: a gradient
@@ -41,6 +43,35 @@ def test_program_computes_what_one_process_does(runs, program, ranks, policy):
     for key in expected:
         assert all(result[key].tobytes() == results[0][key].tobytes() for result in results), f"bits of {key}"
     check(expected, results[0])
+
+
+def test_models_of_the_strategys_scope_are_those_of_one_process(runs, tmp_path):
+    """There, Keras' losses and optimizers ask the strategy how many replicas there are: one."""
+    names = [name for name in one_process_programs.PROGRAMS if name.startswith("keras")]
+    launch.run_ok(["run_one_process_programs.py", tmp_path, "sfb", "--scope", *names], 2, timeout_s=120)
+    for name in names:
+        check(dict(np.load(runs.of(1, "ps") / f"{name}.0.npz")), dict(np.load(tmp_path / f"{name}.0.npz")))
+
+
+def test_verify_mode_compares_each_exchange_and_the_weights(runs, tmp_path):
+    outcome = launch.run_ok(["run_one_process_programs.py", tmp_path, "sfb", "--verify", "mean_of_squares"], 2, 120)
+    check(dict(np.load(runs.of(1, "ps") / "mean_of_squares.0.npz")), dict(np.load(tmp_path / "mean_of_squares.0.npz")))
+    steps = len(one_process_programs.SIZES)
+    for site in ("verify/w", "verify/b", "verify/v", "verify/checksums"):
+        assert re.search(rf"site {site}(#\d)?: {steps} times", outcome.output), f"{site}: {outcome.output}"
+
+
+def test_wire_dtype_rounds_what_trains(tmp_path):
+    """Sums that are only results are not rounded."""
+    sent = []
+    for options in ([], ["--rounded"]):
+        outcome = launch.run_ok(["run_one_process_programs.py", tmp_path, "ps", *options, "mean_of_squares"], 2, 120)
+        counts = collections.Counter()  # of all ranks
+        for site, number in re.findall(r"site (\w+): \d+ times, (\d+) bytes", outcome.output):
+            counts[site] += int(number)
+        sent.append(counts)
+    assert all(sent[0][site] == 4 * sent[1][site] for site in ("w", "b", "v"))  # of double precision
+    assert sent[0]["Identity"] == sent[1]["Identity"] > 0
 
 
 def check(expected, got):

@@ -14,6 +14,7 @@ from tf_poseidon import calibration
 from tf_poseidon import data
 from tf_poseidon import grappler
 from tf_poseidon import keras_hook
+from tf_poseidon import one_process
 from tf_poseidon import ops
 from tf_poseidon import options
 from tf_poseidon import planning
@@ -282,7 +283,13 @@ class Extended(one_device_strategy.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        return self.size
+        return 1 if one_process.is_inside() else self.size
+
+    @contextlib.contextmanager
+    def one_replica(self):
+        """While the only replica of a function of one process runs, or is traced."""
+        with tf.device(self._device), _ReplicaContext(self._container_strategy(), 0):
+            yield
 
     def _in_multi_worker_mode(self):
         return self.size > 1
@@ -343,10 +350,10 @@ class Extended(one_device_strategy.OneDeviceExtended):
     # ---- running steps ----
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        strategy = self._container_strategy()
-        if self.size == 1:
-            with tf.device(self._device), _ReplicaContext(strategy, 0):
+        if self._num_replicas_in_sync == 1:
+            with self.one_replica():
                 return fn(*args, **kwargs)
+        strategy = self._container_strategy()
         self.broadcast_new_variables()
         step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
                              self.wire_dtype)
@@ -380,7 +387,8 @@ class Extended(one_device_strategy.OneDeviceExtended):
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del options
         step = step_lib.current()
-        if self.size == 1 or step.is_applying:  # gradients were synchronised before the optimizer
+        # Inside of an optimizer, gradients were synchronised before.
+        if self._num_replicas_in_sync == 1 or step.is_applying:
             return value
         reduce = {tf.distribute.ReduceOp.SUM: step.all_reduce,
                   tf.distribute.ReduceOp.MEAN: step.mean}[reduce_op]
@@ -388,7 +396,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         del destinations, options
-        if self.size == 1:
+        if self._num_replicas_in_sync == 1:
             return value
 
         def reduce(part):
@@ -404,7 +412,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
 
     def gather(self, value, axis=0):
         """Returns the tensors of all ranks, concatenated along an axis in rank order."""
-        if self.size == 1:
+        if self._num_replicas_in_sync == 1:
             return value
         step = step_lib.current()
         contributes = True if step is None else step.contributes

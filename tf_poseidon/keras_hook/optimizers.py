@@ -7,6 +7,7 @@ are synchronised in the step that updates the variables, again before clipping.
 
 import tensorflow as tf
 
+from tf_poseidon import one_process
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook.common import is_ours
@@ -16,7 +17,7 @@ def apply(original, optimizer, grads, trainable_variables=None):
     """Synchronises gradients before the outermost optimizer clips, decides or accumulates."""
     step = step_lib.current()
     if step is None:
-        if is_ours(optimizer._distribution_strategy):
+        if is_ours(optimizer._distribution_strategy) and not one_process.is_inside():
             raise PoseidonError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside of "
                 "strategy.run, where they cannot be synchronised; call the training step as "

@@ -1,0 +1,147 @@
+"""The arguments of a call of a function of one process: which are tensors, and which of these have rows."""
+
+import inspect
+
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon import data
+from tf_poseidon import ops
+from tf_poseidon import step as step_lib
+from tf_poseidon.errors import PoseidonError
+
+_ROWS, _SAME = "rows", "same"
+
+
+class Call:
+    """The arguments of one call: tensors, and constants.
+
+    Attributes:
+        name: That of the function.
+        tensors: The tensors, flat.
+        names: What they are called in messages.
+        dimensions: Their dimension of rows, None of tensors that belong to no row.
+        key: What a trace depends on.
+    """
+
+    def __init__(self, function, inputs, args, kwargs):
+        self.name = getattr(function, "__name__", "function")
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        unknown = set(inputs) - set(bound.arguments)
+        if unknown:
+            raise PoseidonError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
+                                f"arguments are {', '.join(bound.arguments)}.")
+        self._structure = _joined((bound.args, bound.kwargs))
+        self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
+        args, kwargs = self._structure
+        in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
+        marks = _marks(inputs, in_order)
+        self.tensors = [leaf for leaf in self._leaves if tf.is_tensor(leaf)]
+        self.names, self.dimensions = [], []
+        for leaf, (name, mark) in zip(self._leaves, marks):
+            if tf.is_tensor(leaf):
+                self.names.append(name)
+                self.dimensions.append(_dimension(leaf, name, mark))
+        self.key = tuple(
+            (leaf.dtype, _without_rows(leaf.shape, dimension := next(dimensions)), dimension)
+            if tf.is_tensor(leaf) else ("constant", _hashable(leaf))
+            for dimensions in [iter(self.dimensions)] for leaf in self._leaves) + (
+                str(tf.nest.map_structure(lambda _: ".", self._structure)),)
+
+    def specs(self):
+        """Returns the TensorSpecs of the tensors, with an unknown number of rows."""
+        return [tf.TensorSpec(_without_rows(tensor.shape, dimension), tensor.dtype)
+                for tensor, dimension in zip(self.tensors, self.dimensions)]
+
+    def rows(self):
+        """Returns the number of rows of a global batch, None if it is unknown."""
+        return next((tensor.shape[dimension] for tensor, dimension in zip(self.tensors, self.dimensions)
+                     if dimension is not None and tensor.shape.rank is not None), None)
+
+    def arguments(self, tensors):
+        """Returns (args, kwargs) with other tensors in the place of the call's."""
+        rest = iter(tensors)
+        leaves = [next(rest) if tf.is_tensor(leaf) else leaf for leaf in self._leaves]
+        return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
+
+
+def _marks(inputs, arguments):
+    """Returns (name, mark) for each tensor or constant of the arguments; the mark None where none was given."""
+    marks = []
+    for name, value in arguments.items():
+        leaves, mark = tf.nest.flatten(value), inputs.get(name)
+        if mark is None or isinstance(mark, (str, int)):
+            named = [(name, mark)] * len(leaves)
+        else:
+            try:
+                tf.nest.assert_same_structure(mark, value, check_types=False)
+            except (TypeError, ValueError) as error:
+                raise PoseidonError(f"inputs= has another structure for '{name}' than the argument itself: "
+                                    f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
+                                    "argument's.") from error
+            named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
+        for leaf, pair in zip(leaves, named):
+            marks += [pair] if not isinstance(leaf, _COMPOSITES) else _marks_of_parts(leaf, *pair)
+    return marks
+
+
+_COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+
+
+def _marks_of_parts(leaf, name, mark):
+    """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
+    if mark not in (None, _SAME):
+        raise PoseidonError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
+                            "partitioned: give 'same', and every rank computes it whole, or make it dense.")
+    return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
+
+
+def _joined(structure):
+    """Returns a structure in which batches that the strategy has split are global ones again."""
+    def join(leaf):
+        if not isinstance(leaf, data.Rows):
+            return leaf
+        return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
+
+    leaves = []
+    for leaf in tf.nest.flatten(structure):  # in their order, since the names of exchanges are the same in eager code
+        leaves.append(join(leaf))
+    return tf.nest.pack_sequence_as(structure, leaves)
+
+
+def _dimension(tensor, name, mark):
+    """Returns the dimension of a tensor's rows, None if it has none."""
+    rank = tensor.shape.rank
+    if mark is None:
+        return 0 if rank else None
+    if mark == _SAME:
+        return None
+    if mark != _ROWS and not isinstance(mark, int):
+        raise PoseidonError(f"inputs= says {mark!r} of '{name}'; give 'rows', 'same', or the number of a dimension.")
+    dimension = 0 if mark == _ROWS else mark
+    if rank is None or not 0 <= dimension < rank:
+        raise PoseidonError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
+                            f"{dimension}; say 'same' of tensors without rows.")
+    return dimension
+
+
+def _as_tensor(leaf):
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return tf.convert_to_tensor(leaf)
+    return leaf
+
+
+def _without_rows(shape, dimension):
+    """Returns a shape with an unknown number of rows."""
+    if dimension is None or shape.rank is None:
+        return shape
+    return tf.TensorShape([None if d == dimension else size for d, size in enumerate(shape)])
+
+
+def _hashable(leaf):
+    try:
+        hash(leaf)
+        return leaf
+    except TypeError:
+        return id(leaf)
