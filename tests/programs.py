@@ -17,6 +17,7 @@ import tf_poseidon as poseidon
 from tf_poseidon import ops
 from tf_poseidon import runtime
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import comparing
 from tf_poseidon.ops import library
 
 
@@ -113,6 +114,19 @@ def stall_on_rank_1(policy):
 def stall_in_callback_on_rank_1():
     strategy = poseidon.PoseidonStrategy(timeout_s=2)
     train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
+
+
+def change_learning_rate_on_rank_1(every):
+    """A callback decides in the second epoch by what one rank alone knows."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    comparing.EVERY = int(every)
+
+    class Decide(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and strategy.rank == 1:
+                self.model.optimizer.learning_rate = 0.5
+
+    train(strategy, [Decide()])
 
 
 def never_come():

@@ -103,6 +103,16 @@ def test_rank_that_stalls_in_a_callback_is_named():
     assert "waited 2 s for rank 1 to exchange 'model.stop_training'" in outcome.own_lines[-1]
 
 
+@pytest.mark.parametrize("every, when, before", [
+    (1000, "the end of epoch 2", "the end of epoch 1"), (3, "the end of call 3 of its steps", "the end of epoch 1")])
+def test_what_one_rank_has_changed_is_named(every, when, before):
+    outcome = launch.run(["programs.py", "change_learning_rate_on_rank_1", every], ranks=3, timeout_s=60)
+    assert outcome.status != 0
+    assert (f"'sgd/learning_rate' is another one on rank 1 than on rank 0 at {when}, and 2 other variables differ; "
+            in outcome.own_lines[-1])
+    assert f"they were the same at {before}" in outcome.own_lines[-1]
+
+
 REFUSALS = {
     "outside": "model 'outside' was built outside of strategy.scope()",
     "layer_outside": "variable 'early/kernel' of model",

@@ -5,13 +5,13 @@ rank 0 only. Two callbacks of ours go around those of the user: the first makes 
 whole before it can be written, the last agrees on what the others have decided or restored.
 """
 
-import hashlib
 import logging
 
 import keras
 from keras.src.utils import python_utils
 import numpy as np
 
+from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
 
 _log = logging.getLogger("tf_poseidon")
@@ -105,6 +105,7 @@ class _Agree(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._share()
+        comparing.begin(self.model)
         share_accumulators(self.model, self._communicator)
         epoch = self.model._initial_epoch
         epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
@@ -115,6 +116,7 @@ class _Agree(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._agree("train")  # also: what rank 0 writes at the end of an epoch is written
+        compare_state(self.model, f"the end of epoch {epoch + 1}")
 
     def on_train_end(self, logs=None):
         self._agree("train")
@@ -134,11 +136,8 @@ def share_state(model, communicator, is_expected):
         is_expected: Whether that is usual, since rank 0 may have restored a checkpoint.
     """
     model.distribute_strategy.extended.broadcast_new_variables()
-    owned = optimizers_of(model)
-    local = {id(v) for v in (*model.metrics_variables, *_accumulators(owned))}
-    candidates = (*model.variables, *(v for optimizer in owned for v in optimizer.variables))
-    variables = list({id(v): v for v in candidates if id(v) not in local}.values())
-    differs = communicator.sum("state/differs", _differs_from_rank_0(variables, communicator)) > 0
+    variables = common_variables(model)
+    differs = communicator.sum("state/differs", comparing.differ_from_rank_0(variables, communicator)) > 0
     waits = [(v, communicator.submit(f"state/{i}", v.numpy(), root=0))
              for i, v in enumerate(variables) if differs[i]]
     for variable, wait in waits:
@@ -150,20 +149,28 @@ def share_state(model, communicator, is_expected):
                      "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
 
 
+def compare_state(model, when):
+    """Ends the job if ranks differ in what they should have in common; `when` says when this is."""
+    # What is summed over ranks, each has for itself.
+    comparing.compare(model, [v for v in common_variables(model) if v.aggregation != "sum"], when)
+
+
+def common_variables(model):
+    """Returns the variables of a model and of its optimizers that all ranks have in common."""
+    owned = optimizers_of(model)
+    local = {id(v) for v in (*model.metrics_variables, *_accumulators(owned))}
+    candidates = (*model.variables, *(v for optimizer in owned for v in optimizer.variables))
+    return list({id(v): v for v in candidates if id(v) not in local}.values())
+
+
 def share_accumulators(model, communicator):
     """Moves accumulated gradients to rank 0; those that all ranks have loaded count once."""
     accumulators = _accumulators(optimizers_of(model))
-    differs = _differs_from_rank_0(accumulators, communicator)
+    differs = comparing.differ_from_rank_0(accumulators, communicator)
     for variable, is_own in zip(accumulators, differs):
         if communicator.rank != 0 and not is_own:
             variable.assign(np.zeros(variable.shape, variable.dtype))
     fold_accumulators(model, communicator)
-
-
-def _differs_from_rank_0(variables, communicator):
-    """Returns an array of 0 and 1, for each variable."""
-    mine = np.array([_checksum(variable) for variable in variables], np.int64)
-    return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
 
 
 def fold_accumulators(model, communicator):
@@ -194,9 +201,3 @@ def _accumulators(owned):
     """Returns the variables in which each rank adds up gradients of its own rows."""
     return [variable for optimizer in owned for o in optimizers.with_inner(optimizer)
             if o.gradient_accumulation_steps and o.built for variable in o._accumulated_gradients]
-
-
-def _checksum(variable):
-    value = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
-    digest = hashlib.blake2b(value, digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 
 import keras
 from keras.src.utils import python_utils
@@ -12,6 +13,7 @@ from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
+from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import logs as logs_lib
 from tf_poseidon.keras_hook import losses
 from tf_poseidon.keras_hook.common import is_ours
@@ -119,10 +121,15 @@ def make_function(original, model, step_function):
 
     function = original(model, keras_step)
 
+    trains, calls = step_function == model.train_step, itertools.count(1)
+
     def with_split_batches(iterator):
         if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch, test_on_batch
             iterator = (_split(strategy, batch) for batch in iterator)
-        return function(iterator)
+        logs = function(iterator)
+        if trains and (number := next(calls)) % comparing.EVERY == 0:
+            callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
+        return logs
 
     return with_split_batches
 

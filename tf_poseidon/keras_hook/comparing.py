@@ -1,0 +1,64 @@
+"""Compares what all ranks should have in common: weights, statistics, states of optimizers, learning rates.
+
+Steps keep them the same. What a callback, say, does on one rank alone is found at the end of the epoch, or after a
+number of steps, before anybody trusts the result.
+"""
+
+import hashlib
+import weakref
+
+import numpy as np
+
+from tf_poseidon.errors import PoseidonError
+
+# After how many calls of a training function: seldom enough that it costs nothing to speak of.
+EVERY = 1000
+
+_last = weakref.WeakKeyDictionary()  # by model: when its variables were compared last
+
+
+def begin(model):
+    """Notes that the variables of a model were made the same."""
+    _last[model] = "the start of training"
+
+
+def compare(model, variables, when):
+    """Compares variables of a model between ranks.
+
+    Args:
+        model: A Keras model in the scope of a `PoseidonStrategy`.
+        variables: Keras variables, the same ones on all ranks.
+        when: Text that says when this is.
+
+    Raises:
+        PoseidonError: On all ranks, if some variable differs on some rank.
+    """
+    communicator = model.distribute_strategy.extended.communicator
+    differs = differ_from_rank_0(variables, communicator)
+    of_ranks = np.zeros([communicator.size, len(variables)], np.int64)
+    of_ranks[communicator.rank] = differs
+    of_ranks = communicator.sum("compare/differs", of_ranks)
+    if not of_ranks.any():
+        _last[model] = when
+        return
+    # The smallest is most likely the cause: a learning rate, say, by which all weights came to differ.
+    differing = sorted(np.flatnonzero(of_ranks.any(0)), key=lambda i: np.prod(variables[i].shape))
+    first, count = differing[0], len(differing)
+    rank = int(np.flatnonzero(of_ranks[:, first])[0])
+    raise PoseidonError(
+        f"'{variables[first].path}' is another one on rank {rank} than on rank 0 at {when}"
+        + (f", and {count - 1} other variables differ" if count > 1 else "")
+        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside of the training step "
+        "has changed it on some ranks: a callback, say, that decides by the time or a file. Let it do the same on all.")
+
+
+def differ_from_rank_0(variables, communicator):
+    """Returns an array of 0 and 1, for each variable whether this rank's differs."""
+    mine = np.array([_checksum(variable) for variable in variables], np.int64)
+    return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
+
+
+def _checksum(variable):
+    value = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
+    digest = hashlib.blake2b(value, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
