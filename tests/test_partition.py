@@ -165,6 +165,19 @@ def test_twice_the_nodes_take_twice_the_time():
     assert _seconds_of_processor(80) < 3 * _seconds_of_processor(40)
 
 
+def test_gradients_are_exchanged_before_they_are_scaled():
+    """Also behind an IdentityN, which optimizers put all gradients through, and one that nobody reads."""
+    with tf.Graph().as_default() as graph:
+        x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4]))
+        kernel, bias, rate = tf.ones([4, 3]), tf.ones([3]), tf.sqrt(tf.constant(0.01))
+        loss = tf.reduce_sum(tf.square(tf.nn.bias_add(x @ kernel, bias)))
+        gradients = tf.gradients(loss, [kernel, bias])
+        outputs = tf.identity_n([*gradients, *gradients])
+        fetches = [tf.abs(-(rate * outputs[0])).name, tf.abs(outputs[1] / rate).name]  # as an update needs them whole
+    report = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes).report
+    assert {exchange.tensor for exchange in report.exchanges} == {gradient.op.name for gradient in gradients}
+
+
 def test_what_is_fetched_is_exchanged_by_names_of_its_own():
     """Names of exchanges leave out that of an inlined call; two tensors may then be called alike."""
     with tf.Graph().as_default() as graph:
