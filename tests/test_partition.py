@@ -190,3 +190,18 @@ def test_what_is_fetched_is_exchanged_by_names_of_its_own():
                                           grappler.add_shapes, kept=kept)
     sites = [node.attr["site"].s for node in partitioned.graph_def.node if node.op == "PoseidonAllGather"]
     assert len(set(sites)) == len(sites) == 2, sites
+
+
+def test_what_trains_one_variable_is_fetched_by_names_of_its_own():
+    with tf.Graph().as_default() as graph:
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 3), name="x"))
+        weight = tf.Variable(tf.ones([3], tf.float64), use_resource=True, name="weight")
+        gradient = tf.reduce_sum(rows * weight.read_value(), 0, name="gradient")
+        update = weight.assign_sub(tf.multiply(gradient, 0.1, name="scaled"))
+        done = tf.identity(update, name="done")
+    kept = ["gradient", "scaled"]
+    partitioned = partition_lib.partition(inline.inline(graph.as_graph_def(), [done.name, *kept]), [done.name],
+                                          grappler.add_shapes, kept=kept)
+    assert [exchange.site for exchange in partitioned.report.exchanges] == ["weight"]
+    sites = [node.attr["site"].s for node in partitioned.graph_def.node if "site" in node.attr]
+    assert len(set(sites)) == len(sites), sites

@@ -512,11 +512,10 @@ class GraphWriter:
     def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
         """Notes an exchange; returns, as attributes, its site, a name that no other kind has, and when it happens."""
         self._serialise(frame)
-        shown = name.removeprefix(_CALL) if self._is_asked_for else name
-        shown = self._trained.get(name, self._kept.get(name, shown))
-        site = f"{kind}/{shown}" if is_gathered else shown
         if not self._is_asked_for:
-            return {"site": f"fetched/{site}"}  # once each: what is whole is kept
+            return {"site": f"fetched/{kind}/{name}"}  # once each: what is whole is kept
+        shown = self._trained.get(name, self._kept.get(name, name.removeprefix(_CALL)))
+        site = f"{kind}/{shown}" if is_gathered else shown
         self._sites[site] += 1
         if self._sites[site] > 1:
             site = f"{site}#{self._sites[site] - 1}"
