@@ -160,4 +160,4 @@ def test_waiting_and_idle_ranks_leave_the_processor_alone():
     outcome = launch.run_ok(["programs.py", "wait_and_idle"], ranks=2, timeout_s=60)
     used = dict(re.findall(r"(wait|idle): ([\d.]+) of a core", outcome.output))
     assert float(used["wait"]) < 0.10
-    assert float(used["idle"]) < 0.01
+    assert float(used["idle"]) < 0.02

@@ -49,9 +49,10 @@ def double_sums():
 
 
 class ChangeWeights(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        kernel = self.model.layers[-1].kernel
-        kernel.assign(kernel + 0.25)
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:  # a step is verified before the epoch ends, where ranks compare their state anyway
+            kernel = self.model.layers[-1].kernel
+            kernel.assign(kernel + 0.25)
 
 
 def main(fault, policy):
