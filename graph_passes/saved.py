@@ -8,12 +8,10 @@ partitioned by rows (`partition/`), and what it sums is planned and rewritten as
 """
 
 import dataclasses
-import functools
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError

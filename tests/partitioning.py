@@ -35,12 +35,13 @@ class Partitioned:
         report: Its report.
     """
 
-    def __init__(self, build, optimize=True):
+    def __init__(self, build, optimize=True, runs_whole=False):
         """Makes a graph.
 
         Args:
             build: A function that makes it, and returns its fetches; it is fed by the names of placeholders.
             optimize: Whether TensorFlow optimizes graphs before it runs them.
+            runs_whole: As of `partition.partition`.
         """
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -51,7 +52,8 @@ class Partitioned:
         self._config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
         keep = [*self._fetches, *self._initializers()]
         flat = inline.inline(self._graph.as_graph_def(), keep)
-        self.partitioned = partition_lib.partition(flat, self._fetches, grappler.add_shapes)
+        self.partitioned = partition_lib.partition(flat, self._fetches, grappler.add_shapes,
+                                                   runs_whole=runs_whole)
         self.report = self.partitioned.report
 
     def alone(self, feeds):
@@ -95,13 +97,13 @@ def _of_rank(graph_def, rank):
     return result
 
 
-def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True):
+def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=False):
     """Compares what ranks compute with what one process does, for one or several sets of feeds.
 
     Returns:
         The `Partitioned` graph.
     """
-    made = Partitioned(build, optimize)
+    made = Partitioned(build, optimize, runs_whole)
     for feed in feeds if isinstance(feeds, list) else [feeds]:
         expected = made.alone(feed)
         for size in ranks:

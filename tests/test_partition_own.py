@@ -1,4 +1,4 @@
-"""What each rank computes of its own rows alone, on many ranks in this process against the same of each part by itself."""
+"""What each rank computes of its own rows alone: on many ranks in this process, and of each part by itself."""
 
 import numpy as np
 import partitioning

@@ -8,6 +8,7 @@ import collections
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import own
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -63,7 +64,7 @@ def _used(graph, propagated):
             if any(state != WHOLE for state in propagated.outcomes[reader.name].gives):
                 used.add(source)
                 break
-            if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON):
+            if reader.op in (*_READS, *_REFERENCES, *_RESHAPED, *variables_lib.PASSED_ON, own.BEGINS):
                 queue += graph.consumers(reader.name)
     return used
 

@@ -10,8 +10,9 @@ from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.graph_passes import garbage
 from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import batches
+from tf_poseidon.graph_passes.partition import naming
+from tf_poseidon.graph_passes.partition import packing
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -39,7 +40,7 @@ class Partitioned:
 
 
 @garbage.unsearched()
-def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, summands=()):
+def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, summands=(), runs_whole=False):
     """Returns the `Partitioned` graph.
 
     Args:
@@ -53,6 +54,8 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, su
         rows: How many rows a batch usually has; None if that is not known. It decides what is cheaper, and all
             ranks have to give the same.
         summands: Names of the nodes that the resources of variables come from which hold summands, see held.py.
+        runs_whole: Whether all of the graph runs in each step, as that of a function does: then small sums travel
+            together.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.
@@ -65,10 +68,13 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, su
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
+    graph_def, exchanges = graph_lib.with_nodes(graph_def, nodes), writer.exchanges
+    if runs_whole:
+        graph_def, exchanges = packing.pack(graph_def, exchanges)
     report = report_lib.Report(
-        tuple(writer.exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
+        tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         sum(write_lib.count_by_state(propagated)), len(propagated.ordered))
-    return Partitioned(graph_lib.with_nodes(graph_def, nodes), tuple(fetched), report)
+    return Partitioned(graph_def, tuple(fetched), report)
 
 
 def _whole(sizes, propagated, name):

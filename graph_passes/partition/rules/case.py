@@ -7,7 +7,6 @@ import math
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE

@@ -3,7 +3,6 @@
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
-from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM

@@ -1,0 +1,108 @@
+"""Small sums that no rows wait for travel in one message: of losses, and of what metrics count.
+
+Requires: a partitioned graph that runs as a whole: who wants one of the sums may wait for all. Ensures: each sum is
+what it was, under the same name. No sum waits for what is computed from another; what may not run, since it is in a
+branch, and what runs several times, in a loop, is left alone.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import report as report_lib
+
+# A message costs as much time as thousands of bytes.
+_SMALL = 4096
+_INT32 = types_pb2.DT_INT32
+
+
+def pack(graph_def, exchanges):
+    """Returns (GraphDef, `report.Exchange`s) in which small sums are exchanged together.
+
+    Args:
+        graph_def: The partitioned GraphDef.
+        exchanges: Its exchanges.
+    """
+    small = {exchange.site: exchange for exchange in exchanges if _is_small(exchange)}
+    if len(small) < 2:
+        return graph_def, exchanges
+    graph = graph_lib.Graph(graph_def)
+    sums = [node for node in graph_def.node if node.op == "PoseidonSync" and _site(node) in small]
+    after = _after(graph, sums)
+    packs = collections.defaultdict(list)
+    for node in sums:
+        if node.name not in after:
+            packs[node.attr["T"].type, node.input[1], node.device].append(node)
+    packs = [members for members in packs.values() if len(members) > 1]
+    if not packs:
+        return graph_def, exchanges
+    written, packed = {}, {}
+    for members in packs:
+        order = {exchange.site: i for i, exchange in enumerate(exchanges)}
+        members.sort(key=lambda node: order[_site(node)])
+        parts = [small[_site(node)] for node in members]
+        total = _together(parts)
+        written |= _write(members, parts, total)
+        packed |= {part.site: total if part is parts[0] else None for part in parts}
+    nodes = [replacement for node in graph_def.node for replacement in written.get(node.name, [node])]
+    exchanges = [packed.get(exchange.site, exchange) for exchange in exchanges]
+    return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in exchanges if exchange is not None]
+
+
+def _is_small(exchange):
+    return (exchange.kind == "sum" and not exchange.variable and not exchange.is_waited_for and not exchange.loop
+            and exchange.bytes.fixed is not None and exchange.bytes.fixed <= _SMALL
+            and exchange.shape is not None and None not in exchange.shape)
+
+
+def _site(node):
+    return node.attr["site"].s.decode()
+
+
+def _after(graph, sums):
+    """Returns the names of the nodes that run after a sum, or perhaps never."""
+    frames = frames_lib.find_frames(graph_lib.in_order(graph.graph_def))
+    branches = [node for node in graph.graph_def.node if node.op in ("Switch", "RefSwitch", "_SwitchN")
+                and frames[node.name] == frames_lib.ROOT]
+    queue, after = [node.name for node in (*sums, *branches)], set()
+    while queue:
+        found = {reader.name for reader in graph.consumers(queue.pop())} - after
+        after |= found
+        queue += found
+    return after
+
+
+def _together(parts):
+    """Returns the one exchange that stands for several."""
+    elements = sum(graph_lib.num_elements(part.shape) for part in parts)
+    return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
+                               bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
+
+
+def _write(members, parts, total):
+    """Returns the nodes that stand for each of several sums, by its name."""
+    first, dtype = members[0], members[0].attr["T"].type
+    writer = graph_lib.Writer(f"{first.name}/packed", first.device)
+    flat = [writer.add(f"flat{i}", "Reshape", [node.input[0], writer.constant(
+        f"flat{i}/shape", np.array([-1], np.int32), node.input[0])], T=dtype, Tshape=_INT32)
+            for i, node in enumerate(members)]
+    controls = sorted({tensor for node in members for tensor in graph_lib.control_inputs(node)})
+    axis = writer.constant("axis", np.int32(0), flat[0])
+    value = writer.add("summands", "ConcatV2", [*flat, axis], T=dtype, Tidx=_INT32, N=len(flat))
+    whole = writer.add("", "PoseidonSync", [value, first.input[1], *controls], T=dtype, shape=total.shape,
+                       site=total.site, **{graph_lib.MEANWHILE: graph_lib.meanwhile(first)})
+    lengths = [graph_lib.num_elements(part.shape) for part in parts]
+    lengths = writer.constant("lengths", np.array(lengths, np.int32), whole)
+    pieces = writer.add("sums", "SplitV", [whole, lengths, axis], T=dtype, Tlen=_INT32, num_split=len(parts))
+    shared, written = writer.nodes, {}
+    for i, (node, part) in enumerate(zip(members, parts)):
+        writer = graph_lib.Writer(node.name, node.device)
+        shape = writer.constant("shape", np.array(part.shape, np.int32), whole)
+        writer.add("", "Reshape", [f"{pieces}:{i}", shape], T=dtype, Tshape=_INT32)
+        written[node.name] = writer.nodes
+    written[first.name] += shared
+    return written

@@ -1,0 +1,98 @@
+"""Small sums that travel together: which ones do, and that they are what one process computes."""
+
+import numpy as np
+import partitioning
+import pytest
+import tensorflow as tf
+
+
+FEATURES = 3
+
+
+def _placeholder(dtype=tf.float64):
+    return partitioning.rows(tf.compat.v1.placeholder(dtype, [None, FEATURES], "x"))[0]
+
+
+def metrics():
+    """Scalars, vectors and none at all, as losses and metrics have them."""
+    x = _placeholder()
+    return tf.reduce_sum(x), tf.reduce_sum(x * x, 0), tf.reduce_sum(x[:, :0], 0), tf.reduce_sum(tf.abs(x)) / 7
+
+
+def of_two_types():
+    x = _placeholder()
+    return [tf.reduce_sum(tf.cast(x, dtype)) for dtype in (tf.float64, tf.int64, tf.int64, tf.float64)]
+
+
+def one_waits_for_rows():
+    """Of the first sum, rows are made: it leaves at once."""
+    x = _placeholder()
+    total = tf.reduce_sum(x)
+    return tf.reduce_sum(x * total), tf.reduce_sum(x * x), tf.reduce_sum(tf.abs(x)), total
+
+
+def one_after_another():
+    """The second sum begins when the first is there, though it is not made of it."""
+    x = _placeholder()
+    first = tf.reduce_sum(x)
+    with tf.control_dependencies([first + 1]):
+        later = tf.identity(x)
+    return first, tf.reduce_sum(later * later), tf.reduce_sum(tf.abs(x)), tf.reduce_sum(x * x * x)
+
+
+def in_a_branch():
+    x = _placeholder()
+    choice = tf.compat.v1.placeholder_with_default(tf.constant(True), [], "choice")
+    chosen = tf.cond(choice, lambda: tf.square(tf.reduce_sum(x)) + tf.square(tf.reduce_sum(x * x)),
+                     lambda: tf.constant(0.0, tf.float64))
+    return chosen, tf.reduce_sum(tf.abs(x)), tf.reduce_sum(x + 1)
+
+
+def in_a_loop():
+    x = _placeholder()
+
+    def body(i, total):
+        return i + 1, total + tf.reduce_sum(tf.square(total + x))
+
+    _, total = tf.while_loop(lambda i, _: i < 2, body, (0, tf.constant(0.0, tf.float64)))
+    return total, tf.reduce_sum(tf.abs(x)), tf.reduce_sum(x + 1)
+
+
+def after_a_loop():
+    """What a loop gives was perhaps made of another sum."""
+    x = _placeholder()
+    _, total = tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + tf.reduce_sum(x, 0)),
+                             (0, tf.zeros([FEATURES], tf.float64)))
+    return total, tf.reduce_sum(tf.abs(x)), tf.reduce_sum(x + 1)
+
+
+def large():
+    x = _placeholder()
+    return tf.reduce_sum(tf.tile(x, [1, 400]), 0), tf.reduce_sum(x), tf.reduce_sum(x * x)
+
+
+# Elements of the exchanged sums.
+CASES = {
+    metrics: [5], of_two_types: [2, 2], one_waits_for_rows: [1, 3], one_after_another: [1, 3], in_a_branch: [1, 1, 2],
+    in_a_loop: [1, 3], after_a_loop: [3 + 2], large: [1200, 2]}
+
+
+@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+def test_small_sums_travel_together(build):
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.integers(-3, 4, (rows, FEATURES)) / 2} for rows in (7, 1, 12)]
+    made = partitioning.check(build, feeds, runs_whole=True)
+    assert sorted(int(np.prod(e.shape)) for e in made.report.exchanges) == sorted(CASES[build]), made.report
+    assert len({e.site for e in made.report.exchanges}) == len(CASES[build])
+    apart = partitioning.check(build, feeds, ranks=(3,))
+    # The same bits: each element is added up as it is alone.
+    for feed in feeds:
+        for one, other in zip(made.on_ranks(feed, 3)[0], apart.on_ranks(feed, 3)[0], strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_what_is_fetched_apart_travels_apart():
+    """Who fetches one loss of a saved graph need not feed what another is made of."""
+    assert len(partitioning.Partitioned(metrics).report.exchanges) == 4
+
+
