@@ -18,6 +18,7 @@ from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
+from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["Cluster", "Cost", "Decision", "Exchange", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
-           "dense_bytes", "describe", "make_plan"]
+           "WholeOp", "dense_bytes", "describe", "make_plan"]

@@ -10,6 +10,7 @@ from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.site import Site
+from tf_poseidon.planning.whole_op import WholeOp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Plan:
         operations: Additions and multiplications of a step of one rank; None if that is unknown.
         refusal: Why the graph is not rewritten, or empty. Then all sites travel dense.
         exchanges: What ranks exchange beside gradients, `Exchange`s: their scheme is what they are for.
+        whole: The `WholeOp`s of the step: what every rank computes for the rows of all.
     """
 
     policy: str
@@ -73,6 +75,7 @@ class Plan:
     operations: float | None = None
     refusal: str = ""
     exchanges: tuple[Exchange, ...] = ()
+    whole: tuple[WholeOp, ...] = ()
 
     @property
     def total_bytes(self):
@@ -171,7 +174,8 @@ class Plan:
                 for site, d in zip(self.sites, self.decisions, strict=True)],
             "exchanges": [
                 {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.scheme,
-                 "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges]}
+                 "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges],
+            "whole": [dataclasses.asdict(op) for op in self.whole]}
 
     def save(self, path):
         """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`."""
@@ -210,7 +214,14 @@ class Plan:
         lines = ["  ".join(f"{text:{'<' if i in left else '>'}{widths[i]}}"
                            for i, text in enumerate(row)).rstrip() for row in rows]
         return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}", *lines,
-                          *self._expectation()])
+                          *self._whole_ops(), *self._expectation()])
+
+    def _whole_ops(self):
+        """Returns what every rank computes for the rows of all, as lines of text."""
+        if not self.whole:
+            return []
+        return ["computed by every rank for the rows of all, since nobody has said how to partition it:",
+                *(f"  {op}" for op in self.whole)]
 
     def _expectation(self):
         """Returns what the step is expected to take, as lines of text."""

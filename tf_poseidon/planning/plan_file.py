@@ -14,6 +14,7 @@ from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
+from tf_poseidon.planning.whole_op import WholeOp
 
 VERSION = 1
 
@@ -57,10 +58,11 @@ def to_text(plan):
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     sites = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
              for site, decision in zip(plan.sites, plan.decisions, strict=True)]
-    exchanges = [json.dumps(_filled(exchange)) for exchange in plan.exchanges]
-    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in sites),
-                      *([" ],", ' "exchanges": [', ",\n".join(f"  {e}" for e in exchanges)] if exchanges else []),
-                      " ]", "}", ""])
+    others = []
+    for key in ("exchanges", "whole"):
+        values = [f"  {json.dumps(_filled(value))}" for value in getattr(plan, key)]
+        others += [" ],", f' "{key}": [', ",\n".join(values)] if values else []
+    return "\n".join(["{", *lines, ' "sites": [', ",\n".join(f"  {s}" for s in sites), *others, " ]", "}", ""])
 
 
 def from_text(text):
@@ -82,7 +84,8 @@ def from_text(text):
         sites = tuple(_site(dict(entry["site"])) for entry in fields["sites"])
         plan = Plan(fields["policy"], Cluster(**fields["cluster"]), sites,
                     tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
-                    fields["operations"], exchanges=tuple(_exchange(dict(e)) for e in fields.get("exchanges", ())))
+                    fields["operations"], exchanges=tuple(_exchange(dict(e)) for e in fields.get("exchanges", ())),
+                    whole=tuple(WholeOp(**op) for op in fields.get("whole", ())))
         digest = fields.get("digest", plan.digest)
         if digest == plan.digest:
             _check(plan)
