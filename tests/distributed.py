@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import one_process
+from tf_poseidon import partitioning
 
 PROGRAMS = {}
 
@@ -190,7 +190,7 @@ def _failing_on_rank_1(strategy):
     """While rank 1 cannot partition graphs."""
     if strategy.rank != 1:
         return contextlib.nullcontext()
-    return mock.patch.object(one_process, "_partitioned", side_effect=RuntimeError("no pass today"))
+    return mock.patch.object(partitioning, "_partitioned", side_effect=RuntimeError("no pass today"))
 
 
 @program

@@ -94,6 +94,18 @@ def recurrent():
     return keras.Model(x, layers.Dense(2)(layers.GRU(32)(h)))
 
 
+class Ranked(layers.Layer):
+    """How each row compares with the others, which needs them all."""
+
+    def call(self, x):
+        return x - tf.sort(x, axis=0)
+
+
+def ranked():
+    x = keras.Input((8,))
+    return keras.Model(x, layers.Dense(3)(Ranked()(layers.Dense(16, "tanh")(x))))
+
+
 def own_step():
     x = keras.Input((8,))
     return OwnStep(x, layers.Dense(3)(layers.Dense(64, "tanh", kernel_regularizer="l2")(x)))
@@ -109,7 +121,7 @@ def sequential():
 
 CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding,
          "subclassed": Subclassed, "own_step": own_step, "gan": Gan, "unrolled": unrolled,
-         "recurrent": recurrent, "sequential": sequential}
+         "recurrent": recurrent, "sequential": sequential, "ranked": ranked}
 # Those that have not said what their inputs are.
 DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3))), "gan": (np.ones((4, 8)), np.ones((4, 8)))}
 

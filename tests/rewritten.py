@@ -76,8 +76,8 @@ def train(how, strict="False"):
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     model, x, y = small_model(strategy)
     fit = dict(batch_size=BATCH, shuffle=False, verbose=0)
-    if how == "other_shapes":
-        train_by_hand(strategy, model, x, y)
+    if how in ("other_shapes", "other_optimizations"):
+        train_by_hand(strategy, model, x, y, how == "other_optimizations" or on_rank_1)
     else:
         model.fit(x, y, epochs=2, **fit)
     if how == "fails_later_on_rank_1":
@@ -103,8 +103,8 @@ def train_on_accelerator(policy):
         f"{op} on {device}" for op, device in places if op.startswith(("Poseidon", "Sufficient"))))
 
 
-def train_by_hand(strategy, model, x, y):
-    """The same as fit, but rank 1 traces a function for each shape, and the others only one."""
+def train_by_hand(strategy, model, x, y, for_each_shape):
+    """The same as fit, in a loop over strategy.run; its function is traced once, or for each shape."""
     size, rank = strategy.num_replicas_in_sync, strategy.rank
 
     def step(x, y):
@@ -119,7 +119,7 @@ def train_by_hand(strategy, model, x, y):
 
     total = tf.Variable(1.0, dtype=tf.float64)
     signature = [tf.TensorSpec((None, n), tf.float64) for n in (8, 3)]
-    function = tf.function(step, input_signature=None if rank == 1 else signature)
+    function = tf.function(step, input_signature=None if for_each_shape else signature)
     for _ in range(2):
         for begin in range(0, ROWS, BATCH):
             parts = [np.array_split(a[begin:begin + BATCH], size)[rank] for a in (x, y)]

@@ -14,22 +14,22 @@ BOUNDS = {"float64": 1e-8, "float32": 1e-3}
 
 
 class Runs:
-    """What programs have written, one job for each (ranks, policy)."""
+    """What programs have written, one job for each (ranks, policy, options)."""
 
     def __init__(self, directory):
         self._directory = directory
         self._done = {}
 
-    def of(self, ranks, policy):
-        if (ranks, policy) not in self._done:
-            out = self._directory / f"{ranks}-{policy}"
+    def of(self, ranks, policy, *options):
+        if (ranks, policy, *options) not in self._done:
+            out = self._directory / "-".join([str(ranks), policy, *options])
             out.mkdir()
-            outcome = launch.run_ok(["run_one_process_programs.py", out, policy], ranks if ranks > 1 else 0,
+            outcome = launch.run_ok(["run_one_process_programs.py", out, policy, *options], ranks if ranks > 1 else 0,
                                     timeout_s=600)
             assert outcome.output.count("done") == ranks
             assert "whole batch" not in outcome.output, "a program was not partitioned"
-            self._done[ranks, policy] = out
-        return self._done[ranks, policy]
+            self._done[ranks, policy, *options] = out
+        return self._done[ranks, policy, *options]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,11 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("programs"))
 
 
-def test_program_computes_what_one_process_does(runs, program, ranks, policy):
+@pytest.mark.parametrize("options", [(), ("--fit",)], ids=["distribute", "fit"])
+def test_program_computes_what_one_process_does(runs, program, ranks, policy, options):
+    """In a loop of its own, and as the training step of a model of Keras: there, too, against such a loop."""
     expected = dict(np.load(runs.of(1, "ps") / f"{program}.0.npz"))
-    results = [dict(np.load(runs.of(ranks, policy) / f"{program}.{rank}.npz")) for rank in range(ranks)]
+    results = [dict(np.load(runs.of(ranks, policy, *options) / f"{program}.{rank}.npz")) for rank in range(ranks)]
     for key in expected:
         assert all(result[key].tobytes() == results[0][key].tobytes() for result in results), f"bits of {key}"
     check(expected, results[0])
@@ -122,7 +124,7 @@ def test_what_it_takes(output, name):
 
 
 def test_a_pass_that_fails_on_one_rank_costs_speed_only(output):
-    assert output.count("was not partitioned.") == 1
+    assert output.count("was not partitioned: ") == 1
     assert "RuntimeError: no pass today" in output and "right, but no faster than one process" in output
 
 

@@ -127,7 +127,6 @@ REFUSALS = {
     "from_function": "distribute_datasets_from_function has elements with the part",
     "synchronize_outside_run": "strategy.synchronize was called outside of strategy.run",
     "float8": "is overwritten with its gradient, as in layers that compute in float8",
-    "metric_without_aggregation": "The metric variable 'last/value' has aggregation='none'",
     "on_batch_outside": "model 'on_batch' was built outside of strategy.scope()",
     "function_in_eager_run": "A tf.function was called inside of a strategy.run that runs eagerly",
     "apply_in_condition": "optimizer 'sometimes' was asked to apply gradients inside of a tf.cond",

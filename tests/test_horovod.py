@@ -105,12 +105,12 @@ def test_gradients_travel_by_horovods_ops(programs):
     """All of them, also those that are merged; ours carry nothing but what is no gradient."""
     report = pickle.loads((programs[1] / "executed.0").read_bytes())
     for policy, (ops, schemes, sites) in report.items():
-        assert schemes == {"sfb": {"sfb", "sparse", "ps"}, "ps": {"ps"}}[policy]
+        assert schemes == {"sfb": {"sfb", "ps"}, "ps": {"ps"}}[policy]
         assert ops["PoseidonSync"] == ops["PoseidonSyncSlices"] == ops["PoseidonSend"] == 0
         assert (ops["HorovodAllgather"] > 0) == (policy == "sfb")
         # With merge=True those that are small, and ready one after the other.
         assert policy == "sfb" or ops["HorovodGroupedAllreduce"] > 0, ops
-        assert not [site for site in sites if "kernel" in site or "embeddings" in site]
+        assert not [site for site in sites if "kernel" in site or "embeddings" in site and not site.startswith("rows/")]
 
 
 def test_saved_graphs(tmp_path):

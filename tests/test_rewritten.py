@@ -64,10 +64,8 @@ def test_counted_bytes_are_those_of_the_plan(measured, policy):
 
 
 def test_bfloat16_on_the_wire_has_half_the_bytes(measured):
-    """Of the dense layer's factors, but for the coefficient of its regularizer."""
     full, half = (measured[policy][0]["plan"]["dense/kernel"][1] for policy in ("sfb", "auto"))
-    ranks = len(measured["sfb"])
-    assert full - 2 * 4 * (ranks - 1) == 2 * (half - 2 * 4 * (ranks - 1))
+    assert full == 2 * half
     assert measured["auto"][0]["plan"]["conv2d/kernel"][1] * 2 == (
         measured["ps"][0]["plan"]["conv2d/kernel"][1])
 
@@ -135,7 +133,8 @@ def test_model_on_an_accelerator(policy, trained, tmp_path):
     ranks = reports_of("train_on_accelerator", policy, ranks=3, reports=tmp_path)
     assert_same_training(ranks, trained)
     on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
-    assert on_accelerator == ["SufficientFactorOuterProduct on 1"] * (policy == "sfb")
+    # PoseidonRows hands on what it is given, wherever that is.
+    assert on_accelerator == ["PoseidonRows on 1", *["SufficientFactorOuterProduct on 1"] * (policy == "sfb")]
     assert "PoseidonSend on 0" in ranks[0]["places"]
 
 
@@ -145,12 +144,11 @@ def train_with(reports, **options):
 
 
 @pytest.mark.parametrize("options, schemes", [
-    # Few bytes cost nothing, messages much: dense gradients take two. A table has few slices.
+    # Few bytes cost nothing, messages much: dense gradients take two.
     (dict(policy="auto", cluster=dict(workers=3, latency_us=1000)),
-     {"first/kernel": "sfb", "second/kernel": "sfb", "table4/embeddings": "sparse"}),
-    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb", "table400/*": "ps"}, merge=True),
-     {"first/kernel": "sfb", "first/bias": "sfb", "second/kernel": "ps", "second/bias": "ps",
-      "table400/embeddings": "ps"}),
+     {"first/kernel": "sfb", "second/kernel": "sfb", "table4/embeddings": "ps"}),
+    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb"}, merge=True),
+     {"first/kernel": "sfb", "first/bias": "sfb", "second/kernel": "ps", "second/bias": "ps"}),
 ])
 def test_plans_are_followed_and_replayed(options, schemes, trained, tmp_path):
     ranks = train_with(tmp_path, **options)
@@ -207,9 +205,8 @@ def test_training_is_right_where_ranks_have_other_graphs(how, trained, tmp_path)
         assert "was not rewritten" in outcome.output
     if how != "disabled":
         schemes = ranks[2 if how != "other_shapes" else 1]["schemes"]
-        assert schemes.pop("table4/embeddings") == "ps"
-        assert schemes.pop("table400/embeddings") == "sparse"
-        assert set(schemes.values()) == {"sfb"}
+        assert {scheme for site, scheme in schemes.items() if site.startswith(("first", "second"))} == {"sfb"}
+        assert schemes["table4/embeddings"] == "ps"
         assert "'first/kernel' cannot travel as factors, since the training graphs" in outcome.output
 
 
@@ -249,21 +246,21 @@ def test_factors_come_back_after_functions_without_them(tmp_path):
         compiled, eager, again, large, small = report["sent"]
         dense = 64 * 64 / (4 * (64 + 64))  # a dense gradient, over two servers of it
         assert compiled == 8
-        assert eager == 8 * dense
-        assert again == small == 7 + dense
+        assert eager == 0  # all rows on every rank
+        assert again == compiled and small == 7 + dense
         assert large == 2 * dense
 
 
 def test_strict_is_content_where_all_is_well(trained):
     """What it trains is compared above, with what was trained without strict."""
     for report in trained:
-        assert not report["refusal"] and set(report["schemes"].values()) == {"sfb", "ps", "sparse"}
+        assert not report["refusal"] and set(report["schemes"].values()) == {"sfb", "ps"}
         assert report["weights"] == trained[0]["weights"]
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["freeze_on_rank_1"], r"Ranks train different variables: the first difference is "
-     r"'\S*second/kernel' float32\[4, 3\] on rank 1, and '\S*first/kernel' float32\[8, 4\] on rank 0"),
+    (["freeze_on_rank_1"], r"Ranks train different variables, so ranks would do different things: "
+     r"'\S*first/bias' float32\[4\] on rank 0, but '\S*second/bias' float32\[3\] on rank 1"),
     (["differ_on_rank_1", "policy"], "Ranks differ in policy: sfb on rank 1, and ps on rank 0"),
     (["differ_on_rank_1", "keras"], r"Ranks differ in keras: 9.9 on rank 1, and 3\.\S+ on rank 0"),
 ])

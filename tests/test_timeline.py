@@ -302,6 +302,7 @@ def recorded(tmp_path_factory):
 
 
 MODES = ("rewritten", "as_it_is", "eager")
+VARIABLES = ("first/kernel", "first/bias", "norm/gamma", "norm/beta", "table/embeddings", "last/kernel", "last/bias")
 
 
 def rows_of(trace):
@@ -329,20 +330,20 @@ def cells(table, site):
 
 def test_trace_has_a_row_for_each_kind_on_each_rank(recorded):
     _, traces = recorded
-    schemes = dict(rewritten={"ps", "sfb", "sparse"}, as_it_is={"ps", "sparse"}, eager={"ps", "sparse"},
-                   partitioned={"ps", "sfb", "gather", "broadcast"})
+    rows = dict(rewritten={"ps", "sfb", "gather", "rebuild"}, as_it_is={"ps", "gather"},
+                eager={"ps", "sparse", "rebuild"}, partitioned={"ps", "sfb", "gather", "broadcast", "rebuild"})
     for mode, trace in traces.items():
         processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
         assert [re.sub(" on .+", "", name) for name in processes] == ["rank 0", "rank 1", "rank 2"]
         for rank in range(RANKS):
             assert {row for r, row in rows_of(trace) if r == rank} == (
-                schemes[mode] | {"compute", "calls", "rebuild"})
+                rows[mode] | {"compute", "calls"})
 
 
 def test_each_site_occurs_in_each_step(recorded):
     reports, traces = recorded
     plan = reports[0]["plan"]
-    assert set(plan.values()) == {"ps", "sfb", "sparse"}
+    assert set(plan.values()) == {"ps", "sfb", "gather"}
     for mode in MODES:
         for rank in range(RANKS):
             sites = collections.Counter()
@@ -350,9 +351,9 @@ def test_each_site_occurs_in_each_step(recorded):
                 if r == rank and row not in ("compute", "calls"):
                     # A gradient and what it is rebuilt of are one.
                     sites.update({(e["args"]["site"], e["args"]["step"]) for e in events
-                                  if row != "rebuild" or plan[e["args"]["site"]] == "sfb"
-                                  and e["args"]["site"].endswith("bias")})
-            assert sites == {(site, step): 1 for site in plan for step in range(STEPS)}, mode
+                                  if row != "rebuild" or mode != "eager" and e["args"]["site"].endswith("bias")})
+            expected = VARIABLES if mode == "eager" else plan
+            assert sites == {(site, step): 1 for site in expected for step in range(STEPS)}, mode
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -403,19 +404,19 @@ def test_slow_layer_and_late_rank_are_seen(mode, recorded):
 def test_eager_steps_wait_for_each_exchange(recorded):
     for rank in (0, 2):
         table = recorded[0][0]["eager"]["tables"][rank]
-        gradients = [cells(table, site) for site in recorded[0][0]["plan"]]
+        gradients = [cells(table, site) for site in VARIABLES]
         assert {c["hidden"] for c in gradients} == {"0"}
         assert sum(float(c["exposed"]) for c in gradients) > 700 * LATE_S
 
 
 def test_bytes_are_those_of_a_rank(recorded):
-    """Four rows: factors of 8 and 16 columns; a dense gradient; eight indices of which one differs."""
+    """Four rows: factors of 8 and 16 columns; a dense gradient; a gradient for each of eight indices of a row."""
     sizes = {}
-    for row, site in (("sfb", "first/kernel"), ("ps", "norm/gamma"), ("sparse", "table/embeddings")):
+    for row, site in (("sfb", "first/kernel"), ("ps", "norm/gamma"), ("gather", "rows/table/embeddings")):
         sizes[site] = {e["args"]["bytes"] for e in rows_of(recorded[1]["rewritten"])[0, row]
                        if e["args"]["site"] == site}
     assert sizes == {"first/kernel": {4 * 4 * (8 + 16)}, "norm/gamma": {4 * 16},
-                     "table/embeddings": {4 + 2 * 4}}
+                     "rows/table/embeddings": {4 * 8 * 2 * 4}}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -425,7 +426,7 @@ def test_no_exchange_ends_before_another_rank_has_begun_it(mode, recorded):
     assert errors[0] == 0 and max(errors) < 20_000
     exchanges = collections.defaultdict(lambda: [[] for _ in range(RANKS)])
     for (rank, row), events in rows_of(trace).items():
-        if row in ("ps", "sfb", "sparse"):  # of a broadcast, the root may be done before the others begin
+        if row in ("ps", "sfb", "sparse", "gather"):  # of a broadcast, the root may be done before the others begin
             for event in sorted(events, key=lambda e: e["ts"]):
                 exchanges[event["args"]["site"]][rank].append(event)
     assert len(exchanges) >= 5

@@ -1,10 +1,13 @@
 """Ways to train that are not in the table: scenarios that give what one process gives."""
 
+import contextlib
 import tempfile
+from unittest import mock
 
 from custom import CanonicalStep
 from custom import Gan
 from custom import LossOfRows
+from custom import NoisyDense
 from custom import OwnStep
 from custom import PenaltyInLoss
 from custom import Positives
@@ -27,6 +30,8 @@ from models import two_in_two_out
 import numpy as np
 from recipes import RECIPES
 import tensorflow as tf
+
+from tf_poseidon import partitioning
 
 
 def eager(strategy):
@@ -284,21 +289,80 @@ def metrics_with_weights(strategy):
 
 
 def logs_of_batches(strategy):
-    """With global_batch_logs, callbacks see after each batch what one process sees."""
+    """Callbacks see after each batch what one process sees."""
     seen = []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(list(logs.values())))
-    strategy.extended.global_batch_logs = True
-    try:
-        model, x, y = small(strategy, metrics=["mae"])
-        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch])
-        with strategy.scope():
-            own = OwnStep(*dense())
-            own.compile(OPTIMIZERS["sgd"]())
-        own.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[watch])
-    finally:
-        strategy.extended.global_batch_logs = False
+    model, x, y = small(strategy, metrics=["mae"])
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[watch])
+    with strategy.scope():
+        own = OwnStep(*dense())
+        own.compile(OPTIMIZERS["sgd"]())
+    own.fit(x[:BATCH], y[:BATCH], batch_size=BATCH, verbose=0, callbacks=[watch])
     return {"logs": np.concatenate(seen)}
+
+
+def random_layers(strategy):
+    """Random numbers are those of one process: of dropout, of noise, of augmentation."""
+    with strategy.scope():
+        x = keras.Input((6, 6, 2))
+        h = keras.layers.RandomFlip(seed=1)(keras.layers.RandomTranslation(0.2, 0.2, seed=2)(x))
+        h = keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(h))
+        h = keras.layers.GaussianNoise(0.1)(keras.layers.Dropout(0.4)(h))
+        model = keras.Model(x, keras.layers.Dense(3)(NoisyDense()(h)))
+        model.compile(OPTIMIZERS["sgd"](), "mse", metrics=["mae"])
+    x, y = make_data(model)
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    return result(model, **flat(history))
+
+
+def pass_that_fails_on_one_rank(strategy):
+    """All run whole batches then, also where gradients are accumulated: right, and slow."""
+    fails = strategy.rank == strategy.num_replicas_in_sync - 1
+    with mock.patch.object(partitioning, "_partitioned", side_effect=RuntimeError("no pass today")) if fails else (
+            contextlib.nullcontext()):
+        model, x, y = small(strategy, lambda: keras.optimizers.Adam(
+            0.01, epsilon=1e-3, gradient_accumulation_steps=2, global_clipnorm=0.5), metrics=["mae"])
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    return result(model, predicted=predicted, **flat(history))
+
+
+def ragged_rows(strategy):
+    """Inputs that are not dense are computed whole."""
+    class Mean(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self.dense(tf.reduce_mean(x, 1)) - y))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    with strategy.scope():
+        model = Mean()
+        model.dense.build((None, 4))
+        model.compile(OPTIMIZERS["sgd"]())
+    rng = np.random.default_rng(5)
+    lengths = rng.integers(1, 5, ROWS)
+    x = tf.RaggedTensor.from_row_lengths(rng.integers(-3, 4, (lengths.sum(), 4)).astype("float64"), lengths)
+    y = rng.integers(-3, 4, (ROWS, 3)).astype("float64")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    history = model.fit(data, verbose=0)
+    return result(model, **flat(history))
+
+
+def float8(strategy):
+    """Scales are overwritten with their gradients. TensorFlow cannot inline such graphs, so they are computed whole."""
+    with strategy.scope():
+        x = keras.Input((8,))
+        model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8, dtype="float8_from_float32")(x)))
+        model.compile(OPTIMIZERS["sgd"](), "mse")
+    x, y = make_data(model)
+    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 
 def callbacks_that_decide(strategy):
@@ -327,6 +391,6 @@ WAYS = {way.__name__: way for way in (
     regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss,
     canonical_train_step, unusual_metrics, other_seeds, built_by_first_batch, generator, py_dataset,
     own_batches_of_each_rank, predictions, predictions_of_two_outputs, on_batch, gan,
-    metrics_with_weights, logs_of_batches, callbacks_that_decide, terminated_on_nan,
-    saved_and_loaded, weights_of_rank_0, losses_with_additions,
+    metrics_with_weights, logs_of_batches, random_layers, pass_that_fails_on_one_rank, ragged_rows, float8,
+    callbacks_that_decide, terminated_on_nan, saved_and_loaded, weights_of_rank_0, losses_with_additions,
     unusual_predictions)} | LOOPS | RECIPES

@@ -10,9 +10,10 @@ import itertools
 
 import keras
 from models import BATCH
+from models import DenseGradientEmbedding
 from models import ROWS
-from models import embedding_layer
 import numpy as np
+
 
 def base(optimizer, **options):
     """Returns the optimizer that is wrapped."""
@@ -98,7 +99,7 @@ class Wrapped:
 
     def _model(self):
         ids, x = keras.Input((5,), dtype="int32"), keras.Input((8,))
-        h = keras.layers.Flatten()(embedding_layer()(ids))
+        h = keras.layers.Flatten()(DenseGradientEmbedding(400, 4, name="embedding")(ids))
         if self.wrapper == "without_gradient":
             h = WithUnusedWeight()(h)
         h = keras.layers.Dense(16, "tanh")(keras.layers.Concatenate()([h, x]))

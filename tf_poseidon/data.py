@@ -43,7 +43,7 @@ class Rows(tf.experimental.ExtensionType):
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
 
 
-# Batch sizes that whoever made the dataset has told; see `_batch_size`.
+# Batch sizes that whoever made the dataset has told; see `batch_size`.
 batch_sizes = weakref.WeakKeyDictionary()
 
 
@@ -87,6 +87,39 @@ def split_dataset(dataset, rank, size, name):
         PoseidonError: If the elements have no rows, or the dataset's options ask for another way
             of sharding.
     """
+    _check_batches(dataset)
+    usual_total = batch_size(dataset)
+
+    @tf.autograph.experimental.do_not_convert
+    def split(index, batch):
+        batch = _check_first(index, batch, rank, name)
+        return split_batch(batch, rank, size, usual_total)
+
+    return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
+
+
+def global_dataset(dataset, rank, name):
+    """Returns a dataset of the global batches, of which the first one is compared between the ranks.
+
+    Args:
+        dataset, rank, name: As of `split_dataset`.
+
+    Raises:
+        PoseidonError: As `split_dataset` does.
+    """
+    _check_batches(dataset)
+
+    @tf.autograph.experimental.do_not_convert
+    def check(index, batch):
+        return _check_first(index, batch, rank, name)
+
+    checked = dataset.enumerate().map(check).prefetch(tf.data.AUTOTUNE)
+    batch_sizes[checked] = batch_size(dataset)
+    return checked
+
+
+def _check_batches(dataset):
+    """Raises PoseidonError unless a dataset has batches, which nobody else shards."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
                       tf.data.experimental.AutoShardPolicy.DATA):
@@ -101,15 +134,6 @@ def split_dataset(dataset, rank, size, name):
                 "The dataset's elements are not batches: one of their parts is a scalar, and "
                 "PoseidonStrategy splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to "
                 "the dataset.")
-
-    usual_total = _batch_size(dataset)
-
-    @tf.autograph.experimental.do_not_convert
-    def split(index, batch):
-        batch = _check_first(index, batch, rank, name)
-        return split_batch(batch, rank, size, usual_total)
-
-    return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
 def join_datasets(dataset, size, name):
@@ -132,7 +156,7 @@ def join_datasets(dataset, size, name):
                 f"A dataset of distribute_datasets_from_function has elements with the part {spec}, "
                 "but every part must be a tensor with rows; add .batch(BATCH_SIZE // number of "
                 "ranks), or give experimental_distribute_dataset a dataset of global batches.")
-    batch_size = _batch_size(dataset)
+    rows = batch_size(dataset)
 
     # What a rank computes when it has no batch any more.
     borrowed = tf.nest.map_structure(
@@ -150,7 +174,7 @@ def join_datasets(dataset, size, name):
         total, contributors = sums[0], sums[1]
         return total > 0, tf.nest.map_structure(
             lambda leaf: Rows(leaf, count, total, contributors, False,
-                              batch_size * size if batch_size > 0 else -1), batch)
+                              rows * size if rows > 0 else -1), batch)
 
     def only_batch(_, batch):
         return batch
@@ -165,7 +189,7 @@ def join_datasets(dataset, size, name):
     return joined.with_options(options)
 
 
-def _batch_size(dataset):
+def batch_size(dataset):
     """Returns the batch size of a dataset that ends in `batch`, or -1.
 
     The shapes of the elements do not tell when the last batch may be smaller, and reading a batch
@@ -177,6 +201,13 @@ def _batch_size(dataset):
         dataset, = dataset._inputs()
     is_batch = kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
     return int(dataset._batch_size) if is_batch else -1
+
+
+def usual_rows(batches):
+    """Returns how many rows the global batches of an iterator have, but perhaps the last one; None if unknown."""
+    dataset = getattr(batches, "_dataset", None)
+    rows = -1 if dataset is None else batch_sizes.get(dataset, -1)
+    return rows if rows > 0 else None
 
 
 # Datasets whose elements have as many rows as those that they are made from; of `map` one hopes so.

@@ -95,7 +95,8 @@ class _Distributed:
         self._check_inputs(call, strategy)
         if call.key not in self._traces:
             if all(dimension is None for dimension in call.dimensions):
-                raise PoseidonError(f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
+                raise PoseidonError(
+                    f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
             self._traces[call.key] = one_process.trace(self._function, call, strategy.extended)
         trace = self._traces[call.key]
         self.report = trace.report

@@ -8,6 +8,7 @@ import array
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import logging
 
@@ -87,6 +88,7 @@ class GraphPass:
         markers: The ops over which gradients are synchronised: ours, or those of another library.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
+        whole: The `planning.WholeOp`s of the next one.
     """
 
     def __init__(self, planner, strict=False, log_level=logging.DEBUG, agreed=None, collective_ops=None,
@@ -103,6 +105,7 @@ class GraphPass:
         self.strict = strict
         self.markers = markers
         self.plan = None
+        self.whole = ()
         self._agreed = agreed
         self._collective_ops = collective_ops
         self._log_level = log_level
@@ -129,8 +132,9 @@ class GraphPass:
             else:
                 _enabled.register()
 
-    def expect(self):
-        """Notes that a training function was traced, which TensorFlow should hand to us."""
+    def expect(self, whole=()):
+        """Notes that a training function was traced, which TensorFlow should hand to us, with `planning.WholeOp`s."""
+        self.whole = whole
         if self.plan is None:
             self.plan = self.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
@@ -163,7 +167,9 @@ class GraphPass:
         if problem:
             self._refuse(problem)
             return self._with_refusal(graph_def)
-        self.plan = plan
+        if is_ours and not any(node.op == "PoseidonAgree" for node in graph_def.node):
+            return rewritten  # adds up metrics, say, and trains nothing
+        self.plan = dataclasses.replace(plan, whole=self.whole)
         schemes = collections.Counter(d.scheme for d in plan.decisions)
         _log.log(self._log_level,
                  "The training graph was rewritten: %s. Its plan shows the reasons.",

@@ -28,13 +28,7 @@ class Step:
         size: Number of ranks.
         contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
             that has none runs a borrowed row, and nothing that it computes from it may count.
-        is_keras_step: Whether this is a train or test step of Keras, where we scale losses. In
-            loops of their own, users scale, as everywhere in tf.distribute.
-        is_computing_loss: Whether the loss of a Keras step is being computed, and scaled then.
-        has_scaled_loss: Whether a loss of this step is scaled already.
-        is_applying: Whether an optimizer is at work; its gradients are synchronised already, unless
-        applies_own_parts: it was given this rank's parts of them, to accumulate.
-        applied_variables: The variables of the innermost optimizer at work.
+        is_applying: Whether an optimizer is at work; its gradients are synchronised already.
     """
 
     def __init__(self, size, rows=None, verifier=None, wire_dtype=None):
@@ -53,12 +47,7 @@ class Step:
         self._total = rows.total if self._has_rows else tf.constant(size)
         self._contributors = rows.contributors if self._has_rows else tf.constant(size)
         self.contributes = True if rows is None or rows.never_empty else rows.count > 0
-        self.is_keras_step = False
-        self.is_computing_loss = False
-        self.has_scaled_loss = False
         self.is_applying = False
-        self.applies_own_parts = False
-        self.applied_variables = ()
         self.static_rows = rows.shape[0] if self._has_rows else None
         # Rows of this step in a full batch, rounded up: what gradients are planned for.
         self.usual_rows = (-(-rows.usual_total // size)
@@ -80,13 +69,13 @@ class Step:
             _current.step = outer
 
     @contextlib.contextmanager
-    def applying(self, own_parts=False):
-        """While an optimizer applies synchronised gradients, or accumulates this rank's parts."""
-        self.is_applying, self.applies_own_parts = True, own_parts
+    def applying(self):
+        """While an optimizer applies synchronised gradients."""
+        self.is_applying = True
         try:
             yield
         finally:
-            self.is_applying = self.applies_own_parts = False
+            self.is_applying = False
 
     def site(self, name):
         """Returns the name of the next exchange of `name` in this step.
@@ -96,21 +85,6 @@ class Step:
         """
         self._check_graph()
         return unique_site(name)
-
-    def share(self, dtype):
-        """Returns this rank's part of the global batch's rows, a scalar of `dtype`, K_r / K."""
-        self._check_graph()
-        wide = tf.float64 if dtype == tf.float64 else tf.float32
-        return tf.cast(tf.cast(self._count, wide) / tf.cast(self._total, wide), dtype)
-
-    def share_of(self, part):
-        """Returns this rank's part of a quantity: `part` over the sum of it over all ranks.
-
-        Args:
-            part: Floating scalar, such as the number of valid entries or the sum of the weights
-                of this rank's rows.
-        """
-        return tf.math.divide_no_nan(part, self.all_reduce(part, "loss_weight"))
 
     def select(self, value, otherwise):
         """Returns `value` if this rank contributes, else `otherwise`."""
@@ -126,49 +100,32 @@ class Step:
         """Returns the mean of `value` over the ranks that contribute."""
         return self.all_reduce(value, name) / tf.cast(self._contributors, value.dtype)
 
-    def synchronize(self, gradients, variables, is_mean_of_rank=False, are_own_parts=False):
+    def synchronize(self, gradients, variables):
         """Returns the gradients summed over all ranks.
 
         Args:
             gradients: Tensors, IndexedSlices or None, one per variable.
             variables: The variables; their paths name the sites.
-            is_mean_of_rank: Whether the gradients are those of a mean over this rank's rows, and so
-                need its share.
-            are_own_parts: Whether they were made of what `own_parts` has returned.
 
         Returns:
             A list of tensors, IndexedSlices in which each index occurs once, and None, as given.
         """
-        contributes = True if are_own_parts else self.contributes
-        share = self.share if is_mean_of_rank else None
         is_due = None
         result = []
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is None:
                 result.append(None)
                 continue
-            path, gradient = variable_path(variable), _scaled(gradient, share)
+            path = variable_path(variable)
             site = self.site(path)
-            result.append(self._synchronize_one(gradient, path, variable.shape, site, contributes))
+            result.append(self._synchronize_one(gradient, path, variable.shape, site))
             if self._verifier:
                 is_due = self._verifier.is_due(site) if is_due is None else is_due
-                self._verifier.check_gradient(gradient, result[-1], variable.shape, site,
-                                              contributes, is_due)
+                self._verifier.check_gradient(gradient, result[-1], variable.shape, site, self.contributes, is_due)
                 self._weights[path] = variable
         return result
 
-    def own_parts(self, gradients, is_mean_of_rank):
-        """Returns what this rank adds to the sum over all ranks: zeros if it has no rows.
-
-        For gradients that are accumulated over steps before they are synchronised.
-        """
-        share = self.share if is_mean_of_rank else None
-        return [None if gradient is None else
-                _with_values(_scaled(gradient, share),
-                             lambda values: self.select(values, tf.zeros_like(values)))
-                for gradient in gradients]
-
-    def _synchronize_one(self, gradient, path, shape, site, contributes):
+    def _synchronize_one(self, gradient, path, shape, site):
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise PoseidonError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
@@ -177,8 +134,8 @@ class Step:
         self._gradients.append(f"'{site}' {gradient.dtype.name}{list(shape)}"
                                + (" slices" if is_slices else ""))
         if is_slices:
-            return ops.sync_slices(gradient, shape, site, contributes, self._wire_dtype)
-        return ops.sync(gradient, site, contributes, shape, self._wire_dtype)
+            return ops.sync_slices(gradient, shape, site, self.contributes, self._wire_dtype)
+        return ops.sync(gradient, site, self.contributes, shape, self._wire_dtype)
 
     def verify_weights(self):
         """In verify mode, compares the variables that were trained in this step."""
@@ -235,18 +192,6 @@ class Step:
             graph = getattr(graph, "outer_graph", None)
             if graph is None:
                 return
-
-
-def _with_values(gradient, change):
-    """Returns a tensor, or IndexedSlices, with changed values."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
-    return change(gradient)
-
-
-def _scaled(gradient, share):
-    """Returns a gradient times share(dtype), or as it is."""
-    return gradient if share is None else _with_values(gradient, lambda x: x * share(x.dtype))
 
 
 _occurrences = weakref.WeakKeyDictionary()  # of each name in each outermost function's graph

@@ -13,6 +13,7 @@ from tf_poseidon import agreement
 from tf_poseidon import calibration
 from tf_poseidon import data
 from tf_poseidon import grappler
+from tf_poseidon import held
 from tf_poseidon import keras_hook
 from tf_poseidon import one_process
 from tf_poseidon import ops
@@ -77,9 +78,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             in which gradients are added up, and so their last bits.
         strict: Whether to end the job when a training function could not be rewritten, instead of
             warning and running it as it is, which computes the same.
-        global_batch_logs: Whether the logs that callbacks see after a batch are those of all ranks,
-            as the logs of epochs always are, instead of this rank's. Costs a small exchange for
-            each variable of the metrics in every step.
+        global_batch_norm: Whether all batch normalisations in `fit` take their moments over all rows of a global batch,
+            as in one process; those of Keras that are not `synchronized` take those of each rank's rows otherwise.
+            Costs an exchange for each of them in the forward pass, that nothing hides, and one in the backward pass.
         verify: To be sure: every so many steps, the synchronised gradients are compared with a plain
             sum over the ranks, bit by bit or, where they were rebuilt of factors, within what
             rounding explains; and the weights of all ranks with each other. What differs ends the
@@ -99,7 +100,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
-                 merge=False, servers=None, ranks_per_node=None, strict=False, global_batch_logs=False,
+                 merge=False, servers=None, ranks_per_node=None, strict=False, global_batch_norm=False,
                  verify=None, engine=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
         servers, pins = tuple(servers or ()), tuple((pins or {}).items())
         if plan is not None and not isinstance(plan, planning.Plan):
@@ -111,13 +112,13 @@ class PoseidonStrategy(tf.distribute.Strategy):
             engine=engine, servers=servers, ranks_per_node=ranks_per_node, kv_pair_bytes=kv_pair_bytes,
             timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
         super().__init__(Extended(self, communicator))
-        self.extended.global_batch_logs = global_batch_logs
         self.extended.wire_dtype = wire_dtype
+        self.extended.global_batch_norm = global_batch_norm
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
             options.agree(
                 communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=repr(cluster),
-                wire_dtype=wire_dtype, merge=merge, strict=strict, global_batch_logs=global_batch_logs,
+                wire_dtype=wire_dtype, merge=merge, strict=strict, global_batch_norm=global_batch_norm,
                 verify=verify)
             if cluster is None:
                 is_measured = policy == "auto" and plan is None
@@ -257,6 +258,18 @@ class _ReplicaContext(distribute_lib.ReplicaContext):
         return self._strategy.extended.worker_devices
 
 
+class _OneReplicaContext(_ReplicaContext):
+    """The context of a function of one process."""
+
+    def __init__(self, strategy):
+        super().__init__(strategy, 0)
+
+    def all_reduce(self, reduce_op, value, options=None):
+        """Returns `value`; TensorFlow would keep all that passes here, and its graph, in its registry of gradients."""
+        del reduce_op, options
+        return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
+
+
 class Extended(one_device_strategy.OneDeviceExtended):
     """One device in this process, and a job of `size` processes around it.
 
@@ -269,17 +282,16 @@ class Extended(one_device_strategy.OneDeviceExtended):
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
-        self.global_batch_logs = False
         self.verifier = None
         self.wire_dtype = None
-        self.is_predicting = False  # whether the step that runs is one of predict
+        self.global_batch_norm = False
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
-        # This rank's part of the rows of the last batch of a Keras step.
-        self.last_share = tf.Variable(1 / self.size, trainable=False, dtype=tf.float64)
+        self.held = held.Held()
         self._new_variables = []
         self._num_broadcasts = 0
         self._num_datasets = 0
-        self._split_datasets = weakref.WeakSet()
+        # The dataset of global batches that each was made of, None if there is none.
+        self._split_datasets = weakref.WeakKeyDictionary()
 
     @property
     def _num_replicas_in_sync(self):
@@ -288,7 +300,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
     @contextlib.contextmanager
     def one_replica(self):
         """While the only replica of a function of one process runs, or is traced."""
-        with tf.device(self._device), _ReplicaContext(self._container_strategy(), 0):
+        with tf.device(self._device), _OneReplicaContext(self._container_strategy()):
             yield
 
     def _in_multi_worker_mode(self):
@@ -353,7 +365,9 @@ class Extended(one_device_strategy.OneDeviceExtended):
         if self._num_replicas_in_sync == 1:
             with self.one_replica():
                 return fn(*args, **kwargs)
-        strategy = self._container_strategy()
+        strategy, steps = self._container_strategy(), one_process.current_steps()
+        if steps is not None:
+            return steps.run(fn, args, kwargs)
         self.broadcast_new_variables()
         step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
                              self.wire_dtype)
@@ -364,17 +378,15 @@ class Extended(one_device_strategy.OneDeviceExtended):
             step.verify_weights()
             if step.agree(self.graph_pass.strict):
                 self.graph_pass.expect()
-            return result if step.is_keras_step else self._without_borrowed_rows(step, result)
+            return self._without_borrowed_rows(step, result)
 
     def _without_borrowed_rows(self, step, result):
-        """Returns the result of predict or a user's step: without what a borrowed row has given."""
+        """Returns the result of a step without what a borrowed row has given."""
         def without(x):
             if step.contributes is True or not tf.is_tensor(x):
                 return x
-            if self.is_predicting and x.shape.rank:
-                return x[:tf.where(step.contributes, tf.shape(x, tf.int64)[0], 0)]
             zeros = step.select(x, tf.zeros_like(x))
-            # Of a user's step, a tensor without rows, or what was computed from a single one.
+            # A tensor without rows, or what was computed from a single one.
             if x.shape.rank == 0 or x.shape[0] not in (None, 1):
                 return zeros
             rows = tf.shape(x)[0]
@@ -439,23 +451,29 @@ class Extended(one_device_strategy.OneDeviceExtended):
     # ---- data ----
 
     def _experimental_distribute_dataset(self, dataset, options):
-        if self.size == 1 or dataset in self._split_datasets:
+        if self.size == 1:
             return dataset
-        return self._split(data.split_dataset(dataset, self.rank, self.size, self._dataset_name()))
+        if one_process.is_inside():
+            dataset = self._split_datasets.get(dataset) or dataset
+            return dataset if dataset in self._split_datasets else data.global_dataset(
+                dataset, self.rank, self._dataset_name())
+        if dataset in self._split_datasets:
+            return dataset
+        split = data.split_dataset(dataset, self.rank, self.size, self._dataset_name())
+        self._split_datasets[split] = dataset
+        return split
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         own = dataset_fn(tf.distribute.InputContext(self.size, self.rank, self.size))
         if self.size == 1:
             return own
-        return self._split(data.join_datasets(own, self.size, self._dataset_name()))
+        joined = data.join_datasets(own, self.size, self._dataset_name())
+        self._split_datasets[joined] = None
+        return joined
 
     def _dataset_name(self):
         self._num_datasets += 1
         return f"dataset {self._num_datasets - 1}"
-
-    def _split(self, dataset):
-        self._split_datasets.add(dataset)
-        return dataset
 
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

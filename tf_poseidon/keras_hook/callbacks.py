@@ -151,21 +151,19 @@ def share_state(model, communicator, is_expected):
 
 def compare_state(model, when):
     """Ends the job if ranks differ in what they should have in common; `when` says when this is."""
-    # What is summed over ranks, each has for itself.
-    comparing.compare(model, [v for v in common_variables(model) if v.aggregation != "sum"], when)
+    comparing.compare(model, common_variables(model), when)
 
 
 def common_variables(model):
     """Returns the variables of a model and of its optimizers that all ranks have in common."""
-    owned = optimizers_of(model)
-    local = {id(v) for v in (*model.metrics_variables, *_accumulators(owned))}
-    candidates = (*model.variables, *(v for optimizer in owned for v in optimizer.variables))
+    local = {id(v) for v in _held_accumulators(model)}
+    candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
     return list({id(v): v for v in candidates if id(v) not in local}.values())
 
 
 def share_accumulators(model, communicator):
     """Moves accumulated gradients to rank 0; those that all ranks have loaded count once."""
-    accumulators = _accumulators(optimizers_of(model))
+    accumulators = _held_accumulators(model)
     differs = comparing.differ_from_rank_0(accumulators, communicator)
     for variable, is_own in zip(accumulators, differs):
         if communicator.rank != 0 and not is_own:
@@ -178,7 +176,7 @@ def fold_accumulators(model, communicator):
 
     So what rank 0 saves is what one process would, and any number of ranks can go on with it.
     """
-    accumulators = _accumulators(optimizers_of(model))
+    accumulators = _held_accumulators(model)
     waits = [communicator.submit(f"accumulator {i}", variable.numpy())
              for i, variable in enumerate(accumulators)]
     for variable, wait in zip(accumulators, waits):
@@ -197,7 +195,17 @@ def optimizers_of(model):
     return list(found.values())
 
 
-def _accumulators(owned):
+def accumulators(model):
+    """Returns the `tf.Variable`s in which the optimizers of a model accumulate gradients."""
+    return [variable.value for variable in _accumulators(model)]
+
+
+def _held_accumulators(model):
     """Returns the variables in which each rank adds up gradients of its own rows."""
-    return [variable for optimizer in owned for o in optimizers.with_inner(optimizer)
+    held = model.distribute_strategy.extended.held
+    return [variable for variable in _accumulators(model) if held.holds(variable.value)]
+
+
+def _accumulators(model):
+    return [variable for optimizer in optimizers_of(model) for o in optimizers.with_inner(optimizer)
             if o.gradient_accumulation_steps and o.built for variable in o._accumulated_gradients]

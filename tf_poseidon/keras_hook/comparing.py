@@ -48,8 +48,9 @@ def compare(model, variables, when):
     raise PoseidonError(
         f"'{variables[first].path}' is another one on rank {rank} than on rank 0 at {when}"
         + (f", and {count - 1} other variables differ" if count > 1 else "")
-        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside of the training step "
-        "has changed it on some ranks: a callback, say, that decides by the time or a file. Let it do the same on all.")
+        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside of the training "
+        "step has changed it on some ranks: a callback, say, that decides by the time or a file. Let it do the same on "
+        "all.")
 
 
 def differ_from_rank_0(variables, communicator):

@@ -1,29 +1,27 @@
 """Says how a model's gradients would travel, on any number of ranks: in one process, without any of them."""
 
-import contextlib
-import functools
 import numbers
-import types
 
 import keras
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import handle_data_util
 
+from tf_poseidon import calls
 from tf_poseidon import grappler
+from tf_poseidon import one_process
 from tf_poseidon import options as options_lib
+from tf_poseidon import partitioning
 from tf_poseidon import planning
-from tf_poseidon import step as step_lib
-from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.keras_hook import common
+from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
-from tf_poseidon.keras_hook import optimizers
-from tf_poseidon.keras_hook import trainer
+
+
+# What the names of a step's nodes begin with where `fit` runs it: Keras' two functions call it.
+_CALLS = 2 * "StatefulPartitionedCall/"
 
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
@@ -76,13 +74,12 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
                                ranks_per_node)
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
-    # One worker alone would synchronise nothing: its step is traced as that of one of two.
-    ranks = max(workers, 2)
-    strategy = _Planned(ranks, wire_dtype)
+    # One worker alone would synchronise nothing: its step is partitioned as that of one of two.
+    job = partitioning.Job(max(workers, 2), wire_dtype)
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
-            function = _trace(model, element, batch_size * ranks, strategy)
+            step = _trace(model, element, batch_size * job.size)
         except PoseidonError:
             raise
         except Exception as error:  # whatever Keras or the model itself says
@@ -92,12 +89,14 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             text = str(error).strip().split("\n")[-1].strip().rstrip(".")
             raise PoseidonError(f"The training step of '{model.name}' cannot be traced: "
                                 f"{type(error).__name__}: {text}; {hint}.") from error
+        if not model.trainable_variables:
+            raise PoseidonError(f"The model '{model.name}' has no trainable variables, so there is nothing "
+                                "to synchronise.")
+        partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
         graph_pass = grappler.GraphPass(planner)
+        graph_pass.expect(partitioned.whole)
         with graph_pass.registered():
-            _optimize(function)
-    if graph_pass.plan is None:
-        raise PoseidonError(f"The model '{model.name}' has no trainable variables, so there is nothing "
-                            "to synchronise.")
+            _optimize(partitioned.build(""))
     if graph_pass.plan.refusal:
         raise PoseidonError(f"The training step of '{model.name}' cannot be planned: "
                             f"{graph_pass.plan.refusal}")
@@ -131,33 +130,6 @@ def _check_can_be_planned(model):
     if model.compiled and model.run_eagerly:
         raise PoseidonError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
                             "all gradients travel dense; use compile(run_eagerly=False).")
-
-
-class _Planned(tf.distribute.Strategy):
-    """Rank 0 of a job that there is only in thought: its steps can be traced, but not run."""
-
-    def __init__(self, workers, wire_dtype):
-        extended = _PlannedExtended(self, workers)
-        extended.wire_dtype = wire_dtype
-        super().__init__(extended)
-
-
-class _PlannedExtended(strategy_lib.Extended):
-
-    def __init__(self, strategy, workers):
-        super().__init__(strategy, communicator=None)
-        self.size = workers
-        self.communicator = object()  # what tells the hooks to act
-        self.graph_pass = types.SimpleNamespace(strict=False, expect=lambda: None)
-
-    def broadcast_new_variables(self):
-        """There is nobody to have them."""
-
-    def _create_variable(self, next_creator, **kwargs):
-        return next_creator(**kwargs)
-
-    def _validate_colocate_with_variable(self, colocate_with_variable):
-        """The model's variables are of another strategy, or none."""
 
 
 def _element(model, data):
@@ -201,47 +173,24 @@ def _row(tensor):
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
 
-def _trace(model, element, total, strategy):
-    """Returns the training step of a model as a concrete function, for batches of `total` rows."""
-    dataset = tf.data.Dataset.range(total).map(lambda _: tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), element)).batch(total)
+def _trace(model, element, total):
+    """Returns the training step of a model, as one process runs it on batches of `total` rows: a ConcreteFunction."""
+    strategy = model.distribute_strategy
+    with tf.Graph().as_default():  # where tensors take no memory
+        batch = tf.nest.map_structure(
+            lambda spec: tf.compat.v1.placeholder(spec.dtype, [total, *spec.shape]), element)
     has_call = type(model).call is not keras.Model.call  # as that of a GAN has not
     if model.compiled and has_call:
-        with model.distribute_strategy.scope():
-            model._symbolic_build(data_batch=dataset.element_spec)
-
-    steps = [functools.partial(_plain_step, model)]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(common.replaced(model, "_distribute_strategy", strategy))
-        for optimizer in _optimizers(model):
-            stack.enter_context(common.replaced(optimizer, "_distribution_strategy", strategy))
-        if model.compiled:  # the step that the hook makes of the model's
-            trainer.make_function(lambda _, step: steps.append(step), model, model.train_step)
-        iterator = iter(strategy.experimental_distribute_dataset(dataset))
-
-        # Two functions, as in Keras: so the nodes have the names that they have in `fit`.
-        @tf.function
-        @tf.autograph.experimental.do_not_convert
-        def one_step(batch):
-            return strategy.run(steps[-1], args=(batch,))
-
-        @tf.function
-        @tf.autograph.experimental.do_not_convert
-        def function(iterator):
-            return one_step(iterator.get_next())
-
-        return function.get_concrete_function(iterator)
-
-
-def _optimizers(model):
-    """Returns the optimizers of a model: that of compile, and those of its own, as a GAN has them."""
-    values = []
-    for value in vars(model).values():
-        values += (value.values() if isinstance(value, dict) else
-                   value if isinstance(value, (list, tuple)) else [value])
-    found = [value for value in values if isinstance(value, keras.optimizers.Optimizer)]
-    found = [inner for optimizer in found for inner in optimizers.with_inner(optimizer)]
-    return {id(optimizer): optimizer for optimizer in found}.values()
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
+        with strategy.scope():
+            model._symbolic_build(data_batch=specs)
+    step = model.train_step if model.compiled else lambda batch: _plain_step(model, batch)
+    call = calls.Call(step, {}, (batch,), {})
+    step = one_process.as_step(step)
+    if not hasattr(strategy.extended, "one_replica"):  # of plain Keras
+        return one_process.traced(step, call)
+    with strategy.scope():
+        return one_process.traced(step, call, strategy.extended.one_replica)
 
 
 def _plain_step(model, batch):
@@ -249,45 +198,42 @@ def _plain_step(model, batch):
     with tf.GradientTape() as tape:
         outputs = keras.tree.flatten(model(batch[0], training=True))
         loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
-    variables = [v.value for v in model.trainable_variables]
-    gradients = tape.gradient(loss, variables)
-    return step_lib.current().synchronize(gradients, model.trainable_variables)
+    variables = [variable.value for variable in model.trainable_variables]
+    for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+        if isinstance(gradient, tf.IndexedSlices):
+            variable.scatter_sub(gradient)
+        elif gradient is not None:
+            variable.assign_sub(gradient)
 
 
-def _optimize(function):
-    """Runs TensorFlow's graph optimizer, and with it our passes, on a concrete function."""
-    graph_def = function.graph.as_graph_def(add_shapes=True)
-    for library_function in graph_def.library.function:
-        # Alternatives for other devices would keep calls from being inlined.
-        library_function.attr.pop("api_implements", None)
+def _optimize(step):
+    """Runs TensorFlow's graph optimizer, and with it our passes, on a partitioned step."""
+    graph_def = step.graph.as_graph_def(add_shapes=True)
     nodes = {node.name: node for node in graph_def.node}
-    for index, argument in enumerate(function.inputs):
-        _make_argument(nodes[argument.op.name], index, argument)
+    for index, argument in enumerate(step.inputs):
+        if argument.dtype == tf.resource:
+            _make_argument(nodes[argument.op.name], index, argument)
+    for node in graph_def.node:
+        node.name = _CALLS + node.name
+        for i, tensor in enumerate(node.input):
+            node.input[i] = f"^{_CALLS}{tensor[1:]}" if tensor.startswith("^") else _CALLS + tensor
+        places = node.attr["_class"].list.s if "_class" in node.attr else []
+        places[:] = [place.replace(b"loc:@", b"loc:@" + _CALLS.encode()) for place in places]
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(
-        [tensor.name for tensor in function.outputs]
-        + [operation.name for operation in function.graph.control_outputs])
+        [_CALLS + tensor.name for tensor in step.outputs]
+        + [_CALLS + operation.name for operation in step.graph.control_outputs])
     config = config_pb2.ConfigProto()
-    options = config.graph_options.rewrite_options
-    options.min_graph_nodes = -1  # small graphs too
-    options.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
-    options.optimizers.append("function")  # inlines all calls, which a runtime does beforehand
-    flat = tf_optimizer.OptimizeGraph(config, meta_graph)
-    del options.optimizers[:]
-    meta_graph.graph_def.CopyFrom(flat)
+    config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs too
     tf_optimizer.OptimizeGraph(config, meta_graph)
 
 
 def _make_argument(node, index, tensor):
-    """Makes of a placeholder what it is when a function runs: an argument, which knows variables."""
-    placeholder = node_def_pb2.NodeDef()
-    placeholder.CopyFrom(node)
+    """Makes of a variable's placeholder what it is when a function runs: an argument, which knows what it holds."""
     node.op = "_Arg"
     node.attr.clear()
-    node.attr["_output_shapes"].CopyFrom(placeholder.attr["_output_shapes"])
     node.attr["T"].type = tensor.dtype.as_datatype_enum
     node.attr["index"].i = index
-    if tensor.dtype == tf.resource:
-        for part in handle_data_util.get_resource_handle_data(tensor).shape_and_type:
-            node.attr["_handle_dtypes"].list.type.append(part.dtype)
-            node.attr["_handle_shapes"].list.shape.append(part.shape)
+    for part in handle_data_util.get_resource_handle_data(tensor).shape_and_type:
+        node.attr["_handle_dtypes"].list.type.append(part.dtype)
+        node.attr["_handle_shapes"].list.shape.append(part.shape)

@@ -2,11 +2,15 @@
 
 import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon import step as step_lib
+from tf_poseidon.keras_hook import batch_normalization
 
 
 def assign(original, variable, value):
     """Keeps what a borrowed row computes out of state, and moving statistics equal on all ranks."""
+    if batch_normalization.is_own():
+        return original(variable, ops.join(value, by="mean"))
     step = step_lib.current()
     if step is None or step.is_applying:
         return original(variable, value)

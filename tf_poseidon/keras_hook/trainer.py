@@ -5,17 +5,14 @@ import inspect
 import itertools
 
 import keras
-from keras.src.utils import python_utils
 import tensorflow as tf
 
 from tf_poseidon import data
+from tf_poseidon import one_process
 from tf_poseidon import runtime
-from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
-from tf_poseidon.keras_hook import logs as logs_lib
-from tf_poseidon.keras_hook import losses
 from tf_poseidon.keras_hook.common import is_ours
 
 
@@ -31,21 +28,10 @@ def run(original, model, *args, **kwargs):
     return original(*bound.args, **bound.kwargs)
 
 
-def on_batch(original, model, *args, return_dict=False, **kwargs):
-    """Trains or tests on one global batch; its logs are those of all ranks."""
+def on_batch(original, model, *args, **kwargs):
+    """Checks the model; then trains, tests or predicts with one global batch."""
     check_model(model)
-    names = list(inspect.signature(original).parameters)
-    if "return_dict" in names[:len(args) + 1]:  # given by position
-        *args, return_dict = args
-    own = original(model, *args, return_dict=True, **kwargs)
-    logs = python_utils.pythonify_logs(model._get_metrics_result_or_logs(own))
-    return logs if return_dict else model._flatten_metrics_in_order(logs)
-
-
-def predict_on_batch(original, model, x):
-    """Checks the model."""
-    check_model(model)
-    return original(model, x)
+    return original(model, *args, **kwargs)
 
 
 def check_model(model):
@@ -102,65 +88,50 @@ def get_tf_dataset(original, adapter):
 
 
 def make_function(original, model, step_function):
-    """Marks train and test steps, in which losses are scaled for the user."""
-    strategy = model.distribute_strategy
-    if not is_ours(strategy):
-        return original(model, step_function)
-
-    @functools.wraps(step_function)
-    def keras_step(batch):
-        step = step_lib.current()
-        step.is_keras_step = True
-        strategy.extended.last_share.assign(step.share(tf.float64))
-        with losses.scaled_as_a_whole(model, step), logs_lib.noting_sources(model) as note:
-            logs = step_function(batch)
-            note(logs)
-        if strategy.extended.global_batch_logs:
-            logs = logs_lib.global_batch_logs(model, step, logs)
-        return logs
-
-    function = original(model, keras_step)
-
-    trains, calls = step_function == model.train_step, itertools.count(1)
-
-    def with_split_batches(iterator):
-        if not isinstance(iterator, tf.data.Iterator):  # of train_on_batch, test_on_batch
-            iterator = (_split(strategy, batch) for batch in iterator)
-        logs = function(iterator)
-        if trains and (number := next(calls)) % comparing.EVERY == 0:
-            callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
-        return logs
-
-    return with_split_batches
+    """Makes Keras' train or test function run steps of one process."""
+    trains = step_function == model.train_step
+    return _running(model.distribute_strategy, original(model, step_function), trains, model)
 
 
 def make_predict_function(original, model, force=False):
-    """Lets predict_on_batch split its batch."""
+    """Makes Keras' predict function run steps of one process."""
     before = model.predict_function
     original(model, force)
-    function, strategy = model.predict_function, model.distribute_strategy
-    if function is before or not is_ours(strategy):
-        return
-
-    def with_split_batches(batches):
-        strategy.extended.is_predicting = True
-        try:
-            return function([batch if data.first_rows(batch) is not None else
-                             _split(strategy, batch) for batch in batches])
-        finally:
-            strategy.extended.is_predicting = False
-
-    model.predict_function = with_split_batches
+    if model.predict_function is not before:
+        model.predict_function = _running(model.distribute_strategy, model.predict_function)
 
 
-def _split(strategy, batch):
-    """Returns this rank's part of a global batch of arrays."""
-    batch = tf.nest.map_structure(lambda x: x if x is None else tf.convert_to_tensor(x), batch)
-    return data.split_batch(batch, strategy.rank, strategy.num_replicas_in_sync)
+def _running(strategy, function, trains=False, model=None):
+    """Returns a function of Keras in which `strategy.run` runs steps of one process.
+
+    Args:
+        strategy: The strategy.
+        function: Takes an iterator, or a list of batches.
+        trains: Whether it is that of a training step, and then the
+        model: that it trains.
+    """
+    if not is_ours(strategy):
+        return function
+
+    def note_accumulators():
+        strategy.extended.held.add(callbacks_lib.accumulators(model), strategy.rank)
+
+    steps = one_process.Steps(strategy.extended, note_accumulators if trains else None)
+
+    calls = itertools.count(1)
+
+    @functools.wraps(function)
+    def running(batches):
+        with steps.current(data.usual_rows(batches)):
+            result = function(batches)
+        if trains and (number := next(calls)) % comparing.EVERY == 0:
+            callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
+        return result
+
+    return running
 
 
-def reduce_per_replica(original, values, strategy, reduction):
-    """Puts the predictions of all ranks together."""
-    if is_ours(strategy) and reduction == "concat":
-        return strategy.extended.gather(values)
-    return original(values, strategy, reduction)
+def make_iterator(original, iterator, *args, **kwargs):
+    """Lets Keras read global batches: its functions are those of one process."""
+    with one_process.inside():
+        original(iterator, *args, **kwargs)

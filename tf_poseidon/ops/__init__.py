@@ -293,7 +293,8 @@ def _own_gradient(op, gradient):
 def _join_gradient(op, gradient):
     by = op.get_attr("by").decode()
     if by == "mean":
-        raise LookupError("The mean of what ranks have computed of their own rows has no gradient; it is for variables.")
+        raise LookupError(
+            "The mean of what ranks have computed of their own rows has no gradient; it is for variables.")
     return own(gradient, joins=by)
 
 

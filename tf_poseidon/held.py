@@ -1,0 +1,56 @@
+"""Which variables hold summands from step to step: those in which optimizers accumulate gradients.
+
+Each rank adds up what comes of its own rows; one synchronisation is enough when the sum is used.
+"""
+
+import weakref
+
+import tensorflow as tf
+
+from tf_poseidon.errors import PoseidonError
+
+
+class Held:
+    """The variables that hold summands."""
+
+    def __init__(self):
+        self._variables = {}  # by identity: (reference to the variable, whether a partitioned function uses it)
+
+    def add(self, variables, rank):
+        """Lets variables hold summands, whose values have been the same on all ranks: rank 0 keeps them."""
+        for variable in variables:
+            if not self.holds(variable):
+                self._variables[id(variable)] = weakref.ref(variable), False
+                if rank != 0:
+                    variable.assign(tf.zeros_like(variable))
+
+    def holds(self, variable):
+        """Whether a `tf.Variable` holds summands."""
+        found = self._variables.get(id(variable))
+        return found is not None and found[0]() is variable
+
+    def use(self, variables):
+        """Notes that a partitioned function takes them for summands."""
+        self._variables |= {id(variable): (weakref.ref(variable), True) for variable in variables}
+
+    def release(self, variables, communicator, name):
+        """Makes variables whole, for a function that is not partitioned.
+
+        Args:
+            variables: Some that hold summands.
+            communicator: That of this rank.
+            name: A name for the exchange, the same on all ranks.
+
+        Raises:
+            PoseidonError: If a partitioned function takes one for summands.
+        """
+        used = [variable for variable in variables if self._variables[id(variable)][1]]
+        if used:
+            raise PoseidonError(
+                f"The function '{name.partition('/')[0]}' was not partitioned, but one that was accumulates gradients "
+                f"in '{used[0].name.partition(':')[0]}', expected both or neither; give all batches the same "
+                "structure.")
+        waits = [communicator.submit(f"held/{name}/{i}", variable.numpy()) for i, variable in enumerate(variables)]
+        for variable, wait in zip(variables, waits):
+            variable.assign(wait())
+            del self._variables[id(variable)]

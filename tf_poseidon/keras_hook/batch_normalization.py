@@ -1,0 +1,46 @@
+"""Batch normalisation, whose moments are those of each rank's rows unless it is synchronized.
+
+This is the one thing in which steps of `fit` on N processes differ from those of one by more than rounding. Its layer
+runs between `ops.own` and `ops.join`, and its moving statistics are averaged over the ranks.
+"""
+
+import contextlib
+import threading
+
+import tensorflow as tf
+
+from tf_poseidon import one_process
+from tf_poseidon import ops
+from tf_poseidon.keras_hook.common import replaced
+
+_thread = threading.local()
+
+
+def call(original, layer, inputs, training=None, mask=None):
+    """Normalises each rank's rows by themselves."""
+    is_of_all = layer.synchronized or getattr(tf.distribute.get_strategy().extended, "global_batch_norm", False)
+    if not (training and layer.trainable and one_process.is_step()) or is_of_all or is_own():
+        return original(layer, inputs, training=training, mask=mask)
+    mask = None if mask is None else ops.own(mask)
+    with contextlib.ExitStack() as stack:
+        for name in ("gamma", "beta"):
+            variable = getattr(layer, name, None)
+            if variable is not None:
+                stack.enter_context(replaced(layer, name, ops.own(variable.value, joins="sum")))
+        stack.enter_context(_own())
+        outputs = original(layer, ops.own(inputs), training=training, mask=mask)
+    return ops.join(outputs, by="rows")
+
+
+def is_own():
+    """Whether a layer computes of each rank's rows by themselves in this thread."""
+    return getattr(_thread, "is_own", False)
+
+
+@contextlib.contextmanager
+def _own():
+    _thread.is_own = True
+    try:
+        yield
+    finally:
+        _thread.is_own = False

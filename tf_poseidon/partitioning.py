@@ -1,0 +1,297 @@
+"""Makes of a traced function of one process the function that each rank runs.
+
+Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction that takes and
+gives the same, with the exchanges that its `Partitioned.report` has. Nothing here asks other ranks.
+"""
+
+import dataclasses
+import hashlib
+
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.eager.polymorphic_function import concrete_function as concrete_function_lib
+from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.framework import importer
+from tensorflow.python.ops import handle_data_util
+
+from tf_poseidon import grappler
+from tf_poseidon import ops
+from tf_poseidon import planning
+from tf_poseidon import step as step_lib
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import find_sites
+from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import variables as variables_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a partitioned function has to know of the job.
+
+    Attributes:
+        size: Number of ranks.
+        wire_dtype, strict: As of `PoseidonStrategy`.
+        verifier: The `verify.Verifier`, None without one.
+    """
+
+    size: int
+    wire_dtype: str | None = None
+    strict: bool = False
+    verifier: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interface:
+    """What a partitioned function has in common with the traced one, which need not be kept: graphs take memory.
+
+    Attributes:
+        name: That of the graph.
+        arguments: (dtype, shape, name of the placeholder) of each input that is no capture.
+        captures: (captured tensor, name in the partitioned graph) of each capture.
+        variables: Those of the graph.
+        controls: Names of the operations that run in any case.
+        function_type: As of a ConcreteFunction.
+    """
+
+    name: str
+    arguments: tuple
+    captures: tuple
+    variables: tuple
+    controls: tuple[str, ...]
+    function_type: object
+
+    @classmethod
+    def of(cls, traced):
+        """Returns that of a ConcreteFunction."""
+        graph = traced.graph
+        captured, names = {id(internal) for _, internal in graph.captures}, _names(graph)
+        return cls(graph.name,
+                   tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
+                   tuple((external, _full(names[internal.op.name])) for external, internal in graph.captures),
+                   graph.variables, tuple(operation.name for operation in graph.control_outputs), traced.function_type)
+
+
+class Partitioned:
+    """A function that was partitioned.
+
+    Attributes:
+        report: The `report.Report`.
+        form: What ranks have to have in common to run it, as text.
+        whole: The `planning.WholeOp`s.
+    """
+
+    def __init__(self, traced, job, rows, held=(), trains=True):
+        """Partitions a function.
+
+        Args:
+            traced: Its ConcreteFunction, as of `traced`.
+            job: The `Job`.
+            rows: How many rows a global batch usually has, None if that is unknown.
+            held: Variables that hold summands.
+            trains: As of `trace`.
+
+        Raises:
+            PoseidonError: If it cannot be partitioned.
+        """
+        self._interface = _Interface.of(traced)
+        self._job = job
+        self._rows = None if rows is None else -(-rows // job.size)
+        self._trains = trains
+        partitioned = _partitioned(traced, rows, held)
+        self.report = partitioned.report
+        self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
+        self.form = "\n".join([self.report.form(), *_lines(partitioned.graph_def)])
+        self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
+        self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
+        self._built = {"": self._build(partitioned.graph_def, partitioned.fetches, "")}
+        # As bytes, a graph takes a fraction of the memory.
+        self._serialized, self._fetches = partitioned.graph_def.SerializeToString(), partitioned.fetches
+    def __call__(self, tensors):
+        # Exchanges of one function need names of their own, also where it calls several of ours.
+        mark = step_lib.unique_site("distribute").removeprefix("distribute")
+        with tf.init_scope():
+            concrete = self.build(mark)
+        result = concrete(*tensors)
+        if self._trains and self._job.verifier:
+            trained = dict.fromkeys(exchange.variable for exchange in self.report.exchanges)
+            weights = {path: self._variables[path] for path in trained if path in self._variables}
+            if weights:
+                self._job.verifier.check_weights(weights, step_lib.unique_site)
+        return result
+
+    def build(self, mark):
+        """Returns the ConcreteFunction with `mark` behind the names of its exchanges."""
+        if mark not in self._built:
+            graph_def = graph_pb2.GraphDef.FromString(self._serialized)
+            self._built[mark] = self._build(graph_def, self._fetches, mark)
+        return self._built[mark]
+
+    def _build(self, graph_def, fetches, mark):
+        """Returns the ConcreteFunction of a partitioned GraphDef."""
+        graph = func_graph_lib.FuncGraph(self._interface.name)
+        with graph.as_default():
+            self._import(graph, graph_def, fetches, mark)
+            checks = self._checks(graph, mark) if self._trains else []
+            graph.control_outputs = [*checks, *map(graph.get_operation_by_name, self._interface.controls)]
+            graph.variables = self._interface.variables
+        return concrete_function_lib.ConcreteFunction.from_func_graph(graph, self._interface.function_type, {})
+
+    def _import(self, graph, graph_def, fetches, mark):
+        """Makes the nodes of a GraphDef, in the default graph, with its inputs and outputs."""
+        graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in self._interface.arguments]
+        inputs = {_full(name): tensor for (_, _, name), tensor in zip(self._interface.arguments, graph.inputs)}
+        # Captured, they know what the variables hold, and so do the ops that read them.
+        inputs |= {name: graph.capture(external) for external, name in self._interface.captures}
+        graph_def = _without(graph_def, inputs)
+        for node in graph_def.node:
+            if node.op in find_sites.MARKERS and node.attr["site"].s.decode() in self._trained:
+                node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
+            if "site" in node.attr:
+                node.attr["site"].s += mark.encode()
+        importer.import_graph_def(graph_def, inputs, name="")
+        graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
+                         for fetch in fetches]
+
+    def _checks(self, graph, mark):
+        """Returns the operations by which ranks agree, and those of verify mode."""
+        markers = [operation for operation in graph.get_operations() if operation.type in find_sites.MARKERS]
+        if not markers:
+            return []
+        forms = [f"{exchange.form()}{mark}" for exchange in self.report.exchanges]
+        ops.agree(forms, self._rows, None, self._job.strict)
+        checks = graph.get_operations()[-1:]
+        if self._job.verifier:
+            checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
+                                 in self._trained], self._job.verifier)
+        return checks
+
+
+def updated(function):
+    """Returns a line for each variable that a ConcreteFunction updates."""
+    flat, _, variables = _flat(function)
+    graph = graph_lib.Graph(flat)
+    updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in flat.node
+               if node.op.startswith(propagate_lib.UPDATES)}
+    return sorted(f"'{step_lib.variable_path(v)}' {v.dtype.name}{list(v.shape)}" for name, v in variables.items()
+                  if name in updated)
+
+
+def _partitioned(traced, rows, held):
+    """Returns the `partition.Partitioned` graph of a ConcreteFunction.
+
+    Args:
+        traced: The function.
+        rows: How many rows a batch usually has, None if that is unknown.
+        held: Variables that hold summands.
+    """
+    flat, outputs, variables = _flat(traced)
+    if not any(node.op == sizes_lib.ROWS for node in flat.node):
+        raise PoseidonError("None of its inputs has rows of which each rank could take some: they are ragged, sparse "
+                            "or scalars.")
+    paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
+    summands = [name for name, variable in variables.items() if any(variable is each for each in held)]
+    return partition_lib.partition(flat, outputs, grappler.add_shapes, paths, rows=rows, summands=summands,
+                                   runs_whole=True)
+
+
+def _flat(traced):
+    """Returns (flat GraphDef, names of its outputs, variables by name of their resource) of a ConcreteFunction."""
+    graph = traced.graph
+    names = _names(graph)
+    graph_def = _renamed(graph.as_graph_def(), names)
+    _describe_variables(graph_def, graph.captures, names)
+    outputs = [_full(names.get(tensor.op.name, tensor.name)) for tensor in graph.outputs]
+    controls = [operation.name for operation in graph.control_outputs]
+    inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
+    flat = inline.inline(graph_def, [*outputs, *controls, *inputs])
+    return flat, outputs, {names[name]: variable for name, variable in variables_of(graph)}
+
+
+def _names(graph):
+    """Returns names for captured inputs that are the same on all ranks: TensorFlow numbers them by all it has made."""
+    return {internal.op.name: f"capture{i}" for i, (_, internal) in enumerate(graph.captures)}
+
+
+def _renamed(graph_def, names):
+    """Returns a GraphDef whose placeholders have other names."""
+    for node in graph_def.node:
+        node.name = names.get(node.name, node.name)
+        for i, tensor in enumerate(node.input):
+            name = graph_lib.node_of(tensor)
+            if name in names:
+                node.input[i] = f"^{names[name]}" if graph_lib.is_control(tensor) else names[name]
+        if "_class" in node.attr:
+            del node.attr["_class"]
+    return graph_def
+
+
+def variables_of(graph):
+    """Returns (name of its placeholder, variable) of captured variables, in the order in which they were captured."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    return [(internal.op.name, by_handle[id(external)]) for external, internal in graph.captures
+            if id(external) in by_handle]
+
+
+def _describe_variables(graph_def, captures, names):
+    """Notes what captured variables hold, which a GraphDef does not say."""
+    nodes = {node.name: node for node in graph_def.node}
+    for _, internal in captures:
+        held = internal.dtype == tf.resource and handle_data_util.get_resource_handle_data(internal)
+        if held and held.is_set:
+            attributes = nodes[names[internal.op.name]].attr
+            attributes["_handle_dtypes"].list.type.extend(each.dtype for each in held.shape_and_type)
+            attributes["_handle_shapes"].list.shape.extend(each.shape for each in held.shape_and_type)
+
+
+def _verified(markers, verifier):
+    """Compares what each PoseidonSync gives with the plain sum; returns the operations that do so."""
+    graph, is_due, checks = tf.compat.v1.get_default_graph(), None, []
+    for marker in markers:
+        site = marker.get_attr("site").decode()
+        before = len(graph.get_operations())
+        with tf.control_dependencies(checks[-1:]):  # each waits for other ranks, and all begin with the same one
+            is_due = verifier.is_due(site) if is_due is None else is_due
+            gradient, contributes = marker.inputs
+            verifier.check_gradient(gradient, marker.outputs[0], gradient.shape, site, contributes, is_due)
+        checks += [operation for operation in graph.get_operations()[before:] if operation.op_def.is_stateful]
+    return checks
+
+
+def _without(graph_def, inputs):
+    """Returns a GraphDef without the placeholders that have been made already, and without what names them."""
+    names = {name.partition(":")[0] for name in inputs}
+    result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
+    for node in result.node:
+        if any(tensor[1:] in names for tensor in node.input if graph_lib.is_control(tensor)):
+            node.input[:] = [tensor for tensor in node.input
+                             if not (graph_lib.is_control(tensor) and tensor[1:] in names)]
+        if "_class" in node.attr and any(text.decode().removeprefix("loc:@") in names
+                                         for text in node.attr["_class"].list.s):
+            del node.attr["_class"]
+    return result
+
+
+def _full(tensor):
+    """Returns the name of a tensor with its output's number."""
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def _lines(graph_def):
+    """Returns a line for each node of a graph, with its attributes as a digest."""
+    lines = []
+    for node in graph_def.node:
+        plain = graph_pb2.GraphDef().node.add()
+        plain.CopyFrom(node)
+        plain.ClearField("experimental_debug_info")
+        for attribute in plain.attr.values():
+            if attribute.HasField("func"):
+                attribute.func.name = attribute.func.name.rstrip("0123456789")  # numbered by all that was made
+        for key in [key for key in plain.attr if key.startswith("_")]:
+            del plain.attr[key]
+        digest = hashlib.sha256(plain.SerializeToString(deterministic=True)).hexdigest()[:12]
+        lines.append(f"the node '{node.name}' is a {node.op} ({digest})")
+    return sorted(lines)
