@@ -2,6 +2,7 @@
 
 from concurrent import futures
 
+import keras_programs
 import launch
 import numpy as np
 import one_process_programs
@@ -100,6 +101,9 @@ def wanted(items):
         (3, v["policy"], 1) for v in values if "repeated" in v]
 
 
+# Of programs that were written for one process, with --full.
+RANKS_AND_POLICIES = [(ranks, policy) for ranks in (2, 3) for policy in ("ps", "sfb", "auto")]
+
 ONE = "ps"  # of one process, where there is nothing to decide
 
 
@@ -133,8 +137,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("way, ranks", [row for row in scenarios.others(full)
                                             if row[0] in scenarios.WAYS])
     if "program" in metafunc.fixturenames:
-        metafunc.parametrize("ranks, policy", [(2, "ps"), (2, "sfb"), (2, "auto"), (3, "ps"), (3, "sfb"), (3, "auto")]
-                             if full else [(2, "sfb"), (3, "auto")])
+        metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else RANKS_AND_POLICIES[1::4])
         metafunc.parametrize("program", one_process_programs.PROGRAMS)
+    if "keras_program" in metafunc.fixturenames:
+        metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else [(3, "sfb")])
+        metafunc.parametrize("keras_program", keras_programs.PROGRAMS)
     if "repeated" in metafunc.fixturenames:
         metafunc.parametrize("repeated, policy", repeated(full))
