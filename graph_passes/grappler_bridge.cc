@@ -266,14 +266,15 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
     Passes run = passes;
     const std::set<std::string>* markers = marker_ops;
     const NodeDef* agree = nullptr;
-    bool has_site = false, is_partitioned = false;
+    bool has_site = false, is_of_one_process = false;
     for (const NodeDef& node : item.graph.node()) {
       has_site = has_site || (run && markers && IsUndecidedSite(node, *markers));
       if (node.op() == "PoseidonAgree") agree = &node;
-      is_partitioned = is_partitioned || node.op() == "PoseidonPart";
+      // Partitioned by rows, or run whole on every rank.
+      is_of_one_process = is_of_one_process || node.op() == "PoseidonPart" || node.op() == "PoseidonRows";
     }
     GraphDef graph = item.graph;
-    const bool is_ordered = is_partitioned && OrderSums(&graph);
+    const bool is_ordered = is_of_one_process && OrderSums(&graph);
     if (!has_site) {
       if (!is_ordered) return absl::AbortedError("Nothing to do.");
       *optimized = std::move(graph);
@@ -295,7 +296,7 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
     if (!optimized->ParseFromString(rewritten)) {
       return absl::InternalError("The passes returned no graph.");
     }
-    if (is_partitioned) OrderSums(optimized);
+    if (is_of_one_process) OrderSums(optimized);
     RestoreShapes(item.graph, optimized);
     return absl::OkStatus();
   }

@@ -89,6 +89,7 @@ REGISTER_OP("PoseidonAgree")
     .Attr("strict: bool")
     .Attr("plan: string = ''")
     .Attr("refusal: string = ''")
+    .Attr("whole: string = ''")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
@@ -101,6 +102,7 @@ static_rows: Rows that this rank's tensors are known to have; -1 if that changes
 strict: Whether to fail when the graph was not rewritten.
 plan: One line for each site: the scheme that the plan chose. Empty in a graph not rewritten.
 refusal: Why the graph was not rewritten.
+whole: What every rank computes for the rows of all, as JSON, for the plan.
 )doc");
 
 }  // namespace poseidon

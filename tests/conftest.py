@@ -101,7 +101,7 @@ def wanted(items):
         (3, v["policy"], 1) for v in values if "repeated" in v]
 
 
-# Of programs that were written for one process, with --full.
+# Of programs that were written for one process: all of them with --full.
 RANKS_AND_POLICIES = [(ranks, policy) for ranks in (2, 3) for policy in ("ps", "sfb", "auto")]
 
 ONE = "ps"  # of one process, where there is nothing to decide
@@ -137,7 +137,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("way, ranks", [row for row in scenarios.others(full)
                                             if row[0] in scenarios.WAYS])
     if "program" in metafunc.fixturenames:
-        metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else RANKS_AND_POLICIES[1::4])
+        metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else [(2, "sfb"), (3, "auto")])
         metafunc.parametrize("program", one_process_programs.PROGRAMS)
     if "keras_program" in metafunc.fixturenames:
         metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else [(3, "sfb")])

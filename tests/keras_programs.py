@@ -14,6 +14,8 @@ BATCH, ROWS = 11, 24  # the last batch has two rows
 PROGRAMS = {}
 # Layers of Keras that compute in single precision alone.
 SINGLE = ("orthogonal_activity_regularizer", "augmentation")
+# Ops that every rank runs for the rows of all: rows of two tensors in one, and logits whose rows are columns.
+WHOLE = {"simclr": ["ConcatV2"], "clip": ["SparseSoftmaxCrossEntropyWithLogits"]}
 
 
 def program(function):
@@ -97,7 +99,6 @@ def orthogonal_activity_regularizer():
 
 
 # ---- losses that are compiled -----------------------------------------------------------------
-
 
 
 def _with_loss(make_loss, activation="sigmoid", classes=2):

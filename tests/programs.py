@@ -195,6 +195,24 @@ def refuse():
             model.compile("sgd", "mse", jit_compile=True)
         model.fit(x, y)
 
+    def own_train_function():
+        class Own(keras.Sequential):
+            def make_train_function(self, force=False):
+                self.train_function = lambda iterator: self.distribute_strategy.run(self.train_step, (next(iterator),))
+
+        with strategy.scope():
+            model = Own([keras.Input((4,)), dense()], name="own")
+            model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def eager_after_graph():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), "mse")
+        model.fit(x, y)
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+        model.fit(x, y)
+
     def apply_outside_run():
         with strategy.scope():
             variable = keras.Variable([1.0])
@@ -306,7 +324,8 @@ def refuse():
     def other_policy():
         poseidon.PoseidonStrategy("sfb", timeout_s=30)
 
-    for case in (outside, layer_outside, optimizer_outside, jit, apply_outside_run, scalars, files,
+    for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
+                 apply_outside_run, scalars, files,
                  gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
                  other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,

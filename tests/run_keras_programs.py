@@ -3,6 +3,7 @@
 Each rank writes, for each program, what it was before, and after each step, to NAME.RANK.npz.
 """
 
+import json
 import pathlib
 import sys
 
@@ -35,6 +36,7 @@ class Note(keras.callbacks.Callback):
 def main(directory, policy, *names):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = poseidon.PoseidonStrategy(policy=policy, strict=True, timeout_s=60)
+    whole = {}
     for name in names or keras_programs.PROGRAMS:
         precision = "float32" if name in keras_programs.SINGLE else "float64"
         keras.config.set_floatx(precision)
@@ -46,8 +48,9 @@ def main(directory, policy, *names):
         model.fit(x, y, batch_size=keras_programs.BATCH, shuffle=False, verbose=0, callbacks=[note],
                   **(options[0] if options else {}))
         np.savez(pathlib.Path(directory) / f"{name}.{strategy.rank}.npz", **note.arrays)
-        if strategy.rank == 0 and strategy.plan and strategy.plan.whole:
-            print(f"{name}: {', '.join(map(str, strategy.plan.whole))}", flush=True)
+        if strategy.plan:
+            whole[name] = sorted({op.op for op in strategy.plan.whole})
+    (pathlib.Path(directory) / f"whole.{strategy.rank}.json").write_text(json.dumps(whole))
     print(f"all of rank {strategy.rank} done", flush=True)
 
 

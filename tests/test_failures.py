@@ -118,6 +118,8 @@ REFUSALS = {
     "layer_outside": "variable 'early/kernel' of model",
     "optimizer_outside": "optimizer 'early_sgd' of model",
     "jit": "model 'jitted' is compiled with jit_compile=True",
+    "own_train_function": "model 'own' overrides make_train_function with a function of its own",
+    "eager_after_graph": "'train_step' runs eagerly, but before it ran as a graph, in which each rank",
     "apply_outside_run": "optimizer 'free' was asked to apply gradients outside of strategy.run",
     "scalars": "Add .batch(GLOBAL_BATCH_SIZE)",
     "files": "auto_shard_policy is FILE",

@@ -3,6 +3,8 @@
 Steps are plain SGD: a gradient of a wrong length is an update of a wrong length.
 """
 
+import json
+
 import keras_programs
 import launch
 import numpy as np
@@ -56,3 +58,8 @@ def test_fit_computes_what_one_process_does(runs, keras_program, ranks, policy):
             assert np.abs(have - want).max(initial=0) <= bound * scale, (
                 f"{key}: {np.ravel(have)[:4]}, one process has {np.ravel(want)[:4]}")
     assert trained, "nothing was trained"
+
+
+def test_only_what_has_no_rule_runs_whole(runs, keras_program, ranks, policy):
+    whole = json.loads((runs.of(ranks, policy) / "whole.0.json").read_text())
+    assert whole[keras_program] == keras_programs.WHOLE.get(keras_program, [])

@@ -94,5 +94,3 @@ def test_small_sums_travel_together(build):
 def test_what_is_fetched_apart_travels_apart():
     """Who fetches one loss of a saved graph need not feed what another is made of."""
     assert len(partitioning.Partitioned(metrics).report.exchanges) == 4
-
-

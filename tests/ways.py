@@ -1,6 +1,7 @@
 """Ways to train that are not in the table: scenarios that give what one process gives."""
 
 import contextlib
+import logging
 import tempfile
 from unittest import mock
 
@@ -34,9 +35,26 @@ import tensorflow as tf
 from tf_poseidon import partitioning
 
 
+@contextlib.contextmanager
+def warned(strategy, text):
+    """Checks that rank 0 of several is told of something."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("tf_poseidon")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+    if strategy.num_replicas_in_sync > 1 and strategy.rank == 0:
+        assert any(text in record.getMessage() for record in records), [record.getMessage() for record in records]
+
+
 def eager(strategy):
     model, x, y = small(strategy, run_eagerly=True)
-    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+    with warned(strategy, "'train_step' runs eagerly"):
+        return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 
 def several_steps_per_execution(strategy):
@@ -184,9 +202,9 @@ def py_dataset(strategy):
     return result(model, **flat(history))
 
 
-def own_batches_of_each_rank(strategy):
+def own_batches_of_each_rank(strategy, **options):
     """Ranks read rows of their own; rank 0 has one batch more than the others."""
-    model, x, y = small(strategy)
+    model, x, y = small(strategy, **options)
 
     def rows(context):
         each = 12 // context.num_replicas_in_sync
@@ -197,6 +215,10 @@ def own_batches_of_each_rank(strategy):
     for _ in range(3):
         next(iter(data))  # iterators that are dropped leave nothing behind
     return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
+
+
+def own_batches_in_eager_steps(strategy):
+    return own_batches_of_each_rank(strategy, run_eagerly=True)
 
 
 def saved_and_loaded(strategy):
@@ -323,7 +345,8 @@ def pass_that_fails_on_one_rank(strategy):
             contextlib.nullcontext()):
         model, x, y = small(strategy, lambda: keras.optimizers.Adam(
             0.01, epsilon=1e-3, gradient_accumulation_steps=2, global_clipnorm=0.5), metrics=["mae"])
-        history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        with warned(strategy, "was not partitioned: "):
+            history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         predicted = model.predict(x, batch_size=BATCH, verbose=0)
     return result(model, predicted=predicted, **flat(history))
 
@@ -362,7 +385,8 @@ def float8(strategy):
         model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8, dtype="float8_from_float32")(x)))
         model.compile(OPTIMIZERS["sgd"](), "mse")
     x, y = make_data(model)
-    return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
+    with warned(strategy, "was not partitioned: "):
+        return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 
 def callbacks_that_decide(strategy):
@@ -390,7 +414,7 @@ WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
     regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss,
     canonical_train_step, unusual_metrics, other_seeds, built_by_first_batch, generator, py_dataset,
-    own_batches_of_each_rank, predictions, predictions_of_two_outputs, on_batch, gan,
+    own_batches_of_each_rank, own_batches_in_eager_steps, predictions, predictions_of_two_outputs, on_batch, gan,
     metrics_with_weights, logs_of_batches, random_layers, pass_that_fails_on_one_rank, ragged_rows, float8,
     callbacks_that_decide, terminated_on_nan, saved_and_loaded, weights_of_rank_0, losses_with_additions,
     unusual_predictions)} | LOOPS | RECIPES

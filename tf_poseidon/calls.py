@@ -32,7 +32,7 @@ class Call:
         if unknown:
             raise PoseidonError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
                                 f"arguments are {', '.join(bound.arguments)}.")
-        self._structure = _joined((bound.args, bound.kwargs))
+        self._structure = joined((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
         args, kwargs = self._structure
         in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
@@ -97,7 +97,7 @@ def _marks_of_parts(leaf, name, mark):
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
 
 
-def _joined(structure):
+def joined(structure):
     """Returns a structure in which batches that the strategy has split are global ones again."""
     def join(leaf):
         if not isinstance(leaf, data.Rows):

@@ -15,6 +15,7 @@ import logging
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import find_sites
@@ -88,7 +89,6 @@ class GraphPass:
         markers: The ops over which gradients are synchronised: ours, or those of another library.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
-        whole: The `planning.WholeOp`s of the next one.
     """
 
     def __init__(self, planner, strict=False, log_level=logging.DEBUG, agreed=None, collective_ops=None,
@@ -105,7 +105,6 @@ class GraphPass:
         self.strict = strict
         self.markers = markers
         self.plan = None
-        self.whole = ()
         self._agreed = agreed
         self._collective_ops = collective_ops
         self._log_level = log_level
@@ -132,30 +131,39 @@ class GraphPass:
             else:
                 _enabled.register()
 
-    def expect(self, whole=()):
-        """Notes that a training function was traced, which TensorFlow should hand to us, with `planning.WholeOp`s."""
-        self.whole = whole
-        if self.plan is None:
+    def expect(self, whole=(), has_sites=True):
+        """Notes that a training function was traced, which TensorFlow should hand to us.
+
+        Args:
+            whole: Its `planning.WholeOp`s.
+            has_sites: Whether it synchronises anything; else TensorFlow does not hand it to us.
+        """
+        if not has_sites:
+            self.plan = dataclasses.replace(self.planner.by_policy().plan(()), whole=whole)
+        elif self.plan is None:
             self.plan = self.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
         is_ours = self.markers == find_sites.MARKERS
+        agree = next((node for node in graph_def.node if node.op == "PoseidonAgree"), None)
+        trains = agree is not None or not is_ours  # else it adds up metrics, say, and no plan was made of it
+        planner = self.planner if trains else self.planner.by_policy()
         found, rewritten, problem = None, None, ""
         try:
             found = pipeline.find(graph_def, foreign_ranks=None if is_ours else self.planner.cluster.workers)
             if found is None:
                 return None
             if self._agreed is None:
-                plan = self.planner.plan(found.sites, found.operations, found.exchanges)
+                plan = planner.plan(found.sites, found.operations, found.exchanges)
                 rewritten = found.rewrite(plan)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             problem = f"{type(error).__name__}: {error}"
         if self._agreed is not None:
             markers = [node for node in graph_def.node if node.op in self.markers]
             try:
-                rewritten, plan, problem = self._agreed.rewrite(markers, found, self.planner,
+                rewritten, plan, problem = self._agreed.rewrite(markers, found, planner,
                                                                 self._collective_ops, problem)
             except Exception as error:  # but now other ranks have done their part
                 problem = f"This rank could not rewrite a training graph as the others have: {error}"
@@ -164,12 +172,15 @@ class GraphPass:
                 return _failing(graph_def, self.markers, problem)
             if problem:  # once and for all: TensorFlow would try again
                 graph_def = _decided(graph_def, self.markers)
+        if problem and not trains:
+            _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s", problem)
+            return None if self._agreed is None else graph_def
         if problem:
             self._refuse(problem)
             return self._with_refusal(graph_def)
-        if is_ours and not any(node.op == "PoseidonAgree" for node in graph_def.node):
-            return rewritten  # adds up metrics, say, and trains nothing
-        self.plan = dataclasses.replace(plan, whole=self.whole)
+        if not trains:
+            return rewritten
+        self.plan = dataclasses.replace(plan, whole=_whole_ops(agree))
         schemes = collections.Counter(d.scheme for d in plan.decisions)
         _log.log(self._log_level,
                  "The training graph was rewritten: %s. Its plan shows the reasons.",
@@ -265,6 +276,11 @@ def _decided(graph_def, markers):
         if node.op in markers:
             node.attr[graph_lib.PLANNED].b = True
     return result
+
+
+def _whole_ops(agree):
+    """Returns the `planning.WholeOp`s that `ops.agree` was given; none of a graph of another library."""
+    return planning.whole_op.loads(agree.attr["whole"].s.decode()) if agree is not None else ()
 
 
 def _note_plan(graph_def, plan):

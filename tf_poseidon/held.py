@@ -33,6 +33,10 @@ class Held:
         """Notes that a partitioned function takes them for summands."""
         self._variables |= {id(variable): (weakref.ref(variable), True) for variable in variables}
 
+    def used(self, variables):
+        """Returns those variables that a partitioned function takes for summands."""
+        return [variable for variable in variables if self.holds(variable) and self._variables[id(variable)][1]]
+
     def release(self, variables, communicator, name):
         """Makes variables whole, for a function that is not partitioned.
 
@@ -44,7 +48,7 @@ class Held:
         Raises:
             PoseidonError: If a partitioned function takes one for summands.
         """
-        used = [variable for variable in variables if self._variables[id(variable)][1]]
+        used = self.used(variables)
         if used:
             raise PoseidonError(
                 f"The function '{name.partition('/')[0]}' was not partitioned, but one that was accumulates gradients "

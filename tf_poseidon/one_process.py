@@ -61,15 +61,17 @@ def as_step(function):
 class Steps:
     """Steps of one process that somebody else runs by `strategy.run`, as Keras does."""
 
-    def __init__(self, extended, note_held=None):
+    def __init__(self, extended, trains=False, accumulators=list):
         """Makes them.
 
         Args:
             extended: That of the job's strategy.
-            note_held: Of training steps: as of `trace`. None of others, which `strategy.plan` does not show.
+            trains: Whether they are training steps, whose plan `strategy.plan` is.
+            accumulators: As of `trace`.
         """
         self._extended = extended
-        self._note_held = note_held
+        self._trains = trains
+        self._accumulators = accumulators
         self._traces = {}
         self._rows = None
         self._has_warned = False
@@ -81,26 +83,35 @@ class Steps:
         Args:
             rows: How many rows a global batch usually has, None if that is unknown.
         """
-        outer, _thread.steps, self._rows = current_steps(), self, rows
+        before = getattr(_thread, "steps", None), self._rows
+        _thread.steps, self._rows = self, rows
         try:
             yield
         finally:
-            _thread.steps = outer
+            _thread.steps, self._rows = before
 
     def run(self, function, args, kwargs):
         """Runs a step on a global batch; its results are those of one process."""
         if tf.executing_eagerly():
-            self._warn_of_eager_code(function)
+            self._check_eager_code(getattr(function, "__name__", "function"))
+            args, kwargs = calls.joined((args, kwargs))
             with inside(), self._extended.one_replica():
                 return function(*args, **kwargs)
         call = calls.Call(function, {}, args, kwargs)
         if call.key not in self._traces:
-            self._traces[call.key] = trace(as_step(function), call, self._extended, self._rows, self._note_held)
+            self._traces[call.key] = trace(as_step(function), call, self._extended, self._rows, self._trains,
+                                           self._accumulators)
         return self._traces[call.key](call.tensors)
 
-    def _warn_of_eager_code(self, function):
+    def _check_eager_code(self, name):
+        used = self._extended.held.used(self._accumulators())
+        if used:
+            raise PoseidonError(
+                f"'{name}' runs eagerly, but before it ran as a graph, in which each rank accumulates its part of the "
+                f"gradients in '{used[0].name.partition(':')[0]}', expected one or the other; compile the model with a "
+                "new optimizer.")
         if not self._has_warned and self._extended.rank == 0:
-            _log.warning("'%s' runs eagerly, where there is no graph to partition. %s", function.__name__, _WHOLE)
+            _log.warning("'%s' runs eagerly, where there is no graph to partition. %s", name, _WHOLE)
         self._has_warned = True
 
 
@@ -142,7 +153,7 @@ class Trace:
         return self._traced(*tensors) if self._partitioned is None else self._partitioned(tensors)
 
 
-def trace(function, call, extended, rows=None, note_held=lambda: None):
+def trace(function, call, extended, rows=None, trains=True, accumulators=list):
     """Traces a function for a call, and partitions it if all ranks can do so alike.
 
     Args:
@@ -150,8 +161,9 @@ def trace(function, call, extended, rows=None, note_held=lambda: None):
         call: The `calls.Call`.
         extended: That of the job's strategy.
         rows: How many rows a global batch usually has, None for as many as that of the call.
-        note_held: Called when the function was traced: it notes in `extended.held` which variables are to hold
-            summands. None of a function that does not train.
+        trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
+        accumulators: Called when the function was traced, returns the `tf.Variable`s in which it accumulates
+            gradients; they are to hold summands.
 
     Returns:
         A `Trace`.
@@ -161,15 +173,13 @@ def trace(function, call, extended, rows=None, note_held=lambda: None):
             and was not.
     """
     name = f"{call.name}/{_number()}"
-    trains = note_held is not None
     extended.broadcast_new_variables()
     # Outside of the strategy's scope, what the function finds there is no business of ours.
     in_scope = tf.distribute.get_strategy().extended is extended
     # Not in an init_scope: tapes inside would record nothing.
     function = traced(function, call, extended.one_replica if in_scope else contextlib.nullcontext)
     with tf.init_scope():
-        if trains:
-            note_held()
+        extended.held.add(accumulators(), extended.rank)
         variables = [variable for _, variable in partitioning.variables_of(function.graph)]
         held = [variable for variable in variables if extended.held.holds(variable)]
         _share([variable for variable in variables if not extended.held.holds(variable)], extended.communicator, name)
@@ -188,7 +198,7 @@ def trace(function, call, extended, rows=None, note_held=lambda: None):
             return Trace(function)
         extended.held.use(held)
     if trains:
-        extended.graph_pass.expect(partitioned.whole)
+        extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
     # Its operations refer to it and it to them, where Python's collector cannot see; a graph takes tens of MB.
     func_graph_lib.dismantle_func_graph(function.graph)
     return Trace(partitioned=partitioned)
@@ -207,10 +217,11 @@ def _check_trained(function, communicator, name):
     """
     try:
         trained = "\n".join(partitioning.updated(function))
-    except PoseidonError as error:  # as whole batches need not be partitioned, this need not be known
-        trained = str(error)
-    difference = agreement.OverCommunicator(communicator).difference(f"distribute/{name}/trained", trained)
-    if difference:
+    except Exception:  # what runs whole need not be understood, and other ranks wait for this one
+        trained = None
+    unknown = communicator.sum(f"distribute/{name}/unknown", np.array([trained is None], np.int64))[0]
+    difference = agreement.OverCommunicator(communicator).difference(f"distribute/{name}/trained", trained or "")
+    if difference and not unknown:
         raise PoseidonError(
             f"Ranks train different variables, so {difference}; build, and freeze, the same layers on all.")
 

@@ -1,7 +1,7 @@
 """Makes of a traced function of one process the function that each rank runs.
 
 Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction that takes and
-gives the same, with the exchanges that its `Partitioned.report` has. Nothing here asks other ranks.
+gives the same, with the exchanges that its `Partitioned.report` lists. Nothing here asks other ranks.
 """
 
 import dataclasses
@@ -82,17 +82,18 @@ class Partitioned:
         report: The `report.Report`.
         form: What ranks have to have in common to run it, as text.
         whole: The `planning.WholeOp`s.
+        has_sites: Whether it synchronises anything.
     """
 
     def __init__(self, traced, job, rows, held=(), trains=True):
         """Partitions a function.
 
         Args:
-            traced: Its ConcreteFunction, as of `traced`.
+            traced: Its ConcreteFunction, whose inputs with rows go through PoseidonRows.
             job: The `Job`.
             rows: How many rows a global batch usually has, None if that is unknown.
             held: Variables that hold summands.
-            trains: As of `trace`.
+            trains: Whether ranks compare what it exchanges, and verify it where the job has a verifier.
 
         Raises:
             PoseidonError: If it cannot be partitioned.
@@ -104,12 +105,14 @@ class Partitioned:
         partitioned = _partitioned(traced, rows, held)
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
+        self.has_sites = any(node.op in find_sites.MARKERS for node in partitioned.graph_def.node)
         self.form = "\n".join([self.report.form(), *_lines(partitioned.graph_def)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
         self._built = {"": self._build(partitioned.graph_def, partitioned.fetches, "")}
         # As bytes, a graph takes a fraction of the memory.
         self._serialized, self._fetches = partitioned.graph_def.SerializeToString(), partitioned.fetches
+
     def __call__(self, tensors):
         # Exchanges of one function need names of their own, also where it calls several of ours.
         mark = step_lib.unique_site("distribute").removeprefix("distribute")
@@ -153,7 +156,7 @@ class Partitioned:
             if "site" in node.attr:
                 node.attr["site"].s += mark.encode()
         importer.import_graph_def(graph_def, inputs, name="")
-        graph.outputs = [inputs.get(_full(fetch)) if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
+        graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in fetches]
 
     def _checks(self, graph, mark):
@@ -162,7 +165,7 @@ class Partitioned:
         if not markers:
             return []
         forms = [f"{exchange.form()}{mark}" for exchange in self.report.exchanges]
-        ops.agree(forms, self._rows, None, self._job.strict)
+        ops.agree(forms, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole))
         checks = graph.get_operations()[-1:]
         if self._job.verifier:
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
@@ -240,11 +243,11 @@ def _describe_variables(graph_def, captures, names):
     """Notes what captured variables hold, which a GraphDef does not say."""
     nodes = {node.name: node for node in graph_def.node}
     for _, internal in captures:
-        held = internal.dtype == tf.resource and handle_data_util.get_resource_handle_data(internal)
-        if held and held.is_set:
+        described = internal.dtype == tf.resource and handle_data_util.get_resource_handle_data(internal)
+        if described and described.is_set:
             attributes = nodes[names[internal.op.name]].attr
-            attributes["_handle_dtypes"].list.type.extend(each.dtype for each in held.shape_and_type)
-            attributes["_handle_shapes"].list.shape.extend(each.shape for each in held.shape_and_type)
+            attributes["_handle_dtypes"].list.type.extend(each.dtype for each in described.shape_and_type)
+            attributes["_handle_shapes"].list.shape.extend(each.shape for each in described.shape_and_type)
 
 
 def _verified(markers, verifier):

@@ -47,9 +47,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     `python train.py` runs alone, `mpiexec -n 4 python train.py` on four processes. Each process
     uses one device: a GPU of its own, as far as its machine has any, or the CPU. N processes compute
-    what one process would: every global batch is split by rows, gradients are summed before the
-    optimizer sees them, and losses are scaled by each process's share of the batch. All ranks hold
-    the same bits after every step.
+    what one process would: the step that it would run is partitioned by the rows of the global batch.
+    All ranks hold the same bits after every step.
 
     TensorFlow's graph optimizer rewrites each training function so that every gradient leaves by
     the scheme that a plan has chosen for it: over the parameter server, or, where it is a product of
@@ -63,7 +62,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             was not made for fail. The same plan gives the same bits in every run with ranks that are
             placed alike.
         pins: {pattern: scheme}: the first pattern that fits a variable's path decides it, as far as
-            that is possible, before the policy does: {"*/embeddings": "ps"}.
+            that is possible, before the policy does: {"*/kernel": "ps"}.
         cluster: The `Cluster` to plan for, with its speeds. None measures them when the policy is
             "auto"; `poseidon.calibrate()` returns what was measured.
         wire_dtype: "bfloat16" lets gradients and factors of wider types travel rounded to it: half

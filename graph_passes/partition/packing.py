@@ -41,8 +41,8 @@ def pack(graph_def, exchanges):
     if not packs:
         return graph_def, exchanges
     written, packed = {}, {}
+    order = {exchange.site: i for i, exchange in enumerate(exchanges)}
     for members in packs:
-        order = {exchange.site: i for i, exchange in enumerate(exchanges)}
         members.sort(key=lambda node: order[_site(node)])
         parts = [small[_site(node)] for node in members]
         total = _together(parts)

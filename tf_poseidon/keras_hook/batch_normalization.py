@@ -18,7 +18,8 @@ _thread = threading.local()
 
 def call(original, layer, inputs, training=None, mask=None):
     """Normalises each rank's rows by themselves."""
-    is_of_all = layer.synchronized or getattr(tf.distribute.get_strategy().extended, "global_batch_norm", False)
+    is_of_all = layer.synchronized or getattr(_thread, "is_of_all", False) or getattr(
+        tf.distribute.get_strategy().extended, "global_batch_norm", False)
     if not (training and layer.trainable and one_process.is_step()) or is_of_all or is_own():
         return original(layer, inputs, training=training, mask=mask)
     mask = None if mask is None else ops.own(mask)
@@ -30,6 +31,16 @@ def call(original, layer, inputs, training=None, mask=None):
         stack.enter_context(_own())
         outputs = original(layer, ops.own(inputs), training=training, mask=mask)
     return ops.join(outputs, by="rows")
+
+
+@contextlib.contextmanager
+def of_all_rows():
+    """While layers are traced as in a job with `global_batch_norm=True`."""
+    _thread.is_of_all = True
+    try:
+        yield
+    finally:
+        _thread.is_of_all = False
 
 
 def is_own():

@@ -1,5 +1,6 @@
 """Says how a model's gradients would travel, on any number of ranks: in one process, without any of them."""
 
+import contextlib
 import numbers
 
 import keras
@@ -16,6 +17,7 @@ from tf_poseidon import options as options_lib
 from tf_poseidon import partitioning
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
 
@@ -26,7 +28,7 @@ _CALLS = 2 * "StatefulPartitionedCall/"
 
 def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
             latency_us=50.0, gflops=1000.0, accelerators=False, ranks_per_node=1, pins=None,
-            wire_dtype=None, merge=False):
+            wire_dtype=None, merge=False, global_batch_norm=False):
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -43,7 +45,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             batch_size * workers.
         workers: Number of ranks, P1.
         bandwidth_gbps: What a node sends, and receives at the same time, in 10^9 bits per second.
-        policy, pins, wire_dtype, merge: As of `PoseidonStrategy`.
+        policy, pins, wire_dtype, merge, global_batch_norm: As of `PoseidonStrategy`.
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
             None makes one by the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.
@@ -79,7 +81,8 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
-            step = _trace(model, element, batch_size * job.size)
+            with batch_normalization.of_all_rows() if global_batch_norm else contextlib.nullcontext():
+                step = _trace(model, element, batch_size * job.size)
         except PoseidonError:
             raise
         except Exception as error:  # whatever Keras or the model itself says
@@ -94,7 +97,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
                                 "to synchronise.")
         partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
         graph_pass = grappler.GraphPass(planner)
-        graph_pass.expect(partitioned.whole)
+        graph_pass.expect(partitioned.whole, partitioned.has_sites)
         with graph_pass.registered():
             _optimize(partitioned.build(""))
     if graph_pass.plan.refusal:
@@ -121,15 +124,15 @@ def load(path):
 def _check_can_be_planned(model):
     """Refuses what fit would refuse, or run without a plan."""
     if tf.distribute.has_strategy():
-        raise PoseidonError("explain was called inside of a strategy's scope, but makes one of its own: "
-                            "call it outside of `with strategy.scope():`.")
+        raise PoseidonError("explain was called inside of a strategy's scope, where it would trace the step for "
+                            "that strategy's job: call it outside of `with strategy.scope():`.")
     config = getattr(getattr(model, "_compile_config", None), "config", {})
     if config.get("jit_compile") is True:
         raise PoseidonError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
                             "under PoseidonStrategy refuses; use compile(jit_compile=False).")
     if model.compiled and model.run_eagerly:
         raise PoseidonError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
-                            "all gradients travel dense; use compile(run_eagerly=False).")
+                            "every rank computes the whole batch; use compile(run_eagerly=False).")
 
 
 def _element(model, data):

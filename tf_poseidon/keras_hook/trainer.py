@@ -19,6 +19,7 @@ from tf_poseidon.keras_hook.common import is_ours
 def run(original, model, *args, **kwargs):
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy = check_model(model)
+    _check_function(model, original.__name__)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.arguments["callbacks"] = callbacks_lib.coordinate(
         bound.arguments.get("callbacks"), strategy.extended.communicator,
@@ -31,6 +32,7 @@ def run(original, model, *args, **kwargs):
 def on_batch(original, model, *args, **kwargs):
     """Checks the model; then trains, tests or predicts with one global batch."""
     check_model(model)
+    _check_function(model, original.__name__)
     return original(model, *args, **kwargs)
 
 
@@ -58,6 +60,23 @@ def check_model(model):
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
             "the exchange with other processes; use compile(jit_compile=False).")
     return strategy
+
+
+_PHASES = {"fit": "train", "train_on_batch": "train", "evaluate": "test", "test_on_batch": "test",
+           "predict": "predict", "predict_on_batch": "predict"}
+
+
+def _check_function(model, method):
+    """Refuses models that make functions of their own of global batches: nothing would say that these are those."""
+    phase = _PHASES[method]
+    make = f"make_{phase}_function"
+    if getattr(type(model), make) is getattr(keras.Model, make):
+        return
+    getattr(model, make)()
+    if not getattr(getattr(model, f"{phase}_function"), "runs_steps", False):
+        raise PoseidonError(
+            f"The model '{model.name}' overrides {make} with a function of its own, whose steps cannot be partitioned; "
+            f"override {phase}_step instead, or call super().{make}().")
 
 
 def maybe_symbolic_build(original, model, iterator=None, data_batch=None):
@@ -107,17 +126,14 @@ def _running(strategy, function, trains=False, model=None):
     Args:
         strategy: The strategy.
         function: Takes an iterator, or a list of batches.
-        trains: Whether it is that of a training step, and then the
-        model: that it trains.
+        trains: Whether its steps train.
+        model: The model that they train; None if they train none.
     """
     if not is_ours(strategy):
         return function
 
-    def note_accumulators():
-        strategy.extended.held.add(callbacks_lib.accumulators(model), strategy.rank)
-
-    steps = one_process.Steps(strategy.extended, note_accumulators if trains else None)
-
+    steps = one_process.Steps(strategy.extended, trains,
+                              functools.partial(callbacks_lib.accumulators, model) if trains else list)
     calls = itertools.count(1)
 
     @functools.wraps(function)
@@ -128,6 +144,7 @@ def _running(strategy, function, trains=False, model=None):
             callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
         return result
 
+    running.runs_steps = True
     return running
 
 

@@ -165,7 +165,7 @@ def broadcast(value, site, root=0):
         return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
 
 
-def agree(sites, rows, static_rows, strict):
+def agree(sites, rows, static_rows, strict, whole=""):
     """Compares with rank 0, once, what the function under construction synchronises.
 
     The graph pass also finds here what it has to know about the step.
@@ -175,11 +175,12 @@ def agree(sites, rows, static_rows, strict):
         rows: Rows of a full global batch that one rank computes, rounded up, or None.
         static_rows: Rows that this rank's tensors are known to have, or None.
         strict: Whether to fail when the graph was not rewritten.
+        whole: What every rank computes for the rows of all: text for the plan.
     """
     with tf.device("CPU:0"):
         library.load()[0].poseidon_agree(
             sites="\n".join(sites), rows=-1 if rows is None else rows,
-            static_rows=-1 if static_rows is None else static_rows, strict=strict)
+            static_rows=-1 if static_rows is None else static_rows, strict=strict, whole=whole)
 
 
 def verify(gradient, synchronised, site, contributes, is_due):

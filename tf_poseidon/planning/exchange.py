@@ -18,6 +18,7 @@ class Exchange:
         shape: What one rank with a full batch has of it; None if that is unknown.
         operations, depth, is_waited_for: As of `Site`.
         group: As of `Decision`.
+        pin: The scheme that a pin asks for, and that only a gradient can have.
     """
 
     site: str
@@ -29,6 +30,7 @@ class Exchange:
     depth: int | None = 0
     is_waited_for: bool = False
     group: str | None = None
+    pin: str | None = None
 
     @property
     def num_bytes(self):
@@ -39,8 +41,10 @@ class Exchange:
     def reason(self):
         """Why it is exchanged, in a sentence."""
         if self.scheme == "gather":
-            return "what comes next needs that of all ranks"
-        return "each rank would have another value: all take that of rank 0"
+            reason = "what comes next needs that of all ranks"
+        else:
+            reason = "each rank would have another value: all take that of rank 0"
+        return reason + (f"; pinned to '{self.pin}', which it cannot: it is no gradient" if self.pin else "")
 
     def cost(self, cluster):
         """Returns the `Cost` in a step; None if that is not known before the step."""

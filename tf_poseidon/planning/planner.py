@@ -37,6 +37,10 @@ class Planner:
         return dataclasses.replace(self.given, exchanges=tuple(
             dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
+    def by_policy(self):
+        """Returns one that follows no given plan, for graphs that it was not made of."""
+        return dataclasses.replace(self, given=None)
+
     def refusal(self, reason):
         """Returns the plan of a graph that is not rewritten."""
         return Plan(self.given.policy if self.given else self.policy, self.cluster, refusal=reason)

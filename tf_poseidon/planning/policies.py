@@ -1,5 +1,6 @@
 """The policies: what chooses a scheme for each site."""
 
+import dataclasses
 import fnmatch
 
 from tf_poseidon.errors import PoseidonError
@@ -99,6 +100,7 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False, exc
     decisions = _decisions(sites, policy, cluster, pins)
     if policy == "auto" and cluster.accelerators and operations:
         decisions = _with_overlap(decisions, sites, cluster, pins, operations, exchanges)
+    exchanges = [dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges]
     if merge:
         decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
     return Plan(policy, cluster, tuple(sites), tuple(decisions), operations, exchanges=tuple(exchanges))
@@ -111,7 +113,7 @@ def _decisions(sites, policy, cluster, pins, changed=frozenset()):
     decisions = []
     for site in sites:
         decision = by_name.get(site.name)
-        pin = _pin(site, pins)
+        pin = _pin(site.name, pins)
         if decision is None and by_name[site.bias_of].scheme == "sfb" and pin in (None, "sfb"):
             decision = Decision(site.name, "sfb", cost_lib.Cost(0),
                                 f"the sum of the rows of a factor of '{site.bias_of}'",
@@ -135,7 +137,7 @@ def _with_overlap(decisions, sites, cluster, pins, operations, exchanges):
     by_themselves, changed = decisions, set()
     best = at_first = seconds(decisions)
     dearest_first = sorted((d for d, site in zip(decisions, sites, strict=True)
-                            if d.runner_up and not d.rides_on and _pin(site, pins) is None),
+                            if d.runner_up and not d.rides_on and _pin(site.name, pins) is None),
                            key=lambda d: -max(d.cost.rebuild, d.runner_up_cost.rebuild))
     for decision in dearest_first:
         tried = _decisions(sites, "auto", cluster, pins, {*changed, decision.site})
@@ -145,9 +147,9 @@ def _with_overlap(decisions, sites, cluster, pins, operations, exchanges):
     return decisions if best < 0.95 * at_first else by_themselves
 
 
-def _pin(site, pins):
-    """Returns the scheme that a site is pinned to, or None."""
-    names = {site.name, site.name.partition("#")[0]}  # of a site, and of its variable
+def _pin(name, pins):
+    """Returns the scheme that a site, or an exchange, is pinned to, or None."""
+    names = {name, name.partition("#")[0], name.removeprefix("rows/")}  # its own, and those of its variable
     return next((scheme for pattern, scheme in pins
                  if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)
 
@@ -161,7 +163,7 @@ def _decide(site, policy, cluster, pins, is_changed=False):
         costs["sfb"] = cost_lib.factors(site, cluster)
     elif site.slices is not None:
         costs["sparse"] = cost_lib.slices(site, cluster)
-    pin = _pin(site, pins)
+    pin = _pin(site.name, pins)
     if pin is not None:
         is_possible = pin in costs
         scheme = pin if is_possible else "ps"

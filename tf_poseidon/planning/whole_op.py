@@ -1,6 +1,7 @@
 """What a step computes on every rank, as one process does: ops that nobody has said how to partition."""
 
 import dataclasses
+import json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,3 +21,13 @@ class WholeOp:
     def __str__(self):
         size = "?" if self.bytes_per_row is None else f"{self.bytes_per_row:,}"
         return f"{self.op} '{self.node}', with {size} bytes a row"
+
+
+def dumps(ops):
+    """Returns `WholeOp`s as text; "" for none."""
+    return json.dumps([dataclasses.asdict(op) for op in ops]) if ops else ""
+
+
+def loads(text):
+    """Returns the `WholeOp`s of `dumps`."""
+    return tuple(WholeOp(**fields) for fields in json.loads(text or "[]"))
