@@ -266,13 +266,16 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
     Passes run = passes;
     const std::set<std::string>* markers = marker_ops;
     const NodeDef* agree = nullptr;
-    bool has_site = false, is_of_one_process = false;
+    bool has_site = false, has_parts = false, has_rows = false, is_function = false;
     for (const NodeDef& node : item.graph.node()) {
       has_site = has_site || (run && markers && IsUndecidedSite(node, *markers));
       if (node.op() == "PoseidonAgree") agree = &node;
-      // Partitioned by rows, or run whole on every rank.
-      is_of_one_process = is_of_one_process || node.op() == "PoseidonPart" || node.op() == "PoseidonRows";
+      has_parts = has_parts || node.op() == "PoseidonPart";
+      has_rows = has_rows || node.op() == "PoseidonRows";
+      is_function = is_function || node.op() == "_Arg";
     }
+    // Partitioned by rows, or a function that runs whole on every rank. (What is still to be partitioned is none.)
+    const bool is_of_one_process = has_parts || (has_rows && is_function);
     GraphDef graph = item.graph;
     const bool is_ordered = is_of_one_process && OrderSums(&graph);
     if (!has_site) {

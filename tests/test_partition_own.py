@@ -120,6 +120,15 @@ def test_what_does_not_leave_by_a_join_is_refused(leak):
         partitioning.Partitioned(step)
 
 
+def test_rows_of_an_unknown_number_are_refused():
+    def step():
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None,), name="x"))
+        return ops.join(ops.own(tf.numpy_function(np.sort, [rows], tf.float64, name="sorted")), "rows")
+
+    with pytest.raises(PoseidonError, match="'sorted' is to be cut into the rows of each rank, but how many it has"):
+        partitioning.Partitioned(step)
+
+
 def test_a_mean_over_ranks_has_no_gradient():
     with tf.Graph().as_default():
         x = tf.ones([2])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import context
 
 from tf_poseidon import communicator
 from tf_poseidon import data
@@ -341,17 +342,14 @@ def test_compare_refuses(values, names, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("is_partitioned, is_whole", [(True, False), (False, True), (False, False)])
-def test_sums_are_ordered_without_passes(is_partitioned, is_whole):
-    """Of functions of one process, whether partitioned or computed whole."""
+@pytest.mark.parametrize("is_partitioned", [True, False])
+def test_sums_are_ordered_without_passes(is_partitioned):
     grappler.order_sums()
     terms = [np.array([1e8, 1.0], np.float32), np.array([-1e8, 2.0], np.float32), np.array([1.0, 3.0], np.float32)]
     with job(2), tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         placeholders = [tf.compat.v1.placeholder(tf.float32, [2]) for _ in terms]
         total = tf.add_n(placeholders)
         fetches = {"total": total}
-        if is_whole:
-            fetches["rows"] = raw().poseidon_rows(values=placeholders[:1], dimensions=[0], names=["x"])[0]
         if is_partitioned:
             size = tf.shape(placeholders[0], out_type=tf.int64)[0]
             fetches["part"] = as_rank(raw().poseidon_part(sizes=[size], names=["x"], site="step"), 1)[0]
@@ -362,7 +360,22 @@ def test_sums_are_ordered_without_passes(is_partitioned, is_whole):
     if is_partitioned:
         assert values["part"].tolist() == [2, 1, 1]
     ops = [node.op for partition in metadata.partition_graphs for node in partition.node]
-    assert (ops.count("AddN"), ops.count("AddV2")) == ((0, 2) if is_partitioned or is_whole else (1, 0))
+    assert (ops.count("AddN"), ops.count("AddV2")) == ((0, 2) if is_partitioned else (1, 0))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_sums_of_functions_that_run_whole_are_ordered(is_whole):
+    grappler.order_sums()
+
+    @tf.function
+    def total(a, b, c):
+        rows = raw().poseidon_rows(values=[a], dimensions=[0], names=["x"])[0] if is_whole else a
+        return tf.add_n([a, b, c]), rows
+
+    with context.collect_graphs(optimized=True) as graphs:
+        assert total(*tf.constant([[1e8, 1.0], [-1e8, 2.0], [1.0, 3.0]]))[0].numpy().tolist() == [1.0, 6.0]
+    ops = [node.op for graph in graphs for node in graph.node]
+    assert (ops.count("AddN"), ops.count("AddV2")) == ((0, 2) if is_whole else (1, 0))
 
 
 def test_order_sums_keeps_the_passes(monkeypatch):
