@@ -64,19 +64,19 @@ class Found:
         rows = {site.name: site.factors.k for site in self.sites if site.factors}
         return all(rows.get(site.name) is None or rows[site.name] <= site.factors.k
                    for site, decision in zip(plan.sites, plan.decisions)
-                   if decision.scheme == "sfb" and not decision.rides_on)
+                   if decision.scheme == "sfb" and not decision.leader)
 
     def form(self, plan):
         """Returns what ranks have to have in common to follow a plan: a line for each site."""
         riders = {}
         for decision in plan.decisions:
-            if decision.rides_on:
-                riders.setdefault(decision.rides_on, []).append(decision.site)
+            if decision.leader:
+                riders.setdefault(decision.leader, []).append(decision.site)
         lines = [plan.form()]
         rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
         for decision in sorted(plan.decisions, key=lambda d: d.site):
             match = self.matches[decision.site]
-            if decision.scheme == "sfb" and not decision.rides_on:
+            if decision.scheme == "sfb" and not decision.leader:
                 form = site_writer.form_of(match, riders.get(decision.site, ()), self._digest)
                 rows = rows_of[decision.site] if self._fixes_rows else "any"
                 lines.append(f"'{decision.site}' {rows} rows, {form}")

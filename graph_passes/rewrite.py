@@ -31,9 +31,9 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
     by_site = {marker.site: marker for marker in markers}
     riders = {}
     for decision in plan.decisions:
-        if decision.rides_on:
+        if decision.leader:
             rider = f"{decision.site} from {matches[decision.site].factor}"
-            riders.setdefault(decision.rides_on, []).append(rider)
+            riders.setdefault(decision.leader, []).append(rider)
     verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
                  if node.op == "PoseidonVerify"}
     group_sizes = collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges))
@@ -56,9 +56,9 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
         elif decision.scheme == "ps":
             site.dense()
         else:
-            leader = by_site[decision.rides_on or marker.site].prefix
-            if decision.rides_on:
-                site.bias(leader, matches[marker.site], matches[decision.rides_on])
+            leader = by_site[decision.leader or marker.site].prefix
+            if decision.leader:
+                site.bias(leader, matches[marker.site], matches[decision.leader])
             else:
                 site.factors(matches[marker.site], riders.get(marker.site, ()), digest)
             waits |= site.waits(leader, matches[marker.site])

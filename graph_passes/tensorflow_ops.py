@@ -23,7 +23,7 @@ class TensorFlowOps(collectives.Collectives):
 
     def __init__(self, graph, marker, plan, verifier=None):
         super().__init__(graph, marker, plan, verifier)
-        layers = [d.site for d in plan.decisions if d.scheme == "sfb" and not d.rides_on]
+        layers = [d.site for d in plan.decisions if d.scheme == "sfb" and not d.leader]
         if len(layers) > _MOST_LAYERS:
             raise PoseidonError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
                                 f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")

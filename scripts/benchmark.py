@@ -282,7 +282,7 @@ def timeline(systems, strategy):
 def factors_of(plan):
     """Returns the `planning.Factors` that are sent."""
     return [site.factors for site, d in zip(plan.sites, plan.decisions)
-            if d.scheme == "sfb" and not d.rides_on]
+            if d.scheme == "sfb" and not d.leader]
 
 
 def extra_rebuild(factors, cluster, emulated, communicator):
@@ -338,7 +338,7 @@ def report(systems, measured, rebuild, cluster, rows):
         if system.plan:
             extra = rebuild[name] / dilation
             wire = shrink * system.plan.total_bytes / 2 * 8 / (gbps * 1e9)
-            schemes = [d.scheme for d in system.plan.decisions if not d.rides_on]
+            schemes = [d.scheme for d in system.plan.decisions if not d.leader]
             bound = max(compute + extra, wire)
             row |= {"planned_bytes": shrink * system.plan.total_bytes, "extra_rebuild_ms": 1e3 * extra,
                     "bound_ms": 1e3 * bound, "to_bound": summary["median_ms"] / (1e3 * bound),

@@ -384,26 +384,29 @@ def _transfer(site, decision, work, machines, system, place):
     """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
     gpus, nodes, dense = machines.gpus_per_node, machines.nodes, site.num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
-    products = 0.0 if site.factors is None or site.factors.k is None else (  # of the rows of a node
-        2 * site.factors.m * site.factors.n * gpus * site.factors.k * work.rebuild_seconds_per_operation)
+    factors = site.factors if site.factors is not None and site.factors.k is not None else None
     made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,
             "down_seconds": (gpus - 1) * dense / local + dense / copy}
     if system.exchange == "ring":
         return made | {"ring_bytes": dense}
     if system.exchange == "whole":
         return made | {"rounds": (Round((place.one(dense),), dense, dense),)}
-    if system.exchange == "adam" and products:
-        factors = gpus * site.factors.num_bytes
-        return made | {"rounds": (Round((place.one(dense),), factors, dense),),
-                       "up_seconds": (1 - 1 / gpus) * factors / local + factors / copy,
-                       "owner_rebuild": products * (nodes - 1 / gpus)}
-    if system.exchange == "adam" or decision.scheme == "ps":
-        return made | {"rounds": place.pairs(dense)}
-    if decision.rides_on:
+    if system.exchange == "adam" and factors:
+        given, traffic = gpus * factors.num_bytes, planning.SCHEMES[planning.SFB].traffic(site)
+        return made | {"rounds": (Round((place.one(dense),), given, dense),),
+                       "up_seconds": (1 - 1 / gpus) * given / local + given / copy,
+                       "owner_rebuild": _rebuild(traffic, work, machines)}
+    if decision.leader and system.exchange != "adam":
         return None
-    parts = site.factors if decision.scheme == "sfb" else site.slices
-    return _to_all(parts.num_bytes, machines) | {
-        "rebuild": products * (nodes - 1 / gpus) if decision.scheme == "sfb" else 0.0}
+    traffic = planning.SCHEMES[planning.PS if system.exchange == "adam" else decision.scheme].traffic(site)
+    if traffic.kind == planning.SUM:
+        return made | {"rounds": place.pairs(dense)}
+    return _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
+
+
+def _rebuild(traffic, work, machines):
+    """Returns the seconds of what an accelerator makes of what each other one gave."""
+    return traffic.operations * (machines.nodes * machines.gpus_per_node - 1) * work.rebuild_seconds_per_operation
 
 
 def _other_transfer(exchange, machines):

@@ -164,7 +164,7 @@ class EmulatedReplica:
         stands for them has seen to it that all rows were there.
         """
         del communicator, reference
-        expected_products = sum(d.scheme == "sfb" and not d.rides_on for d in plan.decisions) if plan else 0
+        expected_products = sum(d.scheme == "sfb" and not d.leader for d in plan.decisions) if plan else 0
         products = 0
         for variable, (least, largest), own in zip(self.variables, np.asarray(result), self._model.values,
                                                    strict=True):

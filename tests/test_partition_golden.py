@@ -70,7 +70,7 @@ def summary(result):
         return collections.Counter()
     sites = {site.name: site for site in result.sites}
     return collections.Counter(
-        (d.scheme, bool(d.rides_on), sites[d.site].shape, sites[d.site].factors and (
+        (d.scheme, bool(d.leader), sites[d.site].shape, sites[d.site].factors and (
             sites[d.site].factors.m, sites[d.site].factors.n, sites[d.site].factors.k,
             sites[d.site].factors.itemsize)) for d in result.plan.decisions)
 

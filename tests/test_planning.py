@@ -12,6 +12,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import planning
 from tf_poseidon.planning import cost
+from tf_poseidon.planning import schemes
 
 # Dense layers of networks in the paper: (M, N), and the most workers for which Algorithm 1 sends
 # factors at K = 32 and 128, which is K P <= 2MN / (M + N).
@@ -82,7 +83,7 @@ def test_biases_follow_their_layer(k, expected):
     first, second = plan.decisions
     assert first.scheme == second.scheme == expected
     assert (first.num_bytes == 0) == (expected == "sfb")
-    assert first.rides_on == ("kernel" if expected == "sfb" else None)
+    assert first.leader == ("kernel" if expected == "sfb" else None)
 
 
 def test_bytes_of_factors():
@@ -129,9 +130,14 @@ def test_planning_needs_no_tensorflow():
 CLUSTER = planning.Cluster(4, 4, bandwidth_gbps=1, latency_us=10, gflops=1)
 
 
+def cost_of(name, site, cluster):
+    """Returns the `Cost` of a site by a scheme."""
+    return planning.SCHEMES[name].traffic(site).cost(cluster)
+
+
 def test_seconds_of_the_parameter_server():
     """Two messages, and 2 MN (P1 + P2 - 2) / P2 numbers of which half are sent: 1.5 x 4 x 20000."""
-    found = cost.dense(dense_site(100, 200, 1), CLUSTER)
+    found = cost_of(schemes.PS, dense_site(100, 200, 1), CLUSTER)
     assert found.num_bytes == 4 * 80_000 * 3 / 4
     assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
         (20e-6, 1.5 * 80_000 / 125e6, 0))
@@ -139,7 +145,7 @@ def test_seconds_of_the_parameter_server():
 
 def test_seconds_of_factors():
     """One message, K (P1 - 1)(M + N) numbers sent, and 2 K (P1 - 1) M N operations."""
-    found = cost.factors(dense_site(100, 200, 8), CLUSTER)
+    found = cost_of(schemes.SFB, dense_site(100, 200, 8), CLUSTER)
     assert found.num_bytes == 2 * 8 * 3 * 300 * 4
     assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
         (10e-6, 8 * 3 * 300 * 4 / 125e6, 2 * 8 * 3 * 20_000 / 1e9))
@@ -150,11 +156,11 @@ def test_ranks_of_a_node_share_its_link(ranks_per_node, nodes):
     """P1 and P2 count nodes, and K a node's rows; but all ranks' rows are rebuilt."""
     cluster = dataclasses.replace(CLUSTER, ranks_per_node=ranks_per_node)
     site = dense_site(100, 200, 8)
-    ps, sfb = cost.dense(site, cluster), cost.factors(site, cluster)
+    ps, sfb = cost_of(schemes.PS, site, cluster), cost_of(schemes.SFB, site, cluster)
     assert ps.num_bytes == 4 * 80_000 * (nodes - 1) / nodes
     assert sfb.num_bytes == 2 * (8 * ranks_per_node) * (nodes - 1) * 300 * 4
     assert [c.transfer for c in (ps, sfb)] == pytest.approx([c.num_bytes / 2 / 125e6 for c in (ps, sfb)])
-    assert sfb.rebuild == cost.factors(site, CLUSTER).rebuild
+    assert sfb.rebuild == cost_of(schemes.SFB, site, CLUSTER).rebuild
     assert (ps.latency > 0) == (sfb.latency > 0) == (nodes > 1)
 
 
@@ -170,20 +176,20 @@ def test_more_ranks_on_a_node_favour_the_parameter_server():
 def test_seconds_with_few_servers_are_those_of_a_server():
     """With 1 server it receives and sends MN for each of the 3 others: 3 MN each way."""
     one = dataclasses.replace(CLUSTER, servers=1)
-    assert cost.dense(dense_site(100, 200, 1), one).transfer == pytest.approx(3 * 80_000 / 125e6)
+    assert cost_of(schemes.PS, dense_site(100, 200, 1), one).transfer == pytest.approx(3 * 80_000 / 125e6)
 
 
 def test_seconds_of_slices():
     site = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
-    found = cost.slices(site, CLUSTER)
+    found = cost_of(schemes.SPARSE, site, CLUSTER)
     assert found.num_bytes == 2 * 3 * 20 * 44
     assert found.seconds == pytest.approx(10e-6 + 3 * 20 * 44 / 125e6)
 
 
 def test_one_worker_costs_nothing():
     alone = planning.Cluster(1)
-    assert cost.dense(dense_site(10, 10, 4), alone).seconds == 0
-    assert cost.factors(dense_site(10, 10, 4), alone).seconds == 0
+    assert cost_of(schemes.PS, dense_site(10, 10, 4), alone).seconds == 0
+    assert cost_of(schemes.SFB, dense_site(10, 10, 4), alone).seconds == 0
 
 
 @pytest.mark.parametrize("bandwidth, gflops, expected", [
@@ -198,7 +204,7 @@ def test_auto_compares_seconds(bandwidth, gflops, expected):
     other = {"ps": "sfb", "sfb": "ps"}[expected]
     assert (decision.scheme, decision.runner_up) == (expected, other)
     assert decision.seconds <= decision.runner_up_cost.seconds
-    assert f"{1e3 * cost.dense(site, cluster).seconds:.3g} ms dense" in decision.reason
+    assert f"{1e3 * cost_of(schemes.PS, site, cluster).seconds:.3g} ms dense" in decision.reason
 
 
 SIZES = (1, 7, 64, 1000, 4096)
@@ -260,7 +266,7 @@ def test_auto_on_accelerators_follows_pins_and_keeps_biases_with_their_layer():
     cluster = planning.Cluster(32, 32, 40, 0, 4500, True)
     free, pinned = (planning.make_plan(sites, "auto", cluster, pins, 1e12)
                     for pins in ((), (("top", "sfb"),)))
-    assert [d.scheme for d in free.decisions] == ["ps", "ps"] and not free.decisions[1].rides_on
+    assert [d.scheme for d in free.decisions] == ["ps", "ps"] and not free.decisions[1].leader
     assert [d.scheme for d in pinned.decisions] == ["sfb", "sfb"]
 
 

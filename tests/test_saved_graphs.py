@@ -140,7 +140,7 @@ def test_what_is_inserted_is_what_was_planned(zoo, name):
         assert not any(node.op == "PoseidonSync" for node in nodes)
         for decision in report.plan.decisions:
             # Where some rank cannot give factors, all send their summands.
-            assert sends.pop(decision.site) == ({"ps"} if decision.rides_on else {"ps", decision.scheme})
+            assert sends.pop(decision.site) == ({"ps"} if decision.leader else {"ps", decision.scheme})
             if policy == "ps":
                 assert decision.scheme == "ps"
         assert not sends
@@ -149,7 +149,7 @@ def test_what_is_inserted_is_what_was_planned(zoo, name):
 def test_all_products_of_factors_are_found(zoo):
     """What a table of models in `fit` has: dense layers by factors, and their biases with them."""
     _, report = zoo.rewritten("keras_attention", 2)
-    by_scheme = {d.site: (d.scheme, d.rides_on) for d in report.plan.decisions}
+    by_scheme = {d.site: (d.scheme, d.leader) for d in report.plan.decisions}
     for layer in ("last", "wide", "attention/attention_output"):
         assert by_scheme[f"{layer}/kernel"] == ("sfb", None)
         assert by_scheme[f"{layer}/bias"] == ("sfb", f"{layer}/kernel")

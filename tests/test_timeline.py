@@ -19,7 +19,8 @@ from tf_poseidon import runtime
 from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning.cost import Cost
-from tf_poseidon.planning.plan import Decision
+from tf_poseidon.planning.decision import Decision
+from tf_poseidon.planning.schemes import Rider
 from tf_poseidon.strategy import PoseidonStrategy
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import recording
@@ -118,7 +119,7 @@ def two_ranks():
 def plan():
     decisions = (Decision("a", "ps", Cost(8, transfer=1.0), "why"),
                  Decision("b", "sfb", Cost(8, rebuild=2.0), "why"),
-                 Decision("bias", "sfb", Cost(0), "why", rides_on="b"))
+                 Decision("bias", "sfb", Cost(0), "why", carried=Rider("b")))
     return planning.Plan("sfb", planning.Cluster(2), decisions=decisions)
 
 

@@ -10,6 +10,8 @@ import hashlib
 import numpy as np
 from tensorflow.python.eager import context
 
+from tf_poseidon import planning
+
 
 class Alone:
     """Compares the texts of a single rank."""
@@ -138,7 +140,7 @@ def _lines(found):
         attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
                       if not key.startswith("_")]
         # What it could be, by any scheme.
-        kinds = [site.fingerprint(scheme) for scheme in ("sfb", "sparse")], site.bias_of
+        kinds = site.fingerprint(), [scheme.common(site, None) for scheme in planning.SCHEMES.values()], site.bias_of
         lines.append(f"'{site.name}' {node.op} {' '.join(attributes)} {kinds}")
     return sorted(lines)
 

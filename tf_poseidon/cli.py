@@ -31,7 +31,7 @@ _GFLOPS = flags.DEFINE_float("gflops", 1000.0, "How fast a rank computes, in 10^
 _ACCELERATORS = flags.DEFINE_bool("accelerators", False, "Whether ranks compute on accelerators, which "
                                    "exchanging takes no time from.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", 1, "How many ranks share a node and its link.")
-_POLICY = flags.DEFINE_enum("policy", "auto", ["auto", "paper", "ps", "sfb"],
+_POLICY = flags.DEFINE_enum("policy", "auto", sorted(planning.POLICIES),
                             "What chooses how each gradient travels.")
 _PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variables whose paths fit "
                                   "the pattern; may be given several times.")

@@ -8,17 +8,21 @@ same plan, so planning depends on its arguments alone.
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.cost import dense_bytes
+from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
-from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.planner import Planner
 from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import make_plan
+from tf_poseidon.planning.schemes import PS
+from tf_poseidon.planning.schemes import SCHEMES
+from tf_poseidon.planning.schemes import SFB
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["Cluster", "Cost", "Decision", "Exchange", "Factors", "POLICIES", "Plan", "Planner", "Site", "Slices",
-           "WholeOp", "dense_bytes", "describe", "make_plan"]
+__all__ = ["Cluster", "Cost", "Decision", "Exchange", "Factors", "POLICIES", "PS", "Plan", "Planner", "SCHEMES", "SFB",
+           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]

@@ -3,7 +3,14 @@
 import dataclasses
 import math
 
-from tf_poseidon.planning import cost as cost_lib
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cost import BROADCAST
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import Traffic
+
+# What they are for, as `Exchange.scheme`.
+PURPOSES = (GATHER, BROADCAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +40,24 @@ class Exchange:
     pin: str | None = None
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int | None:
         """Bytes of what one rank has, None if that is unknown."""
         return None if self.shape is None else self.itemsize * math.prod(self.shape)
 
     @property
-    def reason(self):
+    def traffic(self) -> Traffic | None:
+        """What ranks exchange, None if that is not known before the step."""
+        return None if self.num_bytes is None else Traffic(self.scheme, self.num_bytes)
+
+    @property
+    def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
-        if self.scheme == "gather":
+        if self.scheme == GATHER:
             reason = "what comes next needs that of all ranks"
         else:
             reason = "each rank would have another value: all take that of rank 0"
         return reason + (f"; pinned to '{self.pin}', which it cannot: it is no gradient" if self.pin else "")
 
-    def cost(self, cluster):
+    def cost(self, cluster: Cluster) -> Cost | None:
         """Returns the `Cost` in a step; None if that is not known before the step."""
-        if self.shape is None:
-            return None
-        if self.scheme == "gather":
-            return cost_lib.gathered(self.num_bytes, cluster)
-        return cost_lib.broadcast(self.num_bytes, cluster)
+        return self.traffic and self.traffic.cost(cluster)

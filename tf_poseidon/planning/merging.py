@@ -8,6 +8,13 @@ for one that is computed from it: only those wait for each other before which as
 
 import dataclasses
 import typing
+from collections.abc import Sequence
+
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.plan import Decision
+from tf_poseidon.planning.schemes import SCHEMES
+from tf_poseidon.planning.site import Site
 
 # What travels inside of packets, and how much of it fits into one: kInlineBytes and kMaxPacketBytes
 # in kernels/communicator/frame.h.
@@ -24,7 +31,8 @@ class _Message(typing.NamedTuple):
     depth: int
 
 
-def with_groups(decisions, sites, exchanges, cluster):
+def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Sequence[Exchange],
+                cluster: Cluster) -> tuple[tuple[Decision, ...], tuple[Exchange, ...]]:
     """Returns (decisions, exchanges) with `group` set where messages shall travel together.
 
     Args:
@@ -53,10 +61,12 @@ def with_groups(decisions, sites, exchanges, cluster):
             tuple(dataclasses.replace(e, group=names.get(e.site)) for e in exchanges))
 
 
-def _message_bytes(decision, site):
-    """Returns what a rank sends to one other at once, None if it sends nothing or that is unknown."""
-    if decision.rides_on or decision.cost is None:
+def _message_bytes(decision: Decision, site: Site) -> float | None:
+    """Returns what a rank sends to one other at once, None if it sends nothing or that is unknown.
+
+    A gradient that is summed counts as one piece: as small as it is, it is not cut.
+    """
+    if decision.leader or decision.cost is None:
         return None
-    if decision.scheme == "ps":
-        return site.num_bytes  # not cut into KV pairs, as small as it is
-    return site.factors.num_bytes if decision.scheme == "sfb" else None
+    traffic = SCHEMES[decision.scheme].traffic(site)
+    return traffic.num_bytes if traffic is not None and traffic.can_wait else None

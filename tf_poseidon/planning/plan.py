@@ -2,53 +2,23 @@
 
 import dataclasses
 import hashlib
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.planning import timeline
+from tf_poseidon.planning import plan_file
+from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.schemes import PS
+from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """How one site is synchronised.
-
-    Attributes:
-        site: Name of the site.
-        scheme: "ps", the sharded parameter server; "sfb", sufficient factor broadcasting; or
-            "sparse", all slices to all.
-        cost: The predicted `Cost` of a step with full batches; None if that is not known before the
-            step. Of "sparse" an upper bound: slices with the same index are added up before they are
-            sent.
-        reason: Why, in a sentence.
-        rides_on: With "sfb", the site whose factors this one is computed from; it sends nothing.
-        runner_up: The scheme that lost, None if there was no other.
-        runner_up_cost: Its `Cost`.
-        group: The name of the group of messages that it travels with; None if it leaves at once.
-    """
-
-    site: str
-    scheme: str
-    cost: Cost | None
-    reason: str
-    rides_on: str | None = None
-    runner_up: str | None = None
-    runner_up_cost: Cost | None = None
-    group: str | None = None
-
-    @property
-    def num_bytes(self):
-        """Payload that a node, worker and server, sends plus receives; None if unknown."""
-        return self.cost and self.cost.num_bytes
-
-    @property
-    def seconds(self):
-        """Predicted time of this exchange by itself, rebuilding included; None if unknown."""
-        return self.cost and self.cost.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +28,7 @@ class Plan:
     `print(plan)` shows it as a table.
 
     Attributes:
-        policy: What has decided: "auto", "ps", "sfb" or "paper".
+        policy: What has decided, a key of `policies.POLICIES`.
         cluster: The `Cluster` that it is made for.
         sites: The `Site`s that it is made for.
         decisions: One for each site, in the order of the sites.
@@ -103,14 +73,13 @@ class Plan:
     def _times(self):
         if not self.operations:
             return None, None
-        sent = timeline.messages(self.decisions, self.sites, self.exchanges, self.cluster)
-        return timeline.step_seconds(sent, self.cluster, self.operations)
+        sent = step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
+        return step_time.step_seconds(sent, self.cluster, self.operations)
 
     def form(self):
         """Returns what ranks compare: a line for each site, in the order of their names."""
-        lines = [f"'{d.site}' by {d.scheme}" + (f" with '{d.rides_on}'" if d.rides_on else "")
-                 for d in sorted(self.decisions, key=lambda d: d.site)]
-        return "\n".join([describe(self.cluster.shape), *lines])
+        decisions = sorted(self.decisions, key=lambda d: d.site)
+        return "\n".join([describe(self.cluster.shape), *map(str, decisions)])
 
     @property
     def digest(self):
@@ -140,10 +109,14 @@ class Plan:
                     f"which is {planned.get(name, 'missing')} in the plan and "
                     f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
 
-    def _fingerprints(self, sites):
+    def _fingerprints(self, sites: Iterable[Site]) -> dict[str, str]:
         """Returns what of some sites matters to the decisions of this plan, by name."""
-        decisions = {d.site: (d.scheme, d.rides_on) for d in self.decisions}
-        return {site.name: site.fingerprint(*decisions.get(site.name, ())) for site in sites}
+        decisions = {d.site: (d.scheme, d.carried) for d in self.decisions}
+        fingerprints = {}
+        for site in sites:
+            scheme, carried = decisions.get(site.name, (PS, None))
+            fingerprints[site.name] = site.fingerprint() + SCHEMES[scheme].common(site, carried)
+        return fingerprints
 
     def diff(self, other):
         """Returns what another plan does differently: a line for each site, empty if nothing."""
@@ -169,7 +142,7 @@ class Plan:
             "is_slower_than_one_process": self.is_slower_than_one_process,
             "variables": [
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
-                 "rides_on": d.rides_on, "cost": cost(d.cost), "runner_up": d.runner_up,
+                 "rides_on": d.leader, "cost": cost(d.cost), "runner_up": d.runner_up,
                  "runner_up_cost": cost(d.runner_up_cost), "reason": d.reason}
                 for site, d in zip(self.sites, self.decisions, strict=True)],
             "exchanges": [
@@ -177,20 +150,88 @@ class Plan:
                  "cost": cost(exchange.cost(self.cluster))} for exchange in self.exchanges],
             "whole": [dataclasses.asdict(op) for op in self.whole]}
 
-    def save(self, path):
-        """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`."""
-        from tf_poseidon.planning import plan_file  # late, since it imports this module
-        plan_file.save(self, path)
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`.
 
-    @staticmethod
-    def load(path):
+        Args:
+            path: Where to; a file that is there is replaced.
+
+        Raises:
+            PoseidonError: If the plan is that of a graph that was not rewritten.
+        """
+        if self.refusal:
+            raise PoseidonError(f"There is no plan to save, since the graph was not rewritten: "
+                                f"{self.refusal}")
+        pathlib.Path(path).write_text(self.to_text())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
         """Returns the plan in a file.
 
         Raises:
             PoseidonError: If the file is no plan, one of another version, or was changed.
         """
-        from tf_poseidon.planning import plan_file
-        return plan_file.load(path)
+        try:
+            text = pathlib.Path(path).read_text()
+        except (OSError, TypeError, UnicodeDecodeError) as error:
+            raise PoseidonError(f"The plan '{path}' cannot be read: {error}.") from error
+        try:
+            return cls.from_text(text)
+        except PoseidonError as error:
+            raise PoseidonError(f"'{path}': {error}") from error
+
+    def to_text(self) -> str:
+        """Returns the plan as text."""
+        head = {"digest": self.digest, "policy": self.policy, "cluster": dataclasses.asdict(self.cluster),
+                "operations": self.operations}
+        return plan_file.to_text(head, self.sites, self.decisions, self.exchanges, self.whole)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Plan":
+        """Returns the plan that `to_text` has made text of.
+
+        Raises:
+            PoseidonError: If it is no plan, one of another version, or was changed.
+        """
+        try:
+            fields = plan_file.from_text(text)
+            digest = fields.pop("digest")
+            plan = cls(**fields)
+            is_unchanged = digest is None or digest == plan.digest
+            if is_unchanged:
+                plan._check_decisions()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PoseidonError(f"The plan is damaged ({error!r}); make it anew.") from error
+        if not is_unchanged:
+            raise PoseidonError(f"The plan was changed after it was saved: its digest says {digest}, but "
+                                f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
+        return plan
+
+    def _check_decisions(self) -> None:
+        """Refuses what a person could have written, but nobody could follow.
+
+        Raises:
+            PoseidonError: With the first decision that is wrong.
+            ValueError: If a value has another type, or sites have the same name.
+        """
+        if not isinstance(self.policy, str):
+            raise ValueError(f"its policy is {self.policy!r}")
+        decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
+        if len(decisions) < len(self.sites):
+            raise ValueError("its sites are not distinct")
+        str(self)  # numbers have to be numbers
+        for site, decision in zip(self.sites, self.decisions, strict=True):
+            scheme, leader = SCHEMES.get(decision.scheme), decisions.get(decision.leader)
+            if scheme is None or decision.site != site.name:
+                is_possible = False
+            elif decision.carried is None:
+                is_possible = not scheme.mismatch(site) and not scheme.refusal(site)
+            else:
+                is_leader = leader is not None and leader.scheme == decision.scheme and leader.leader is None
+                is_possible = scheme.can_follow(site, decision.carried, sites[leader.site] if is_leader else None)
+            if not is_possible:
+                raise PoseidonError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
+                                    f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
 
     def __str__(self):
         if self.refusal:
@@ -245,8 +286,7 @@ def _shape(shape):
 def _summary(decision):
     if decision is None:
         return "missing"
-    rides = f" with '{decision.rides_on}'" if decision.rides_on else ""
-    return f"{decision.scheme}{rides}, {_bytes(decision.num_bytes)} bytes, {_ms(decision.cost)} ms"
+    return f"{decision.scheme}{decision.carried or ''}, {_bytes(decision.num_bytes)} bytes, {_ms(decision.cost)} ms"
 
 
 def _bytes(number):

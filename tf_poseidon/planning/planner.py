@@ -1,10 +1,13 @@
 """What makes the plans of a job: a policy, or a plan that was made before."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.policies import make_plan
+from tf_poseidon.planning.site import Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Planner:
     Attributes:
         cluster: The `Cluster` to plan for.
         policy: As for `make_plan`.
-        pins, merge: As for `make_plan`.
+        pins, merge, schemes: As for `make_plan`.
         given: A `Plan` to follow instead.
     """
 
@@ -23,24 +26,26 @@ class Planner:
     pins: tuple[tuple[str, str], ...] = ()
     merge: bool = False
     given: Plan | None = None
+    schemes: tuple[str, ...] | None = None
 
-    def plan(self, sites, operations=None, exchanges=()):
+    def plan(self, sites: Sequence[Site], operations: float | None = None, exchanges: Sequence[Exchange] = ()) -> Plan:
         """Returns the `Plan` of a graph with these sites, and these other `Exchange`s.
 
         Raises:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
-            return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges)
+            return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges,
+                             self.schemes)
         self.given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in self.given.exchanges}
         return dataclasses.replace(self.given, exchanges=tuple(
             dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
-    def by_policy(self):
+    def by_policy(self) -> "Planner":
         """Returns one that follows no given plan, for graphs that it was not made of."""
         return dataclasses.replace(self, given=None)
 
-    def refusal(self, reason):
+    def refusal(self, reason: str) -> Plan:
         """Returns the plan of a graph that is not rewritten."""
         return Plan(self.given.policy if self.given else self.policy, self.cluster, refusal=reason)

@@ -1,76 +1,101 @@
-"""The policies: what chooses a scheme for each site."""
+"""The policies: what chooses a scheme for each site.
+
+A policy is a function of a site, of what each scheme costs that could carry it, and of the cluster; it returns the
+name of a scheme and why. To add one: a function, and a line in `POLICIES`.
+"""
 
 import dataclasses
 import fnmatch
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import merging
-from tf_poseidon.planning import timeline
-from tf_poseidon.planning.plan import Decision
+from tf_poseidon.planning import step_time
+from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.decision import Decision
+from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
+from tf_poseidon.planning.schemes import PS
+from tf_poseidon.planning.schemes import SCHEMES
+from tf_poseidon.planning.schemes import SFB
+from tf_poseidon.planning.schemes import SPARSE
+from tf_poseidon.planning.site import Site
 
-SCHEMES = ("ps", "sfb", "sparse")
+Costs = Mapping[str, Cost | None]
+Policy = Callable[[Site, Costs, Cluster], tuple[str, str]]
+Pins = Sequence[tuple[str, str]]
 
 
-def _ps(site, costs, cluster):
+def _ps(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
+    """Always the parameter server."""
     del site, costs, cluster
-    return "ps", "the policy is 'ps'"
+    return PS, "the policy is 'ps'"
 
 
-def _sfb(site, costs, cluster):
-    if "sparse" in costs:
+def _sfb(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
+    """Factors wherever that is possible; slices where they are fewer bytes."""
+    if SPARSE in costs:
         return _sparse(site, costs, cluster)
-    return "sfb", "the policy is 'sfb', and the gradient is a product of factors"
+    if SFB in costs:
+        return SFB, "the policy is 'sfb', and the gradient is a product of factors"
+    return PS, _why_dense(site)
 
 
-def _paper(site, costs, cluster):
+def _paper(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     """Algorithm 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, to the letter.
 
     SFB if 2 K (P1 - 1)(M + N) <= 2 MN (P1 + P2 - 2) / P2, else PS. It counts numbers, and so takes
     those of factors and gradient to be equally long. K, P1 and P2 are those of nodes, see cost.py.
     """
-    if "sparse" in costs:
+    if SPARSE in costs:
         return _sparse(site, costs, cluster)
+    if SFB not in costs:
+        return PS, _why_dense(site)
     m, n = site.factors.m, site.factors.n
-    sfb = cost_lib.broadcast_bytes(site.factors.k * (m + n), cluster)
+    sfb = cost_lib.gathered_bytes(site.factors.k * (m + n), cluster)
     ps = cost_lib.dense_bytes(m * n, cluster)
     k = site.factors.k * cluster.ranks_per_node
     relation = "at most" if sfb <= ps else "more than"
-    return ("sfb" if sfb <= ps else "ps",
+    return (SFB if sfb <= ps else PS,
             f"2K(P1-1)(M+N) = {sfb:,.0f} is {relation} 2MN(P1+P2-2)/P2 = {ps:,.0f} for K={k}, "
             f"M={m}, N={n}")
 
 
-def _sparse(site, costs, cluster):
+def _sparse(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
-    sparse = costs["sparse"].num_bytes
+    sparse = costs[SPARSE].num_bytes
     ps = cost_lib.dense_bytes(site.num_bytes, cluster)
     relation = "at most" if sparse <= ps else "more than"
-    return ("sparse" if sparse <= ps else "ps",
+    return (SPARSE if sparse <= ps else PS,
             f"{site.slices.k * cluster.ranks_per_node} slices to {cluster.nodes - 1} others are "
             f"{sparse:,.0f} bytes, {relation} the {ps:,.0f} of the dense gradient")
 
 
-def _auto(site, costs, cluster):
-    """Compares seconds, rebuilding included."""
+def _auto(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
+    """Compares seconds, rebuilding included; of equals, servers have the least to do."""
     del site, cluster
-    ps = costs["ps"]
-    scheme, cost = next((s, c) for s, c in costs.items() if s != "ps")
-    what = {"sfb": "as factors", "sparse": "as slices"}[scheme]
-    rebuild = f", of which {_ms(cost.rebuild)} ms to rebuild it" if cost.rebuild else ""
-    return ("ps" if ps.seconds < cost.seconds else scheme,
-            f"{_ms(ps.seconds)} ms dense, {_ms(cost.seconds)} ms {what}{rebuild}")
+    scheme = min(costs, key=lambda name: (costs[name].seconds, name == PS))
+    texts = []
+    for name, cost in costs.items():
+        rebuild = f", of which {_ms(cost.rebuild)} ms to rebuild it" if cost.rebuild else ""
+        texts.append(f"{_ms(cost.seconds)} ms {SCHEMES[name].manner}{rebuild}")
+    return scheme, ", ".join(texts)
 
 
-def _ms(seconds):
+def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}"
 
 
-POLICIES = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
+POLICIES: dict[str, Policy] = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _paper}
 
 
-def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False, exchanges=()):
+def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins = (), operations: float | None = None,
+              merge: bool = False, exchanges: Iterable[Exchange] = (), schemes: Iterable[str] | None = None) -> Plan:
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -84,6 +109,7 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False, exc
         operations: Additions and multiplications of the step, None if that is unknown.
         merge: Whether small messages wait for each other, see merging.py.
         exchanges: The other `Exchange`s of the graph.
+        schemes: Names of the schemes that the engine can carry out; None for all.
 
     Returns:
         A `Plan`.
@@ -97,32 +123,19 @@ def make_plan(sites, policy, cluster, pins=(), operations=None, merge=False, exc
         if scheme not in SCHEMES:
             raise PoseidonError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
                                 f"{', '.join(SCHEMES)}.")
-    decisions = _decisions(sites, policy, cluster, pins)
+    sites, exchanges = tuple(sites), tuple(exchanges)
+    chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
+    decisions = chooser.decisions(sites)
     if policy == "auto" and cluster.accelerators and operations:
-        decisions = _with_overlap(decisions, sites, cluster, pins, operations, exchanges)
-    exchanges = [dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges]
+        decisions = _with_overlap(chooser, decisions, sites, operations, exchanges)
+    exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
     if merge:
         decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
-    return Plan(policy, cluster, tuple(sites), tuple(decisions), operations, exchanges=tuple(exchanges))
+    return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges)
 
 
-def _decisions(sites, policy, cluster, pins, changed=frozenset()):
-    """Returns the `Decision`s for some sites; those in `changed` travel otherwise than the policy says."""
-    by_name = {site.name: _decide(site, policy, cluster, pins, site.name in changed) for site in sites
-               if site.bias_of is None}
-    decisions = []
-    for site in sites:
-        decision = by_name.get(site.name)
-        pin = _pin(site.name, pins)
-        if decision is None and by_name[site.bias_of].scheme == "sfb" and pin in (None, "sfb"):
-            decision = Decision(site.name, "sfb", cost_lib.Cost(0),
-                                f"the sum of the rows of a factor of '{site.bias_of}'",
-                                rides_on=site.bias_of)
-        decisions.append(decision or _decide(site, policy, cluster, pins))
-    return decisions
-
-
-def _with_overlap(decisions, sites, cluster, pins, operations, exchanges):
+def _with_overlap(chooser: "_Chooser", decisions: list[Decision], sites: Sequence[Site], operations: float,
+                  exchanges: Sequence[Exchange]) -> list[Decision]:
     """Returns the decisions, changed one by one while that makes the step shorter; as they are if not by 5 %.
 
     By itself a gradient may take less time as factors. But its bytes are hidden by backpropagation where
@@ -130,53 +143,92 @@ def _with_overlap(decisions, sites, cluster, pins, operations, exchanges):
     dearer than they are alone. What is expected is not sure to 5 %, and factors leave more of the links to
     others.
     """
-    def seconds(decisions):
-        sent = timeline.messages(decisions, sites, exchanges, cluster)
-        return timeline.step_seconds(sent, cluster, operations)[0]
+    def seconds(decisions: Sequence[Decision]) -> float:
+        sent = step_time.messages(decisions, sites, exchanges, chooser.cluster)
+        return step_time.step_seconds(sent, chooser.cluster, operations)[0]
 
-    by_themselves, changed = decisions, set()
+    by_themselves, changed = decisions, {}
     best = at_first = seconds(decisions)
-    dearest_first = sorted((d for d, site in zip(decisions, sites, strict=True)
-                            if d.runner_up and not d.rides_on and _pin(site.name, pins) is None),
-                           key=lambda d: -max(d.cost.rebuild, d.runner_up_cost.rebuild))
-    for decision in dearest_first:
-        tried = _decisions(sites, "auto", cluster, pins, {*changed, decision.site})
-        if (shorter := seconds(tried)) < best:
-            best, decisions = shorter, tried
-            changed.add(decision.site)
+    costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
+             if d.runner_up and not d.leader and _pin(site.name, chooser.pins) is None}
+    chosen = {d.site: d.scheme for d in decisions}
+    for name in sorted(costs, key=lambda name: -max(cost.rebuild for cost in costs[name].values())):
+        for scheme in costs[name]:
+            if scheme == chosen[name]:
+                continue
+            tried = chooser.decisions(sites, {**changed, name: scheme})
+            if (shorter := seconds(tried)) < best:
+                best, decisions = shorter, tried
+                changed[name] = scheme
     return decisions if best < 0.95 * at_first else by_themselves
 
 
-def _pin(name, pins):
+@dataclasses.dataclass(frozen=True)
+class _Chooser:
+    """Chooses the scheme of each site; fields as the arguments of `make_plan`."""
+
+    policy: str
+    cluster: Cluster
+    pins: Pins
+    schemes: tuple[str, ...]
+
+    def decisions(self, sites: Sequence[Site], changed: Mapping[str, str] | None = None) -> list[Decision]:
+        """Returns the `Decision`s for some sites; those in `changed` travel otherwise than the policy says."""
+        changed = changed or {}
+        by_name = {site.name: site for site in sites}
+        alone = {site.name: self._decide(site, changed.get(site.name)) for site in sites if site.bias_of is None}
+        return [alone.get(site.name) or self._follow(site, by_name[site.bias_of], alone[site.bias_of])
+                for site in sites]
+
+    def costs(self, site: Site) -> dict[str, Cost | None]:
+        """Returns the `Cost` of each scheme that a site can travel by, by its name.
+
+        That of the parameter server is None if it is unknown; then there is no other to compare with.
+        """
+        possible = (name for name in self.schemes if not SCHEMES[name].mismatch(site) and not SCHEMES[name].refusal(site))
+        costs = {name: traffic.cost(self.cluster) for name in possible
+                 if (traffic := SCHEMES[name].traffic(site)) is not None}
+        return costs if PS in costs else {PS: None}
+
+    def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:
+        """Returns the `Decision` for a bias: it uses the exchange of its layer if the scheme of that allows it."""
+        if _pin(site.name, self.pins) in (None, decision.scheme):
+            followed = decision.by.follow(site, leader)
+            if followed is not None:
+                carried, reason = followed
+                return Decision(site.name, decision.scheme, Cost(0), reason, carried)
+        return self._decide(site)
+
+    def _decide(self, site: Site, changed: str | None = None) -> Decision:
+        costs, pin = self.costs(site), _pin(site.name, self.pins)
+        if pin in costs:
+            scheme, reason = pin, f"pinned to '{pin}'"
+        elif pin is not None:
+            wanted = SCHEMES[pin]
+            why_not = wanted.mismatch(site) or wanted.refusal(site) or "the engine cannot carry it out"
+            scheme, reason = PS, f"pinned to '{pin}', which it cannot: {why_not}"
+        elif len(costs) == 1:
+            scheme, reason = PS, _why_dense(site)
+        else:
+            scheme, reason = POLICIES[self.policy](site, costs, self.cluster)
+            if changed is not None:
+                scheme = changed
+                reason += f"; by '{scheme}' the whole step is shorter"
+        others = sorted(((cost, name) for name, cost in costs.items() if name != scheme),
+                        key=lambda pair: pair[0].seconds)
+        runner_up_cost, runner_up = others[0] if others else (None, None)
+        return Decision(site.name, scheme, costs[scheme], reason, runner_up=runner_up,
+                        runner_up_cost=runner_up_cost)
+
+
+def _why_dense(site: Site) -> str:
+    """Returns why no scheme but the parameter server can carry a gradient: the first refusal of one of its kind."""
+    return next((reason for scheme in SCHEMES.values()
+                 if not scheme.mismatch(site) and (reason := scheme.refusal(site))), "")
+
+
+def _pin(name: str, pins: Pins) -> str | None:
     """Returns the scheme that a site, or an exchange, is pinned to, or None."""
     names = {name, name.partition("#")[0], name.removeprefix("rows/")}  # its own, and those of its variable
     return next((scheme for pattern, scheme in pins
                  if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)
-
-
-def _decide(site, policy, cluster, pins, is_changed=False):
-    costs = {"ps": cost_lib.dense(site, cluster)}
-    parts, why_dense = site.factors or site.slices, site.refusal
-    if parts is not None and parts.k is None:
-        why_dense = "the number of rows is not known before the step; end the dataset with .batch(n)"
-    elif site.factors is not None:
-        costs["sfb"] = cost_lib.factors(site, cluster)
-    elif site.slices is not None:
-        costs["sparse"] = cost_lib.slices(site, cluster)
-    pin = _pin(site.name, pins)
-    if pin is not None:
-        is_possible = pin in costs
-        scheme = pin if is_possible else "ps"
-        why_not = why_dense or ("its gradient is slices" if site.slices else "it is not slices")
-        reason = f"pinned to '{pin}'" + ("" if is_possible else f", which it cannot: {why_not}")
-    elif len(costs) == 1:
-        scheme, reason = "ps", why_dense
-    else:
-        scheme, reason = POLICIES[policy](site, costs, cluster)
-        if is_changed:
-            scheme, = set(costs) - {scheme}
-            reason += f"; by '{scheme}' the whole step is shorter"
-    others = [(name, cost) for name, cost in costs.items() if name != scheme]
-    runner_up, runner_up_cost = others[0] if others else (None, None)
-    return Decision(site.name, scheme, costs[scheme], reason, runner_up=runner_up,
-                    runner_up_cost=runner_up_cost)

@@ -23,7 +23,7 @@ class Factors:
     extra_bytes: int = 0
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """Bytes of one worker's factors."""
         return self.k * (self.m + self.n) * self.itemsize + self.extra_bytes
 
@@ -42,7 +42,7 @@ class Slices:
     row_bytes: int
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int:
         """Bytes of one worker's slices, when no index occurs twice."""
         return self.k * self.row_bytes
 
@@ -80,21 +80,13 @@ class Site:
     is_waited_for: bool = dataclasses.field(default=False, repr=False)
 
     @property
-    def num_bytes(self):
+    def num_bytes(self) -> int | None:
         """Bytes of the dense gradient, None where its shape is unknown."""
         if self.shape is None:
             return self.factors and self.factors.m * self.factors.n * self.itemsize
         return math.prod(self.shape) * self.itemsize
 
-    def fingerprint(self, scheme="ps", rides_on=None):
-        """Returns what of this site matters to a scheme, as text: not its rows, they may change."""
+    def fingerprint(self) -> str:
+        """Returns its type and shape as text."""
         text = f"{self.dtype}{list(self.shape) if self.shape is not None else ' of unknown shape'}"
-        text += f", {self.itemsize} bytes each"
-        if rides_on:
-            text += f", a bias of '{self.bias_of}'" if self.bias_of else ", no bias of a layer"
-        elif scheme == "sfb":
-            text += (f", factors with {self.factors.m} and {self.factors.n} columns" if self.factors
-                     else ", without factors")
-        elif scheme == "sparse":
-            text += f", slices of {self.slices.row_bytes} bytes" if self.slices else ", no slices"
-        return text
+        return f"{text}, {self.itemsize} bytes each"

@@ -16,8 +16,12 @@ import dataclasses
 import functools
 import typing
 
-SCHEMES = ("ps", "sfb", "sparse", "gather", "broadcast")
-ROWS = (*SCHEMES, "calls", "rebuild")
+from tf_poseidon import planning
+from tf_poseidon.planning import exchange
+
+# Rows of what a step exchanges; and all rows.
+EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.PURPOSES)
+ROWS = (*EXCHANGES, "calls", "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")
 
 
@@ -66,7 +70,7 @@ class Rank:
         """The `Step`s. A site that is exchanged again begins the next one."""
         exchanges, seen = [], set()
         for event in self.events:
-            if event.row in SCHEMES:
+            if event.row in EXCHANGES:
                 if event.site in seen or not exchanges:
                     exchanges.append([])
                     seen.clear()

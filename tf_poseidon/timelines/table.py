@@ -3,6 +3,7 @@
 import collections
 import statistics
 
+from tf_poseidon import planning
 from tf_poseidon.timelines import steps as steps_lib
 
 
@@ -26,14 +27,14 @@ def table(ranks, rank, plan=None):
     values, exchanges = _by_site(steps), _exchanges(ranks)
     # The plan may be that of another function.
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
-                 if decision.site in values and decision.scheme == values[decision.site]["scheme"]}
+                 if decision.site in values and decision.by.row == values[decision.site]["row"]}
     costs = {site: decision.cost for site, decision in decisions.items()}
     costs |= {exchange.site: cost for exchange in (plan.exchanges if plan else ())
-              if exchange.site in values and exchange.scheme == values[exchange.site]["scheme"]
+              if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
               and (cost := exchange.cost(plan.cluster)) is not None}
 
     def place(site):  # in the order of backpropagation, with what is made of a gradient's factors after it
-        leader = decisions[site].rides_on if site in decisions else None
+        leader = decisions[site].leader if site in decisions else None
         return values[leader if leader in values else site]["ready"], bool(leader), site
 
     def mean(value):
@@ -49,7 +50,7 @@ def table(ranks, rank, plan=None):
             number, seconds = _slowest(exchanges[site])
             slowest = [str(number), _ms(seconds)] if seconds > error else slowest
             measured += statistics.median(_arrivals(exchanges[site], rank))
-        rows.append((site, columns["scheme"],
+        rows.append((site, columns["row"],
                      *(_ms(columns.get(key)) for key in ("compute", "hidden", "exposed", "rebuild")),
                      *slowest, _ms(cost and cost.seconds), _ms(measured)))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
@@ -77,7 +78,7 @@ def table(ranks, rank, plan=None):
 
 
 def _by_site(steps):
-    """Returns {site: {column: mean over the steps, in seconds; of "scheme" the last one}}."""
+    """Returns {site: {column: mean over the steps, in seconds; of "row" the last one}}."""
     values = collections.defaultdict(dict)
 
     def add(site, column, seconds):
@@ -87,7 +88,7 @@ def _by_site(steps):
         exchanged = {event.site for event in step.exchanges}
         for event in step.exchanges:
             begin, end = step.hidden(event)
-            values[event.site]["scheme"] = event.row
+            values[event.site]["row"] = event.row
             add(event.site, "ready", event.begin - step.begin)
             add(event.site, "hidden", end - begin)
             for column in ("compute", "exposed"):
@@ -95,7 +96,7 @@ def _by_site(steps):
         for event in step.rebuilds:
             add(event.site, "rebuild", event.end - event.begin)
             if event.site not in exchanged:
-                values[event.site]["scheme"] = "sfb"
+                values[event.site]["row"] = planning.SFB  # what is made of another site's factors
                 add(event.site, "ready", event.begin - step.begin)
         for segment in step.segments:
             column = {"backward": "compute", "wait": "exposed"}.get(segment.kind)

@@ -36,7 +36,7 @@ def messages(decisions, sites, exchanges, cluster):
     """
     found = [Message(decision.cost, site.operations, site.depth, site.is_waited_for)
              for decision, site in zip(decisions, sites, strict=True)
-             if decision.cost is not None and not decision.rides_on]
+             if decision.cost is not None and not decision.leader]
     return found + [Message(cost, exchange.operations, exchange.depth, exchange.is_waited_for)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 

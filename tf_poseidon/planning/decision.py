@@ -1,0 +1,59 @@
+"""What is decided about one site: its scheme, with the reason."""
+
+import dataclasses
+
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.schemes import Carried
+from tf_poseidon.planning.schemes import SCHEMES
+from tf_poseidon.planning.schemes import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """How one site is synchronised.
+
+    Attributes:
+        site: Name of the site.
+        scheme: Name of the scheme, a key of `schemes.SCHEMES`.
+        cost: The predicted `Cost` of a step with full batches; None if that is not known before the
+            step. Of "sparse" an upper bound: slices with the same index are added up before they are
+            sent.
+        reason: Why, in a sentence.
+        carried: What it holds for its scheme alone; None if that is nothing.
+        runner_up: Name of the scheme that came second, None if there was no other.
+        runner_up_cost: Its `Cost`.
+        group: The name of the group of messages that it travels with; None if it leaves at once.
+    """
+
+    site: str
+    scheme: str
+    cost: Cost | None
+    reason: str
+    carried: Carried | None = None
+    runner_up: str | None = None
+    runner_up_cost: Cost | None = None
+    group: str | None = None
+
+    @property
+    def by(self) -> Scheme:
+        """The scheme itself."""
+        return SCHEMES[self.scheme]
+
+    @property
+    def leader(self) -> str | None:
+        """The site whose exchange this one uses, so that it sends nothing; None if it exchanges something itself."""
+        return self.carried.leader if self.carried else None
+
+    @property
+    def num_bytes(self) -> float | None:
+        """Payload that a node, worker and server, sends plus receives; None if unknown."""
+        return self.cost and self.cost.num_bytes
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted time of this exchange by itself, rebuilding included; None if unknown."""
+        return self.cost and self.cost.seconds
+
+    def __str__(self) -> str:
+        """Returns what ranks compare."""
+        return f"'{self.site}' by {self.scheme}{self.carried or ''}"

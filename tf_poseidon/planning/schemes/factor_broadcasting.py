@@ -1,0 +1,67 @@
+"""Sufficient factor broadcasting: all ranks get the factors of all, and each makes the gradient of them.
+
+A gradient U^T V of few rows K has far more numbers than U [K, M] and V [K, N]. A dense layer's bias is the sum of
+the rows of one of these factors, and costs nothing where they travel (H. Zhang et al., USENIX ATC 2017, section 3.2).
+"""
+
+import dataclasses
+
+from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import Traffic
+from tf_poseidon.planning.schemes.scheme import Carried
+from tf_poseidon.planning.schemes.scheme import Scheme
+from tf_poseidon.planning.schemes.scheme import UNKNOWN_ROWS
+from tf_poseidon.planning.site import Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Rider(Carried):
+    """What the decision of a bias holds.
+
+    Attributes:
+        rides_on: The site whose factors it is computed from.
+    """
+
+    rides_on: str
+
+    @property
+    def leader(self) -> str:
+        return self.rides_on
+
+    def __str__(self) -> str:
+        return f" with '{self.rides_on}'"
+
+
+class FactorBroadcasting(Scheme):
+    """Takes gradients that are products of factors, and the biases of such."""
+
+    name = "sfb"
+    manner = "as factors"
+    row = name
+    carried = Rider
+
+    def mismatch(self, site: Site) -> str:
+        return "its gradient is slices" if site.slices is not None else ""
+
+    def refusal(self, site: Site) -> str:
+        if site.factors is None:
+            return site.refusal or "it is no product of factors"
+        return UNKNOWN_ROWS if site.factors.k is None else ""
+
+    def traffic(self, site: Site) -> Traffic:
+        # The matrix product of this rank's own rows is part of training.
+        parts = site.factors
+        return Traffic(GATHER, parts.num_bytes, operations=2 * parts.k * parts.m * parts.n)
+
+    def common(self, site: Site, carried: Carried | None) -> str:
+        if carried is not None:
+            return f", a bias of '{site.bias_of}'" if site.bias_of else ", no bias of a layer"
+        if site.factors is None:
+            return ", without factors"
+        return f", factors with {site.factors.m} and {site.factors.n} columns"
+
+    def follow(self, site: Site, leader: Site) -> tuple[Carried, str]:
+        return Rider(leader.name), f"the sum of the rows of a factor of '{leader.name}'"
+
+    def can_follow(self, site: Site, carried: Carried, leader: Site | None) -> bool:
+        return leader is not None and site.bias_of == leader.name

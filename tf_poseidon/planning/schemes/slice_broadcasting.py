@@ -1,0 +1,28 @@
+"""Slices to all: each rank gets the rows of an embedding that the others have changed, with their indices."""
+
+from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import Traffic
+from tf_poseidon.planning.schemes.scheme import Carried
+from tf_poseidon.planning.schemes.scheme import Scheme
+from tf_poseidon.planning.schemes.scheme import UNKNOWN_ROWS
+from tf_poseidon.planning.site import Site
+
+
+class SliceBroadcasting(Scheme):
+    """Takes gradients that are slices. Its bytes are an upper bound: slices of one index are added up before."""
+
+    name = "sparse"
+    manner = "as slices"
+    row = name
+
+    def mismatch(self, site: Site) -> str:
+        return "it is not slices" if site.slices is None else ""
+
+    def refusal(self, site: Site) -> str:
+        return UNKNOWN_ROWS if site.slices is not None and site.slices.k is None else ""
+
+    def traffic(self, site: Site) -> Traffic:
+        return Traffic(GATHER, site.slices.num_bytes, can_wait=False)
+
+    def common(self, site: Site, carried: Carried | None) -> str:
+        return ", no slices" if site.slices is None else f", slices of {site.slices.row_bytes} bytes"
