@@ -7,17 +7,17 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
-from tf_poseidon.graph_passes import check
-from tf_poseidon.graph_passes import count_operations
-from tf_poseidon.graph_passes import find_collectives
-from tf_poseidon.graph_passes import find_sites
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import match_biases
-from tf_poseidon.graph_passes import match_factors
-from tf_poseidon.graph_passes import matches as matches_lib
-from tf_poseidon.graph_passes import rank_independence
-from tf_poseidon.graph_passes import rewrite as rewrite_lib
-from tf_poseidon.graph_passes import site_writer
+from tf_poseidon.graph_passes.graph import check
+from tf_poseidon.graph_passes.find import operations as operations_lib
+from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match import biases as biases_lib
+from tf_poseidon.graph_passes.match import factors as factors_lib
+from tf_poseidon.graph_passes.match import matches as matches_lib
+from tf_poseidon.graph_passes.match import rank_independence
+from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
+from tf_poseidon.graph_passes.write import site_writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Found:
     @property
     def _fixes_rows(self):
         """Whether factors have the same number of rows on all ranks: TensorFlow's collectives want it."""
-        return any(self.graph.nodes[m.node].op in find_collectives.TENSORFLOW for m in self.markers)
+        return any(self.graph.nodes[m.node].op in foreign.TENSORFLOW for m in self.markers)
 
     def fits(self, plan):
         """Whether a plan for other batches has room for the rows of these."""
@@ -99,21 +99,21 @@ def find(graph_def, foreign_ranks=None):
     check.check_graph(graph_def)
     graph = graph_lib.Graph(graph_def)
     step = _step(graph_def)
-    markers = (find_collectives.find_collectives(graph, foreign_ranks) if foreign_ranks else
-               _in_order_of_trace(find_sites.find_sites(graph), step))
+    markers = (foreign.find(graph, foreign_ranks) if foreign_ranks else
+               _in_order_of_trace(own.find(graph), step))
     if not markers:
         return None
     # Before matching: which tensors ranks have in common is a question to the whole graph.
     independent = rank_independence.RankIndependence(graph, is_foreign=foreign_ranks is not None)
     dense = [marker for marker in markers if marker.indices is None]
     matches = {m.site: matches_lib.Refusal(m.node, m.refusal) if m.refusal else
-               match_factors.match_factors(graph, m, independent) for m in dense}
+               factors_lib.match(graph, m, independent) for m in dense}
     matches |= {m.site: _that_can_be_gathered(graph, matches[m.site], m) for m in dense if m.is_foreign}
     # After it: biases follow the layers whose factors are known.
-    matches |= match_biases.match_biases(graph, [m for m in dense if not m.refusal], matches)
+    matches |= biases_lib.match(graph, [m for m in dense if not m.refusal], matches)
     matches |= {m.site: _slices(graph, m) for m in markers if m.indices is not None}
     others = _others(graph)
-    operations, before = count_operations.count_operations(
+    operations, before = operations_lib.count(
         graph, [marker.gradient for marker in markers] + [graph_lib.data_inputs(node)[0] for node in others])
     depths = _depths(graph, [marker.node for marker in markers] + [node.name for node in others])
     sites = tuple(dataclasses.replace(
@@ -201,7 +201,7 @@ def _that_can_be_gathered(graph, match, marker):
     dtype = match.products[0].dtype
     if match.terms and dtype != marker.dtype:
         return matches_lib.Refusal(marker.node, "what is added to its factors has another type than these")
-    if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in find_collectives.TENSORFLOW:
+    if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in foreign.TENSORFLOW:
         return matches_lib.Refusal(marker.node, "TensorFlow's collectives do not gather bfloat16")
     return match
 

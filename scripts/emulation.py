@@ -18,7 +18,7 @@ import zoo
 
 from tf_poseidon import grappler
 from tf_poseidon import planning
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.ops import library
 
 

@@ -23,7 +23,7 @@ from tf_poseidon import agreement
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon import runtime
-from tf_poseidon.graph_passes import find_collectives
+from tf_poseidon.graph_passes.find import foreign
 
 POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
 PEERS = ("horovod", "mwms")
@@ -222,7 +222,7 @@ def _make(name, replica, cluster, strategy, libraries):
     over = (agreement.OverCommunicator(runtime.communicator()) if kind == "horovod" else
             agreement.OverCoordinationService(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
     passes = replica.graph_pass(cluster, "auto", agreed=agreement.Agreed(over),
-                                markers=find_collectives.MARKERS)
+                                markers=foreign.MARKERS)
     return _started(System(name, step, replica), passes)
 
 

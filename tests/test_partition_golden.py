@@ -13,7 +13,7 @@ from test_passes import graph_def_of
 from test_passes import rewrite
 
 from tf_poseidon import grappler
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 
 # Graphs that give other sites than the golden text of their name: (sites, why).

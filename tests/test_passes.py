@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tf_poseidon import communicator
 from tf_poseidon import planning
-from tf_poseidon.graph_passes import check
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import check
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
@@ -255,7 +255,7 @@ def test_invalid_graphs_are_noticed(change, message):
 def test_wrong_rewrites_are_noticed(change, message):
     before = graph_def_of("matmul")
     after = rewrite(before).graph_def
-    markers = pipeline.find_sites.find_sites(graph_lib.Graph(before))
+    markers = pipeline.own.find(graph_lib.Graph(before))
     check.check_rewrite(before, after, markers)
     change({node.name: node for node in after.node})
     with pytest.raises(check.InvalidGraph, match=message):

@@ -20,8 +20,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tf_poseidon as poseidon
 from tf_poseidon import grappler
 from tf_poseidon import planning
-from tf_poseidon.graph_passes import saved as saved_lib
-from tf_poseidon.graph_passes import strip as strip_lib
+from tf_poseidon.graph_passes.saved import rewriting as saved_lib
+from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import rewriting

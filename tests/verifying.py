@@ -9,17 +9,17 @@ from rewritten import small_model
 from rewritten import write_report
 
 import tf_poseidon as poseidon
-from tf_poseidon.graph_passes import collectives
-from tf_poseidon.graph_passes import match_factors
-from tf_poseidon.graph_passes import matches
-from tf_poseidon.graph_passes import send_receive
+from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.match import factors as factors_lib
+from tf_poseidon.graph_passes.match import matches
+from tf_poseidon.graph_passes.write import send_receive
 
 EVERY = 2
 
 
 def scale_factors():
     """Makes the passes rebuild gradients a thousandth too large, on all ranks alike."""
-    original = match_factors.match_factors
+    original = factors_lib.match
 
     def wrong(*args):
         match = original(*args)
@@ -29,7 +29,7 @@ def scale_factors():
         return dataclasses.replace(match, products=tuple(
             dataclasses.replace(p, scale=p.scale + scale) for p in match.products))
 
-    match_factors.match_factors = wrong
+    factors_lib.match = wrong
 
 
 def double_sums():

@@ -17,9 +17,9 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import devices
-from tf_poseidon.graph_passes import find_sites
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import devices
+from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library
 
@@ -33,7 +33,7 @@ _enabled = None
 _is_plugged_in = False  # whether TensorFlow calls the bridge, with passes or without
 
 
-def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=find_sites.MARKERS):
+def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=own.MARKERS):
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
     Args:
@@ -92,7 +92,7 @@ class GraphPass:
     """
 
     def __init__(self, planner, strict=False, log_level=logging.DEBUG, agreed=None, collective_ops=None,
-                 markers=find_sites.MARKERS):
+                 markers=own.MARKERS):
         """Makes the passes.
 
         Args:
@@ -146,7 +146,7 @@ class GraphPass:
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
-        is_ours = self.markers == find_sites.MARKERS
+        is_ours = self.markers == own.MARKERS
         agree = next((node for node in graph_def.node if node.op == "PoseidonAgree"), None)
         trains = agree is not None or not is_ours  # else it adds up metrics, say, and no plan was made of it
         planner = self.planner if trains else self.planner.by_policy()

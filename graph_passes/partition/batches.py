@@ -12,7 +12,7 @@ that is not known to work on images one by one, or where sizes of images are not
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 _MAKES, _ENDS = "SpaceToBatchND", "BatchToSpaceND"
 # By op: the inputs that are images.

@@ -5,7 +5,7 @@ Requires: loops of Enter, Exit and NextIteration. A tensor from outside of a loo
 
 import dataclasses
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 ENTERS = ("Enter", "RefEnter")
 EXITS = ("Exit", "RefExit")

@@ -7,7 +7,7 @@ import collections
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 # Ops that hand a list on: all their inputs, or the first one, changed or not.
 _OF_ALL = ("Merge", "RefMerge", "AddN", "AddV2")

@@ -4,7 +4,7 @@ Requires: the outcomes of a graph. Ensures: what is made of rows, or of summands
 that has no row of one input, and borrows one, leaves out what comes of that, and nothing else.
 """
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import Partial

@@ -8,8 +8,8 @@ import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon.graph_passes import garbage
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import garbage
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import packing

@@ -25,7 +25,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework import ops
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib

@@ -12,7 +12,7 @@ import dataclasses
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE

@@ -22,7 +22,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib

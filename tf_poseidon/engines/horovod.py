@@ -16,7 +16,7 @@ import time
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import horovod_ops
+from tf_poseidon.graph_passes.write import horovod_ops
 
 collective_ops = horovod_ops.HorovodOps
 

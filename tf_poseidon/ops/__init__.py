@@ -8,7 +8,7 @@ import ctypes
 import tensorflow as tf
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import devices
+from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.ops import library
 
 SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)

@@ -3,8 +3,8 @@
 import dataclasses
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import inserted
-from tf_poseidon.graph_passes import strip
+from tf_poseidon.graph_passes.saved import inserted
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 

@@ -7,9 +7,9 @@ from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import garbage
-from tf_poseidon.graph_passes import saved
-from tf_poseidon.graph_passes import strip as strip_lib
+from tf_poseidon.graph_passes.graph import garbage
+from tf_poseidon.graph_passes.saved import rewriting as rewriting_lib
+from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 
@@ -19,10 +19,10 @@ class Report:
     """What a rewritten graph exchanges. `print(report)` shows it.
 
     Attributes:
-        steps: The `graph_passes.saved.Step`s by name: signatures, or "train_op".
+        steps: The `graph_passes.saved.rewriting.Step`s by name: signatures, or "train_op".
     """
 
-    steps: dict[str, saved.Step]
+    steps: dict[str, rewriting_lib.Step]
 
     @property
     def plan(self):
@@ -179,10 +179,10 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     if plan is not None and len(steps) > 1:
         raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
                             "one of a single step.")
-    options = saved.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
+    options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.collective_ops, progress)
     with garbage.unsearched():
-        rewritten = saved.rewrite(graph.graph_def, steps, graph.has_functions, options)
+        rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)

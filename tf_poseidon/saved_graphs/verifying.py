@@ -16,9 +16,9 @@ import tensorflow as tf
 from tf_poseidon import job
 from tf_poseidon import runtime
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import functions as functions_lib
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import strip
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running

@@ -1,6 +1,6 @@
 """Checks a graph before and after it is rewritten; what it finds is a mistake of ours."""
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 class InvalidGraph(Exception):

@@ -2,9 +2,9 @@
 
 import math
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes.matches import Factor
-from tf_poseidon.graph_passes.matches import Refused
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match.matches import Factor
+from tf_poseidon.graph_passes.match.matches import Refused
 
 
 def _matmul(graph, node):

@@ -15,13 +15,13 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import check
-from tf_poseidon.graph_passes import check_types
-from tf_poseidon.graph_passes import functions as functions_lib
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import check
+from tf_poseidon.graph_passes.graph import check_types
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes import pipeline
-from tf_poseidon.graph_passes import saved_inputs
-from tf_poseidon.graph_passes import strip
+from tf_poseidon.graph_passes.saved import inputs as inputs_lib
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
@@ -66,12 +66,12 @@ class Step:
     """A step that was rewritten.
 
     Attributes:
-        inputs: The `saved_inputs.Input`s.
+        inputs: The `inputs_lib.Input`s.
         plan: The `planning.Plan` that its sums follow.
         exchanges: The `partition.report.Report` of what it exchanges, and runs whole.
     """
 
-    inputs: tuple[saved_inputs.Input, ...]
+    inputs: tuple[inputs_lib.Input, ...]
     plan: planning.Plan
     exchanges: report_lib.Report
 
@@ -125,7 +125,7 @@ def rewrite(graph_def, steps, has_functions, options):
     else:  # steps of one graph share nodes
         targets = tuple(dict.fromkeys(target for each in steps.values() for target in each))
         found[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
-    saved_inputs.check_names([each for step in found.values() for each in step.inputs], options.inputs)
+    inputs_lib.check_names([each for step in found.values() for each in step.inputs], options.inputs)
     strip.note_original(result, original)
     return Rewritten(result, found)
 
@@ -156,10 +156,10 @@ def _rewrite_function(result, library, name, function, arguments, options, taken
     functions_lib.add_defaults(graph_def)
     _check_flat(graph_def, library)
     returned, controls = functions_lib.returned(body), body.control_returns
-    inputs = [saved_inputs.of_placeholder(node, by_name[node.name].name) for node in graph_def.node[:len(arguments)]
+    inputs = [inputs_lib.of_placeholder(node, by_name[node.name].name) for node in graph_def.node[:len(arguments)]
               if node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)]
-    inputs = saved_inputs.decide(inputs, options.inputs)
-    marked = saved_inputs.with_marker(graph_def, inputs)
+    inputs = inputs_lib.decide(inputs, options.inputs)
+    marked = inputs_lib.with_marker(graph_def, inputs)
     options.progress("partitioning by rows")
     flat = inline.inline(marked, [*returned.values(), *controls, *(argument for argument, _ in body.arguments)])
     fetches = list(dict.fromkeys(map(_full, returned.values())))
@@ -258,9 +258,9 @@ def _rewrite_main(result, library, targets, options, taken):
     _check_bodies(library, *called)
     step = graph_lib.with_nodes(result, needed)
     functions_lib.add_defaults(step)
-    saved_inputs.say_shapes(step)
-    inputs = saved_inputs.decide(saved_inputs.of_main(step), options.inputs)
-    marked = saved_inputs.with_markers(step, inputs)
+    inputs_lib.say_shapes(step)
+    inputs = inputs_lib.decide(inputs_lib.of_main(step), options.inputs)
+    marked = inputs_lib.with_markers(step, inputs)
     options.progress("partitioning by rows")
     flat = inline.inline(marked, [node.name for node in marked.node]) if called else marked
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]

@@ -12,7 +12,7 @@ import hashlib
 
 from tensorflow.python.framework import op_def_registry
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
                      "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",

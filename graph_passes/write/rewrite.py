@@ -6,13 +6,13 @@ no undecided marker is left; every other node keeps its name, and what read a ma
 
 import collections
 
-from tf_poseidon.graph_passes import bundles as bundles_lib
-from tf_poseidon.graph_passes import collectives
-from tf_poseidon.graph_passes import find_collectives
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import horovod_ops
-from tf_poseidon.graph_passes import send_receive
-from tf_poseidon.graph_passes import tensorflow_ops
+from tf_poseidon.graph_passes.write import bundles as bundles_lib
+from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import horovod_ops
+from tf_poseidon.graph_passes.write import send_receive
+from tf_poseidon.graph_passes.write import tensorflow_ops
 
 
 def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=None):
@@ -79,7 +79,7 @@ def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=
 
 def _ops_of(graph, marker):
     """Returns what writes in the place of a program's own all-reduce."""
-    is_horovod = graph.nodes[marker.node].op in find_collectives.HOROVOD
+    is_horovod = graph.nodes[marker.node].op in foreign.HOROVOD
     return horovod_ops.HorovodOps if is_horovod else tensorflow_ops.TensorFlowOps
 
 

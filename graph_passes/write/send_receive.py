@@ -23,10 +23,10 @@ and what has come up: by "ps" the gradient and the sum, by "sfb" this rank's U a
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import site_writer
-from tf_poseidon.graph_passes.match_factors import BETWEEN
-from tf_poseidon.graph_passes.matches import Match
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import site_writer
+from tf_poseidon.graph_passes.match.factors import BETWEEN
+from tf_poseidon.graph_passes.match.matches import Match
 
 
 class SendReceive(site_writer.SiteWriter):

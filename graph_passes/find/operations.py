@@ -6,7 +6,7 @@ step's arithmetic; nothing inside of loops, nor where shapes are unknown.
 
 import math
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 def _product(graph, node):
@@ -73,7 +73,7 @@ _COUNTED = {
 }
 
 
-def count_operations(graph, tensors):
+def count(graph, tensors):
     """Returns (operations of the whole graph, operations that come before each of some tensors)."""
     counts = []  # of the nodes that count
     before = {}  # by node: which of them come before it, as bits

@@ -18,8 +18,8 @@ import re
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import site_writer
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import site_writer
 
 _INT32 = types_pb2.DT_INT32
 

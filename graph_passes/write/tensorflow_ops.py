@@ -4,8 +4,8 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import collectives
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 # How many layers can travel as factors: the keys of tf.distribute are counted up from 0, those of parts of its
 # bundles down, each with so many numbers.

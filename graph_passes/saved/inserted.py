@@ -3,10 +3,10 @@
 import collections
 import dataclasses
 
-from tf_poseidon.graph_passes import collectives
-from tf_poseidon.graph_passes import functions as functions_lib
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import strip
+from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition.write import PREFIX
 
 # What the names of ops begin with that an original has not.

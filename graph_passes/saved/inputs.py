@@ -9,7 +9,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import propagate
 from tf_poseidon.graph_passes.partition.rules import sources
 

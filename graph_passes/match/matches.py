@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 @dataclasses.dataclass(frozen=True)

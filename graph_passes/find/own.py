@@ -11,7 +11,7 @@ import dataclasses
 
 from tensorflow.python.framework import dtypes
 
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 # The ops that our strategy puts over gradients.
 MARKERS = ("PoseidonSync", "PoseidonSyncSlices")
@@ -74,7 +74,7 @@ class Bundle:
     output: str
 
 
-def find_sites(graph):
+def find(graph):
     """Returns the `Marker`s of a graph.
 
     Raises:

@@ -6,23 +6,23 @@ Requires: a flat graph with `_output_shapes`, and the matches of its other gradi
 
 import dataclasses
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes.match_factors import PASS_ON
-from tf_poseidon.graph_passes.match_factors import scalar_of
-from tf_poseidon.graph_passes.matches import BiasMatch
-from tf_poseidon.graph_passes.matches import Match
-from tf_poseidon.graph_passes.matches import Refused
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match.factors import PASS_ON
+from tf_poseidon.graph_passes.match.factors import scalar_of
+from tf_poseidon.graph_passes.match.matches import BiasMatch
+from tf_poseidon.graph_passes.match.matches import Match
+from tf_poseidon.graph_passes.match.matches import Refused
 
 _MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
 
 
-def match_biases(graph, markers, matches):
+def match(graph, markers, matches):
     """Finds the gradients of biases of dense layers.
 
     Args:
         graph: The `Graph`.
         markers: All `Marker`s.
-        matches: Result of `match_factors` for each site.
+        matches: Result of `factors.match` for each site.
 
     Returns:
         `BiasMatch`es by site.

@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework import op_def_registry
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
 _OUTPUT = re.compile("0|[1-9][0-9]{0,8}")

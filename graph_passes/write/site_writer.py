@@ -11,10 +11,10 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
-from tf_poseidon.graph_passes import devices
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes.match_factors import BETWEEN
-from tf_poseidon.graph_passes.matches import Match
+from tf_poseidon.graph_passes.graph import devices
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match.factors import BETWEEN
+from tf_poseidon.graph_passes.match.matches import Match
 
 _FLOAT = types_pb2.DT_FLOAT
 HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)

@@ -9,15 +9,15 @@ import dataclasses
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes.matches import Match
-from tf_poseidon.graph_passes.matches import Product
-from tf_poseidon.graph_passes.matches import Refusal
-from tf_poseidon.graph_passes.matches import Refused
-from tf_poseidon.graph_passes.matches import Scalar
-from tf_poseidon.graph_passes.matches import Term
-from tf_poseidon.graph_passes.products import BATCH_PRODUCTS
-from tf_poseidon.graph_passes.products import PRODUCTS
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match.matches import Match
+from tf_poseidon.graph_passes.match.matches import Product
+from tf_poseidon.graph_passes.match.matches import Refusal
+from tf_poseidon.graph_passes.match.matches import Refused
+from tf_poseidon.graph_passes.match.matches import Scalar
+from tf_poseidon.graph_passes.match.matches import Term
+from tf_poseidon.graph_passes.match.products import BATCH_PRODUCTS
+from tf_poseidon.graph_passes.match.products import PRODUCTS
 
 # Ops that hand their input on, element by element in the same order.
 PASS_ON = ("Identity", "Snapshot", "PreventGradient")
@@ -31,7 +31,7 @@ _FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4
            types_pb2.DT_DOUBLE: 8}
 
 
-def match_factors(graph, marker, is_rank_independent):
+def match(graph, marker, is_rank_independent):
     """Returns the `Match` of a gradient, or a `Refusal`.
 
     Args:

@@ -11,8 +11,8 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes import functions as functions_lib
-from tf_poseidon.graph_passes import graph as graph_lib
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import write as write_lib
 

@@ -12,10 +12,10 @@ import dataclasses
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes import graph as graph_lib
-from tf_poseidon.graph_passes import horovod_ops
-from tf_poseidon.graph_passes.find_sites import Bundle
-from tf_poseidon.graph_passes.find_sites import Marker
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import horovod_ops
+from tf_poseidon.graph_passes.find.own import Bundle
+from tf_poseidon.graph_passes.find.own import Marker
 
 HOROVOD = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 TENSORFLOW = ("CollectiveReduceV2", "CollectiveReduceV3")
@@ -24,7 +24,7 @@ MARKERS = (*HOROVOD, *TENSORFLOW)
 _SUMMED = (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-def find_collectives(graph, size):
+def find(graph, size):
     """Returns the `Marker`s of a graph.
 
     Args:

@@ -1,0 +1,1 @@
+"""What a training graph synchronises, and what comes before it."""

@@ -1,0 +1,1 @@
+"""GraphDefs: how passes read and write them."""

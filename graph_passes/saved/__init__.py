@@ -1,0 +1,1 @@
+"""Graphs as they are saved: rewriting them whole, and reading back what was inserted."""
