@@ -137,7 +137,7 @@ def _is_ours(name):
 
 def _counts(name):
     """Returns whether our runtime counts the bytes of a system: those that travel by it."""
-    return _is_ours(name) and runtime.engine().collective_ops is None
+    return _is_ours(name) and not runtime.engine().writer.has_to_agree
 
 
 def main(_):

@@ -153,7 +153,7 @@ class EmulatingPass(grappler.GraphPass):
                 node.op = "PoseidonEmulatedProduct"
                 for name in set(node.attr) - {graph_lib.SITE}:
                     del node.attr[name]
-                node.attr["operations_per_second"].f = self.planner.model.operations_per_second
+                node.attr["operations_per_second"].f = self.session.planner.model.operations_per_second
         return rewritten
 
 

@@ -382,7 +382,7 @@ def transfers(work, machines, system, plan):
 
 def _transfer(site, decision, work, machines, system, place):
     """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
-    gpus, nodes, dense = machines.gpus_per_node, machines.nodes, site.num_bytes
+    gpus, dense = machines.gpus_per_node, site.num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
     factors = site.factors if site.factors is not None and site.factors.k is not None else None
     made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,

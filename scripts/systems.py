@@ -23,7 +23,7 @@ from tf_poseidon import agreement
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon import runtime
-from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes import session
 
 POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
 PEERS = ("horovod", "mwms")
@@ -97,9 +97,9 @@ class RealReplica:
 
         Args:
             *planned: As of `planning.Planner`.
-            **options: As of `grappler.GraphPass`.
+            **options: Same as in `session.RewriteSession`.
         """
-        return grappler.GraphPass(planning.Planner(*planned), **options)
+        return grappler.GraphPass(session.RewriteSession(planning.Planner(*planned), **options))
 
     def synchronize(self, gradients, strategy):
         """Returns gradients as they are: in a strategy's step, the optimizer synchronises them."""
@@ -146,7 +146,7 @@ class EmulatedReplica:
     def graph_pass(self, *planned, **options):
         """Returns the passes for its step; arguments as of `RealReplica.graph_pass`."""
         planner = emulation.EmulatedPlanner(*planned, model=self._model)
-        return emulation.EmulatingPass(planner, **options)
+        return emulation.EmulatingPass(session.RewriteSession(planner, **options))
 
     def synchronize(self, gradients, strategy):
         """Returns the gradients summed over all ranks by a strategy."""
@@ -204,10 +204,9 @@ def _make(name, replica, cluster, strategy, libraries):
     if kind == SINGLE:
         return _started(System(name, tf.function(lambda: replica.apply(replica.gradients())), replica))
     if kind in POLICIES:
-        collective_ops = runtime.engine().collective_ops
-        agreed = collective_ops and agreement.Agreed(agreement.OverCommunicator(runtime.communicator()))
-        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", agreed=agreed,
-                                    collective_ops=collective_ops)
+        writer = runtime.engine().writer
+        over = agreement.OverCommunicator(runtime.communicator()) if writer.has_to_agree else None
+        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer, agreement=over)
         return _started(System(name, _poseidon_step(replica, strategy), replica), passes)
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
@@ -221,8 +220,7 @@ def _make(name, replica, cluster, strategy, libraries):
         return _started(System(name, step, replica))
     over = (agreement.OverCommunicator(runtime.communicator()) if kind == "horovod" else
             agreement.OverCoordinationService(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
-    passes = replica.graph_pass(cluster, "auto", agreed=agreement.Agreed(over),
-                                markers=foreign.MARKERS)
+    passes = replica.graph_pass(cluster, "auto", is_foreign=True, agreement=over)
     return _started(System(name, step, replica), passes)
 
 

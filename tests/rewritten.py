@@ -13,8 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tf_poseidon as poseidon
-from tf_poseidon import grappler
-from tf_poseidon.graph_passes import pipeline
+from tf_poseidon.graph_passes import session
 
 ROWS, BATCH = 70, 32  # the last batch has 6 rows
 
@@ -50,7 +49,7 @@ def report(strategy, model, **more):
 
 def break_pass(when=lambda call: True):
     """Makes the passes fail in this process, in those calls."""
-    find, calls = pipeline.find, []
+    find, calls = session.RewriteSession.find, []
 
     def broken(*args, **kwargs):
         calls.append(None)
@@ -58,7 +57,7 @@ def break_pass(when=lambda call: True):
             raise RuntimeError("broken on purpose")
         return find(*args, **kwargs)
 
-    grappler.pipeline.find = broken
+    session.RewriteSession.find = broken
 
 
 def train(how, strict="False"):

@@ -18,6 +18,7 @@ from tf_poseidon import drop_in
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
+from tf_poseidon.graph_passes import session
 from tf_poseidon.ops import library
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -115,10 +116,10 @@ def test_rank_that_cannot_follow_the_others_fails():
     library.load()
 
     class Fails:
-        def rewrite(self, *args):
+        def difference(self, *args):
             raise poseidon.JobEndedError("Rank 0 waited 2 s for rank 1")
 
-    passes = grappler.GraphPass(planning.Planner(planning.Cluster(2), "ps"), agreed=Fails())
+    passes = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(2), "ps"), agreement=Fails()))
     with passes.registered():
         function = tf.function(lambda x: ops.sync(2 * x, "site"))
         with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 0 waited 2 s for rank 1"):

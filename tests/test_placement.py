@@ -16,7 +16,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.write import horovod_ops
-from tf_poseidon.graph_passes import pipeline
+from tf_poseidon.graph_passes import session
 
 HOST, ACCELERATOR = "/device:CPU:0", "/device:CPU:1"
 
@@ -207,7 +207,7 @@ def test_horovod_runs_beside_the_gradient_where_it_can(policy, op, has_kernel, m
     monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: "CPU" in device or (
         has_kernel and op.startswith("Horovod")))
     planner = planning.Planner(planning.Cluster(2), policy)
-    after = pipeline.rewrite(on(GPU, layer), planner, collective_ops=horovod_ops.HorovodOps).graph_def
+    after = session.RewriteSession(planner, horovod_ops.HorovodOps).rewrite(on(GPU, layer)).graph_def
     nodes = {node.op: node.device for node in after.node}
     assert nodes[op] == (GPU if has_kernel else ITS_HOST)
     if policy == "sfb":  # which have no kernel but the CPU's

@@ -16,7 +16,7 @@ from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.ops import library
 
 # Of a processor, where nothing was measured.
@@ -84,8 +84,8 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
         over = agreement.OverCoordinationService(rank, size, timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
-    return grappler.enable(rank, planning.Planner(cluster, policy, pins), False,
-                           agreement.Agreed(over), None, foreign.MARKERS)
+    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, agreement=over)
+    return grappler.enable(rank, session, strict=False)
 
 
 def _place_in_tf_config():

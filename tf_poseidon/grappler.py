@@ -17,10 +17,11 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.graph_passes.graph import devices
+from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes import pipeline
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")
@@ -33,25 +34,26 @@ _enabled = None
 _is_plugged_in = False  # whether TensorFlow calls the bridge, with passes or without
 
 
-def enable(rank, planner, strict, agreed=None, collective_ops=None, markers=own.MARKERS):
+def enable(rank, session, strict):
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
     Args:
         rank: This rank; rank 0 logs what is rewritten.
-        planner, strict, agreed, collective_ops, markers: As `GraphPass` has them.
+        session, strict: As `GraphPass` has them.
 
     Raises:
         PoseidonError: If they run already with other options, or cannot run and `strict` is set.
     """
     global _enabled
     if _enabled is None:
-        _enabled = GraphPass(planner, strict, logging.INFO if rank == 0 else logging.DEBUG, agreed,
-                             collective_ops, markers)
+        _enabled = GraphPass(session, strict, logging.INFO if rank == 0 else logging.DEBUG)
         _enabled.register()
-    elif (_enabled.planner, _enabled.strict, _enabled.markers) != (planner, strict, markers):
+        return _enabled
+    before = _enabled.session
+    if (before.planner, _enabled.strict, before.marker_ops) != (session.planner, strict, session.marker_ops):
         raise PoseidonError(
-            f"This process rewrites training graphs with {_enabled.planner}, strict="
-            f"{_enabled.strict}, and cannot change that to {planner}, strict={strict}: give every "
+            f"This process rewrites training graphs with {before.planner}, strict="
+            f"{_enabled.strict}, and cannot change that to {session.planner}, strict={strict}: give every "
             "PoseidonStrategy of a process the same options.")
     return _enabled
 
@@ -84,29 +86,17 @@ class GraphPass:
     """The passes, as TensorFlow calls them.
 
     Attributes:
-        planner: The `planning.Planner`.
+        session: The `RewriteSession` that rewrites graphs.
         strict: As of `PoseidonStrategy`.
-        markers: The ops over which gradients are synchronised: ours, or those of another library.
         plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
             None before the first one.
     """
 
-    def __init__(self, planner, strict=False, log_level=logging.DEBUG, agreed=None, collective_ops=None,
-                 markers=own.MARKERS):
-        """Makes the passes.
-
-        Args:
-            planner, strict, markers: As above.
-            log_level: At which it is told what was rewritten.
-            agreed: The `agreement.Agreed` of ranks that have to rewrite alike; None if they need not.
-            collective_ops: As of `engines.Engine`.
-        """
-        self.planner = planner
+    def __init__(self, session, strict=False, log_level=logging.DEBUG):
+        """Makes the passes; at `log_level` it is told what was rewritten."""
+        self.session = session
         self.strict = strict
-        self.markers = markers
         self.plan = None
-        self._agreed = agreed
-        self._collective_ops = collective_ops
         self._log_level = log_level
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
@@ -114,7 +104,7 @@ class GraphPass:
         """Hands the passes to TensorFlow."""
         _, lib = library.load()
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        if not _plug_in(self._callback, self.markers):
+        if not _plug_in(self._callback, self.session.marker_ops):
             if self.strict:
                 raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
             self._refuse(_NO_PLACE)
@@ -139,54 +129,38 @@ class GraphPass:
             has_sites: Whether it synchronises anything; else TensorFlow does not hand it to us.
         """
         if not has_sites:
-            self.plan = dataclasses.replace(self.planner.by_policy().plan(()), whole=whole)
+            self.plan = dataclasses.replace(self.session.planner.by_policy().plan(()), whole=whole)
         elif self.plan is None:
-            self.plan = self.planner.refusal("TensorFlow has not run the graph pass; enable "
+            self.plan = self.session.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
 
     def rewrite(self, graph_def):
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
-        is_ours = self.markers == own.MARKERS
-        agree = next((node for node in graph_def.node if node.op == "PoseidonAgree"), None)
-        trains = agree is not None or not is_ours  # else it adds up metrics, say, and no plan was made of it
-        planner = self.planner if trains else self.planner.by_policy()
-        found, rewritten, problem = None, None, ""
+        agree, session = step.node_of(graph_def), self.session
+        # Else it adds up metrics, say, and no plan was made of it.
+        trains = agree is not None or session.marker_ops != own.OPS
         try:
-            found = pipeline.find(graph_def, foreign_ranks=None if is_ours else self.planner.cluster.workers)
-            if found is None:
-                return None
-            if self._agreed is None:
-                plan = planner.plan(found.sites, found.operations, found.exchanges)
-                rewritten = found.rewrite(plan)
-        except Exception as error:  # whatever goes wrong, the graph as it is computes the same
-            problem = f"{type(error).__name__}: {error}"
-        if self._agreed is not None:
-            markers = [node for node in graph_def.node if node.op in self.markers]
-            try:
-                rewritten, plan, problem = self._agreed.rewrite(markers, found, planner,
-                                                                self._collective_ops, problem)
-            except Exception as error:  # but now other ranks have done their part
-                problem = f"This rank could not rewrite a training graph as the others have: {error}"
-                self.plan = self.planner.refusal(problem)
-                _log.error("%s", problem)
-                return _failing(graph_def, self.markers, problem)
-            if problem:  # once and for all: TensorFlow would try again
-                graph_def = _decided(graph_def, self.markers)
-        if problem and not trains:
-            _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s", problem)
-            return None if self._agreed is None else graph_def
-        if problem:
-            self._refuse(problem)
-            return self._with_refusal(graph_def)
-        if not trains:
-            return rewritten
-        self.plan = dataclasses.replace(plan, whole=_whole_ops(agree))
-        schemes = collections.Counter(d.scheme for d in plan.decisions)
-        _log.log(self._log_level,
-                 "The training graph was rewritten: %s. Its plan shows the reasons.",
-                 ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
-        _note_plan(rewritten, plan)
-        return rewritten
+            outcome = session.rewrite(graph_def, by_policy=not trains)
+        except session_lib.CannotFollowError as error:
+            self.plan = session.planner.refusal(str(error))
+            _log.error("%s", error)
+            return _failing(graph_def, session.marker_ops, str(error))
+        if outcome.refusal:
+            if session.has_to_agree:  # once and for all: TensorFlow would try again
+                graph_def = _decided(graph_def, session.marker_ops)
+            if trains:
+                self._refuse(outcome.refusal)
+                return self._with_refusal(graph_def)
+            _log.warning("A graph that trains nothing was not rewritten: it computes the same, but slower. %s",
+                         outcome.refusal)
+            return graph_def if session.has_to_agree else None
+        if outcome.graph_def is not None and trains:
+            self.plan = dataclasses.replace(outcome.plan, whole=_whole_ops(agree))
+            schemes = collections.Counter(d.scheme for d in outcome.plan.decisions)
+            _log.log(self._log_level,
+                     "The training graph was rewritten: %s. Its plan shows the reasons.",
+                     ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
+        return outcome.graph_def
 
     def _run(self, data, size, result):
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""
@@ -201,15 +175,15 @@ class GraphPass:
 
     def _refuse(self, reason):
         is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
-        self.plan = self.planner.refusal(reason)
-        if is_new and not (self.strict or self.planner.given):
+        self.plan = self.session.planner.refusal(reason)
+        if is_new and not (self.strict or self.session.planner.given):
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
 
     def _with_refusal(self, graph_def):
         """Returns the graph as it is; with strict=True or a given plan, it fails with the reason when it runs."""
-        if not (self.strict or self.planner.given):
-            return None if self._agreed is None else graph_def
+        if not (self.strict or self.session.planner.given):
+            return graph_def if self.session.has_to_agree else None
         for node in graph_def.node:
             if node.op == "PoseidonAgree":
                 node.attr["refusal"].s = self.plan.refusal.encode()
@@ -281,9 +255,3 @@ def _decided(graph_def, markers):
 def _whole_ops(agree):
     """Returns the `planning.WholeOp`s that `ops.agree` was given; none of a graph of another library."""
     return planning.whole_op.loads(agree.attr["whole"].s.decode()) if agree is not None else ()
-
-
-def _note_plan(graph_def, plan):
-    for node in graph_def.node:
-        if node.op == "PoseidonAgree":
-            node.attr["plan"].s = plan.form().encode()

@@ -39,7 +39,7 @@ def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_no
         raise PoseidonError(
             f"verify={verify} compares gradients with their exact sums, but wire_dtype="
             f"{wire_dtype!r} rounds them; leave one of the two away.")
-    if engines.load(engine).collective_ops is not None:
+    if engines.load(engine).writer.has_to_agree:
         for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
             if value is not None:
                 raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
@@ -69,7 +69,7 @@ def check_ranks_per_node(ranks_per_node, size, plan, cluster, engine):
             raise PoseidonError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
                                 f"{told[other]} do; leave one of the two away, or change it.")
     for name, value in told.items():
-        if value > 1 and engines.load(engine).collective_ops is not None:
+        if value > 1 and engines.load(engine).writer.has_to_agree:
             whose = "" if name == "ranks_per_node" else f" of {name}"
             raise PoseidonError(f"ranks_per_node={value}{whose} is not possible with engine='{engine}', whose own "
                                 "ops sum the gradients; leave it away, or use engine='mpi'.")

@@ -105,7 +105,7 @@ class Partitioned:
         partitioned = _partitioned(traced, rows, held)
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
-        self.has_sites = any(node.op in own.MARKERS for node in partitioned.graph_def.node)
+        self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
         self.form = "\n".join([self.report.form(), *_lines(partitioned.graph_def)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
@@ -151,7 +151,7 @@ class Partitioned:
         inputs |= {name: graph.capture(external) for external, name in self._interface.captures}
         graph_def = _without(graph_def, inputs)
         for node in graph_def.node:
-            if node.op in own.MARKERS and node.attr["site"].s.decode() in self._trained:
+            if node.op in own.OPS and node.attr["site"].s.decode() in self._trained:
                 node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
             if "site" in node.attr:
                 node.attr["site"].s += mark.encode()
@@ -161,7 +161,7 @@ class Partitioned:
 
     def _checks(self, graph, mark):
         """Returns the operations by which ranks agree, and those of verify mode."""
-        markers = [operation for operation in graph.get_operations() if operation.type in own.MARKERS]
+        markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
         if not markers:
             return []
         forms = [f"{exchange.form()}{mark}" for exchange in self.report.exchanges]

@@ -23,6 +23,7 @@ from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.timelines import recording
 
 
@@ -127,12 +128,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
             if verify is not None:
                 self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
             options.agree_on_seed(communicator)
-            collective_ops = runtime.engine().collective_ops
-            agreed = None if collective_ops is None else agreement.Agreed(
-                agreement.OverCommunicator(communicator))
-            self.extended.graph_pass = grappler.enable(
-                communicator.rank, planning.Planner(cluster, policy, pins, merge, plan),
-                strict, agreed, collective_ops)
+            writer = runtime.engine().writer
+            over = agreement.OverCommunicator(communicator) if writer.has_to_agree else None
+            session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins, merge, plan), writer,
+                                               agreement=over)
+            self.extended.graph_pass = grappler.enable(communicator.rank, session, strict)
         global _latest
         _latest = self
 
@@ -240,7 +240,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         if communicator is None:
             raise PoseidonError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
                                 "runs alone; launch several with mpiexec, or use tf.profiler for one.")
-        if runtime.engine().collective_ops is not None:
+        if runtime.engine().writer.has_to_agree:
             raise PoseidonError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
                                 "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
         return recording.record(communicator, path, lambda: self.plan)

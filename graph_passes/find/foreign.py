@@ -12,19 +12,21 @@ import dataclasses
 
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.find.markers import Bundle
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.write import horovod_ops
-from tf_poseidon.graph_passes.find.own import Bundle
-from tf_poseidon.graph_passes.find.own import Marker
 
 HOROVOD = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 TENSORFLOW = ("CollectiveReduceV2", "CollectiveReduceV3")
-MARKERS = (*HOROVOD, *TENSORFLOW)
+OPS = (*HOROVOD, *TENSORFLOW)
+
+# Horovod's numbers of the reductions that we know what to do with.
+AVERAGE, SUM = 0, 1
 
 _SUMMED = (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-def find(graph, size):
+def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
     """Returns the `Marker`s of a graph.
 
     Args:
@@ -33,7 +35,7 @@ def find(graph, size):
     """
     markers = []
     for node in graph.graph_def.node:
-        if node.op in MARKERS and not graph_lib.is_planned(node):
+        if node.op in OPS and not graph_lib.is_planned(node):
             refusal = _refusal(graph, node, size)
             markers += [dataclasses.replace(marker, refusal=refusal) for marker in _markers(graph, node)]
     times, numbers = collections.Counter(marker.site for marker in markers), collections.Counter()
@@ -49,7 +51,7 @@ def _refusal(graph, node, size):
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
     if node.op in HOROVOD:
-        if node.attr["reduce_op"].i not in (horovod_ops.AVERAGE, horovod_ops.SUM):
+        if node.attr["reduce_op"].i not in (AVERAGE, SUM):
             return "its reduction is neither a sum nor an average"
         if node.attr["process_set_id"].i != 0:
             return "only the ranks of a process set add it up"

@@ -1,12 +1,46 @@
-"""Counts additions and multiplications: those of a step, and those that come before a gradient.
+"""Counts additions and multiplications, and exchanges: those of a step, and those that come before each exchange.
 
-Requires: shapes. Ensures: what is counted are matrix products and convolutions, which is nearly all of a
-step's arithmetic; nothing inside of loops, nor where shapes are unknown.
+Requires: sites and exchanges, in a graph with shapes. Ensures: all of them say what comes before them. What is counted
+are matrix products and convolutions, which is nearly all of a step's arithmetic; nothing inside of loops, nor where
+shapes are unknown.
 """
 
+import dataclasses
 import math
 
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+
+class CountOperations(passes.Pass):
+    """Says of each site and exchange how much comes before it."""
+
+    def requires(self, known: passes.TrainingGraph) -> str:
+        return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        graph, others = known.graph, exchanges_lib.nodes(known.graph)
+        operations, before = count(graph, [marker.gradient for marker in known.markers]
+                                   + [graph_lib.data_inputs(node)[0] for node in others])
+        names = [marker.node for marker in known.markers] + [node.name for node in others]
+        depths = _depths(graph, names)
+        counted = [dataclasses.replace(each, operations=number, depth=depths[name]) for each, number, name in zip(
+            (*known.sites, *known.exchanges), before, names, strict=True)]
+        return dataclasses.replace(known, sites=tuple(counted[:len(known.sites)]), operations=operations,
+                                   exchanges=tuple(counted[len(known.sites):]))
+
+
+def _depths(graph, names):
+    """Returns how many of some nodes come one after the other before each of them, None for those in loops."""
+    names, before, found = set(names), {}, {}
+    for node in graph_lib.in_order(graph.graph_def):
+        # None yet of the back edge of a loop.
+        depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
+        before[node.name] = depth + (node.name in names)
+        if node.name in names:
+            found[node.name] = None if graph_lib.meanwhile(node) == "repeats" else depth
+    return found
 
 
 def _product(graph, node):

@@ -1,11 +1,12 @@
 """Recognises the gradients of biases: sums of the rows of a factor that is sent anyway.
 
-Requires: a flat graph with `_output_shapes`, and the matches of its other gradients. Ensures: a
+Requires: the matches of factors, in a flat graph with `_output_shapes`. Ensures: a
 `BiasMatch` for each gradient that is the sum of the rows of all U, or of all V, of another one.
 """
 
 import dataclasses
 
+from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import PASS_ON
 from tf_poseidon.graph_passes.match.factors import scalar_of
@@ -14,6 +15,23 @@ from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Refused
 
 _MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
+
+
+class MatchBiases(passes.Pass):
+    """Finds the gradients of biases of dense layers."""
+
+    def requires(self, known: passes.TrainingGraph) -> str:
+        missing = [m.site for m in known.markers if m.indices is None and m.site not in known.matches]
+        return f"'{missing[0]}' was not looked at for factors" if missing else ""
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        markers = [marker for marker in known.markers if marker.indices is None and not marker.refusal]
+        return dataclasses.replace(known, matches={**known.matches, **match(known.graph, markers, known.matches)})
+
+    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        return next((f"'{site}' is made of the factors of '{match.leader}', which has none"
+                     for site, match in result.matches.items()
+                     if isinstance(match, BiasMatch) and not isinstance(result.matches[match.leader], Match)), "")
 
 
 def match(graph, markers, matches):

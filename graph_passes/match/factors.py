@@ -1,7 +1,8 @@
 """Recognises gradients that are products of factors, U^T V.
 
-Requires: a flat graph with `_output_shapes`. Ensures: a `Match` or a `Refusal`. Whatever the rows of U
-and V stand for, the sum of such gradients over ranks is the same with the rows of all ranks.
+Requires: markers in a flat graph with `_output_shapes`. Ensures: a `Match` or a `Refusal` for each gradient that is no
+slices. Whatever the rows of U and V stand for, the sum of such gradients over ranks is the same with the rows of all
+ranks.
 """
 
 import dataclasses
@@ -9,7 +10,10 @@ import dataclasses
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.match import rank_independence
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Product
 from tf_poseidon.graph_passes.match.matches import Refusal
@@ -31,6 +35,34 @@ _FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4
            types_pb2.DT_DOUBLE: 8}
 
 
+class MatchFactors(passes.Pass):
+    """Finds the factors of gradients."""
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        graph = known.graph
+        # Which tensors ranks have in common is a question to the whole graph.
+        independent = rank_independence.RankIndependence(graph, any(m.is_foreign for m in known.markers))
+        matches = {marker.site: _gatherable(graph, match(graph, marker, independent), marker)
+                   for marker in known.markers if marker.indices is None}
+        return dataclasses.replace(known, matches={**known.matches, **matches}, digest=independent.digest)
+
+    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        missing = [m.site for m in known.markers if m.indices is None and m.site not in result.matches]
+        return f"nothing was found out about '{missing[0]}'" if missing else ""
+
+
+def _gatherable(graph, match, marker):
+    """Returns a match as it is, or a Refusal if collectives of another library cannot gather its types."""
+    if not marker.is_foreign or not isinstance(match, Match):
+        return match
+    dtype = match.products[0].dtype
+    if match.terms and dtype != marker.dtype:
+        return Refusal(marker.node, "what is added to its factors has another type than these")
+    if dtype == types_pb2.DT_BFLOAT16 and graph.nodes[marker.node].op in foreign.TENSORFLOW:
+        return Refusal(marker.node, "TensorFlow's collectives do not gather bfloat16")
+    return match
+
+
 def match(graph, marker, is_rank_independent):
     """Returns the `Match` of a gradient, or a `Refusal`.
 
@@ -39,6 +71,8 @@ def match(graph, marker, is_rank_independent):
         marker: The gradient's `Marker`.
         is_rank_independent: A function that says of a tensor whether it is equal on all ranks.
     """
+    if marker.refusal:
+        return Refusal(marker.node, marker.refusal)
     if marker.shape is not None and len(marker.shape) < 2:
         return Refusal(graph_lib.node_of(marker.gradient), "it is not a matrix")
     try:

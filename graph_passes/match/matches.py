@@ -17,7 +17,7 @@ class Refusal:
     node: str
     reason: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.reason} (node '{self.node}')"
 
 
@@ -95,11 +95,11 @@ class Match:
     masks: tuple[str, ...] = ()
     terms: tuple[Term, ...] = ()
 
-    def tensors(self):
+    def tensors(self) -> list[str]:
         """Returns everything that is read to rebuild the gradient, and the nodes that computed it."""
         return [*(t for p in self.products for t in (p.node, p.u.tensor, p.v.tensor)), *self.others()]
 
-    def others(self):
+    def others(self) -> list[str]:
         """Returns what is read to rebuild the gradient, but for the factors."""
         scalars = [s.tensor for p in self.products for s in p.scale]
         scalars += [s.tensor for term in self.terms for s in term.coefficient]
@@ -134,8 +134,11 @@ class SlicesMatch:
     index_dtype: int
 
 
+GradientMatch = Match | BiasMatch | SlicesMatch | Refusal
+
+
 class Refused(Exception):
     """Carries a Refusal out of a search."""
 
-    def __init__(self, tensor, reason):
+    def __init__(self, tensor: str, reason: str) -> None:
         super().__init__(Refusal(graph_lib.node_of(tensor), reason))

@@ -4,7 +4,7 @@ Requires: a GraphDef as it was saved, for one process. Ensures: one that compute
 are given the same inputs. Its functions and nodes keep their names, and give what they gave.
 
 A step is either a function, as TensorFlow 2 saves it, or some nodes of the main graph, as TensorFlow 1 does. It is
-partitioned by rows (`partition/`), and what it sums is planned and rewritten as anywhere (`pipeline.py`).
+partitioned by rows (`partition/`), and what it sums is planned and rewritten as anywhere (`session.py`).
 """
 
 import dataclasses
@@ -19,13 +19,16 @@ from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import check_types
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes import pipeline
+from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.saved import inputs as inputs_lib
 from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.write.send_receive import SendReceive
+from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _HANDLES = ("VarHandleOp",)
@@ -42,7 +45,7 @@ class Options:
         inputs: By name of an input: "rows", "same", or its dimension of rows.
         rows: Rows of a full batch on each worker, for planning; None if unknown.
         wire_dtype, strict: As of `PoseidonStrategy`.
-        collective_ops: As of `engines.Engine`.
+        writer: Same as in `engines.Engine`.
         progress: Called with what is done next.
     """
 
@@ -52,7 +55,7 @@ class Options:
     rows: int | None = None
     wire_dtype: str | None = None
     strict: bool = False
-    collective_ops: object = None
+    writer: type[SiteWriter] = SendReceive
     progress: object = staticmethod(lambda what: None)
 
     @property
@@ -318,10 +321,8 @@ def _num_outputs(library, node):
 
 def _check_flat(graph_def, library):
     """Refuses a graph that TensorFlow cannot read: it ends the process over some."""
-    try:
-        check.check_graph(graph_def)
-    except check.InvalidGraph as error:
-        raise PoseidonError(f"The graph is not valid: {error}.") from error
+    if problem := check.problem_of(graph_def):
+        raise PoseidonError(f"The graph is not valid: {problem}.")
     check_types.check_types(graph_def, library)
 
 
@@ -423,16 +424,17 @@ def _planned(partitioned, options):
     except PoseidonError:  # the graph has a number of rows of its own
         _set_rows(graph_def, -1)
         shaped = options.add_shapes(graph_def)
-    passed = pipeline.rewrite(shaped, options.planner, options.collective_ops)
+    outcome = session.RewriteSession(options.planner, options.writer).rewrite(shaped)
+    if outcome.cause is not None:
+        raise outcome.cause
     result = graph_pb2.GraphDef()
-    result.CopyFrom(passed.graph_def or partitioned.graph_def)
+    result.CopyFrom(outcome.graph_def or partitioned.graph_def)
     _set_rows(result, -1)
-    plan = passed.plan or options.planner.plan(())
+    plan = outcome.plan or options.planner.plan(())
+    step_lib.node_of(result).attr["plan"].s = plan.form().encode()
     for node in result.node:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
-        if node.op == "PoseidonAgree":
-            node.attr["plan"].s = plan.form().encode()
     return result, plan
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon import planning
 from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
@@ -19,7 +20,7 @@ def open_bundle(graph, markers, decisions):
     """
     bundle, node = markers[0].bundle, graph.nodes[markers[0].node]
     writer = graph_lib.Writer(node.name, node.device)
-    left = [marker for marker in markers if decisions[marker.site].scheme == "ps"]
+    left = [marker for marker in markers if decisions[marker.site].scheme == planning.PS]
     if len(left) == len(markers):
         writer.copy(node, **{graph_lib.PLANNED: True})
         return writer.nodes

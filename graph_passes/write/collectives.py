@@ -30,32 +30,24 @@ SITE, SCHEME = graph_lib.SITE, "_poseidon_scheme"
 class Collectives(site_writer.SiteWriter):
     """Writes the nodes of one site; what the ops of a library are, its subclasses know."""
 
-    def __init__(self, graph, marker, plan, verifier=None):
-        """Makes a writer.
-
-        Args:
-            graph: The `Graph`.
-            marker: The site's `Marker`.
-            plan: The `Plan`.
-            verifier: The site's PoseidonVerify node, None without.
-        """
-        super().__init__(graph, marker, verifier)
-        self._scheme = next(d.scheme for d in plan.decisions if d.site == marker.site)
-        self._planned = next(site for site in plan.sites if site.name == marker.site)
+    has_to_agree = True
 
     # ---- forms ----------------------------------------------------------------------------------
 
-    def dense(self):
+    def summed(self) -> None:
         """gradient -> all-reduce, the last under the marker's name."""
-        if not self._marker.is_foreign:
-            self._all_reduced("", self._marker.gradient)
+        if self.marker.indices is not None:
+            self._as_slices(self._all_reduced("sum", self._dense_of_slices()))
             self._verify_by_magnitudes()
-        elif self._marker.bundle is None:  # those of a bundle are for `bundles.py`
+        elif not self.marker.is_foreign:
+            self._all_reduced("", self.marker.gradient)
+            self._verify_by_magnitudes()
+        elif self.marker.bundle is None:  # those of a bundle are for `bundles.py`
             self.writer.copy(self._node, **{graph_lib.PLANNED: True})
 
-    def slices(self):
+    def slices(self) -> None:
         """Gathers all slices, and under the marker's name those with the same index added up."""
-        marker = self._marker
+        marker = self.marker
         indices, values = self._gathered([marker.indices, marker.gradient],
                                          [self._index_type, marker.dtype], [None, None], ())
         unique = self.writer.add("unique", "Unique", [indices], T=self._index_type, out_idx=_INT32)
@@ -65,14 +57,15 @@ class Collectives(site_writer.SiteWriter):
         self.writer.add("", "IdentityN", [unique, total], T=[self._index_type, marker.dtype])
         self._verify_by_magnitudes()
 
-    def dense_slices(self):
-        """slices -> dense -> all-reduce, and under the marker's name all indices and the sum."""
-        self._as_slices(self._all_reduced("sum", self._dense_of_slices()))
-        self._verify_by_magnitudes()
+    def factors(self) -> None:
+        """Gathers the factors of all ranks; or makes something of what another site has gathered.
 
-    def factors(self, match, riders, digest):
-        """Gathers the factors of all ranks; see `SendReceive.factors`."""
-        del riders, digest  # ranks have agreed on them
+        This rank's own gradient is not needed, and so not computed.
+        """
+        leader, match = self.leader
+        if self.decision.leader:
+            self._bias(leader, match)
+            return
         parts, types, columns = self._parts(match)
         gathered = self._gathered(parts, types, columns, match.others())
         for i, tensor in enumerate(gathered):  # where riders find them
@@ -82,17 +75,12 @@ class Collectives(site_writer.SiteWriter):
             self._finish(self._after_controls(self._rebuild(match, masks, gathered, types[0]), match))
         self._verify_by(gathered[:2], types[:2], masks)
 
-    def bias(self, leader, bias, match):
+    def _bias(self, leader, match):
         """Adds up the rows of a factor that another site has gathered."""
-        dtype = self._on_wire(match.products[0].dtype)
+        dtype, bias = self._on_wire(match.products[0].dtype), self.match
         gathered = f"{leader}/recv{0 if bias.factor == 'u' else 1}"
         self._verify_by([gathered], [dtype])
         self._finish(self._after_controls(self._sum_of_rows(gathered, dtype), bias))
-
-    def waits(self, leader, match):
-        """Returns nothing: this rank's own gradient is not needed, and so not computed."""
-        del leader, match
-        return {}
 
     def _verify_by_magnitudes(self):
         """Tells verify mode how rounding shows in a sum whose order is the library's.
@@ -101,24 +89,24 @@ class Collectives(site_writer.SiteWriter):
         """
         if self._verifier is None:
             return
-        dtype = self._marker.dtype
+        dtype = self.marker.dtype
         magnitude = self.writer.add("magnitude", "Abs", [graph_lib.data_inputs(self._verifier)[0]], T=dtype)
         magnitude = self._all_reduced("magnitudes", magnitude, what="magnitude")
         self._verify_by([self._reshaped("magnitudes_row", magnitude, [1, -1], dtype)], [dtype])
 
     def _finish(self, total):
         """Puts a rebuilt gradient in the marker's place; of a bundle, where `bundles.py` finds it."""
-        dtype = self._marker.dtype
+        dtype = self.marker.dtype
         total = self._rescaled(total)
-        if self._marker.is_flat:
+        if self.marker.is_flat:
             total = self._reshaped("flat", total, [-1], dtype)
-        self.writer.add("sum" if self._marker.bundle else "", "Identity", [total], T=dtype)
+        self.writer.add("sum" if self.marker.bundle else "", "Identity", [total], T=dtype)
 
-    def note(self):
+    def finish(self) -> None:
         """Notes at the node with the sum which site it is of, and how that travels."""
         for node in self.writer.nodes:
-            if node.name == self._marker.node:
-                node.attr[SITE].s, node.attr[SCHEME].s = self._marker.site.encode(), self._scheme.encode()
+            if node.name == self.marker.node:
+                node.attr[SITE].s, node.attr[SCHEME].s = self.marker.site.encode(), self.decision.scheme.encode()
 
     # ---- what libraries differ in ----------------------------------------------------------------
 

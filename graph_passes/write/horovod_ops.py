@@ -7,12 +7,10 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import site_writer
-
-# Horovod's numbers of the reductions that we know what to do with.
-AVERAGE, SUM = 0, 1
 
 _BFLOAT16, _FLOAT = types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT
 _INT32, _UINT16 = types_pb2.DT_INT32, types_pb2.DT_UINT16
@@ -28,17 +26,17 @@ class HorovodOps(collectives.Collectives):
 
     def _all_reduced(self, suffix, tensor, what=""):
         with self.writer.placed(self._where_run("HorovodAllreduce")):
-            dtype = self._marker.dtype
+            dtype = self.marker.dtype
             if not self._contributes_always:
                 zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
                 tensor = self.writer.add(f"{what}contribution", "SelectV2",
-                                         [self._marker.contributes, tensor, zero], T=dtype)
+                                         [self.marker.contributes, tensor, zero], T=dtype)
             wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
             tensor = self._cast(f"{what}wide", tensor, dtype, wire)
-            if self._graph.node(self._marker.gradient).op == "Const":  # as for coefficients
+            if self._graph.node(self.marker.gradient).op == "Const":  # as for coefficients
                 tensor = self._opaque(f"{what}opaque", tensor, wire)
             total = self._horovod(self._name(what and f".{what}"), "HorovodAllreduce", [tensor], T=wire,
-                                  reduce_op=SUM, prescale_factor=1.0, postscale_factor=1.0)
+                                  reduce_op=foreign.SUM, prescale_factor=1.0, postscale_factor=1.0)
             if wire == dtype:
                 return self.writer.add(suffix, "Identity", [total], T=dtype)
             return self._cast(suffix, total, wire, dtype)
@@ -63,14 +61,14 @@ class HorovodOps(collectives.Collectives):
             return gathered
 
     def _rescaled(self, total):
-        if not self._marker.is_foreign:
+        if not self.marker.is_foreign:
             return total
-        attr, dtype = self._node.attr, self._marker.dtype
+        attr, dtype = self._node.attr, self.marker.dtype
         factor = attr["prescale_factor"].f * attr["postscale_factor"].f
         if factor != 1:
             by = self.writer.constant("factor", site_writer.array(factor, dtype), total)
             total = self.writer.add("rescaled", "Mul", [total, by], T=dtype)
-        if attr["reduce_op"].i == AVERAGE:
+        if attr["reduce_op"].i == foreign.AVERAGE:
             with self.writer.placed(self._host):
                 size = self.writer.add("size", "HorovodSize", [f"^{graph_lib.node_of(total)}"], process_set_id=0)
             size = self._cast("number", size, _INT32, dtype)
@@ -91,14 +89,14 @@ class HorovodOps(collectives.Collectives):
 
     @property
     def _contributes_always(self):
-        if self._marker.is_foreign:
+        if self.marker.is_foreign:
             return True
-        constant = self._graph.constant(self._marker.contributes)
+        constant = self._graph.constant(self.marker.contributes)
         return constant is not None and bool(constant)
 
     def _name(self, suffix=""):
         """Returns the name by which other ranks know an op."""
-        return f"poseidon.{collectives.encoded(self._marker.site)}{suffix}"
+        return f"poseidon.{collectives.encoded(self.marker.site)}{suffix}"
 
     def _limit(self, beside):
         """Returns where the rows that a rank gives end, a vector; None if it always gives all."""
@@ -106,7 +104,7 @@ class HorovodOps(collectives.Collectives):
             return None
         every, none = (self.writer.constant(name, np.array([rows], np.int32), beside)
                        for name, rows in (("every", 2**31 - 1), ("none", 0)))
-        return self.writer.add("limit", "SelectV2", [self._marker.contributes, every, none], T=_INT32)
+        return self.writer.add("limit", "SelectV2", [self.marker.contributes, every, none], T=_INT32)
 
     def _rows_before(self, limit, name, tensor, dtype):
         begin, stride = (self.writer.constant(f"{name}_{what}", np.array([number], np.int32), tensor)

@@ -1,86 +1,77 @@
 """Replaces each marker by the nodes that its decision asks for.
 
-Requires: markers and matches of this graph, and a plan with a decision for each of them. Ensures:
-no undecided marker is left; every other node keeps its name, and what read a marker reads its sum.
+Requires: a plan with a decision for each marker. Ensures: no undecided marker is left; every other node keeps its name
+and its inputs, and what read a marker reads its sum.
 """
 
-import collections
+import dataclasses
 
-from tf_poseidon.graph_passes.write import bundles as bundles_lib
-from tf_poseidon.graph_passes.write import collectives
-from tf_poseidon.graph_passes.find import foreign
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.find.markers import Marker
+from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import bundles as bundles_lib
 from tf_poseidon.graph_passes.write import horovod_ops
-from tf_poseidon.graph_passes.write import send_receive
-from tf_poseidon.graph_passes.write import tensorflow_ops
+from tf_poseidon.graph_passes.write import writers
+from tf_poseidon.graph_passes.write.send_receive import SendReceive
+from tf_poseidon.graph_passes.write.site_writer import Job
+from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
 
-def rewrite(graph, markers, matches, plan, digest, strict=False, collective_ops=None):
+class Write(passes.Pass):
+    """Writes the graph that follows the plan."""
+
+    def __init__(self, engine: type[SiteWriter] = SendReceive) -> None:
+        """Makes the pass; `engine` writes the ops of the engine that moves the bytes."""
+        self._engine = engine
+
+    def requires(self, known: passes.TrainingGraph) -> str:
+        if known.plan is None:
+            return "there is no plan"
+        missing = {marker.site for marker in known.markers} - {decision.site for decision in known.plan.decisions}
+        return f"the plan decides nothing about '{min(missing)}'" if missing else ""
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        rewritten = rewrite(Job.of(known), self._engine)
+        agree = step.node_of(rewritten)
+        if agree is not None:
+            agree.attr["plan"].s = known.plan.form().encode()
+        return dataclasses.replace(known, rewritten=rewritten)
+
+    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        return problem_of(known.graph.graph_def, result.rewritten, known.markers)
+
+
+def rewrite(job: Job, engine: type[SiteWriter]) -> graph_pb2.GraphDef:
     """Returns the rewritten GraphDef.
 
     Args:
-        graph: The `Graph`.
-        markers: Its `Marker`s.
-        matches: What was found out about each gradient, by site.
-        plan: The `Plan`.
-        digest: A function that returns a text for tensors that are equal on all ranks.
-        strict: Whether the graph shall fail where ranks do not have the same factors.
-        collective_ops: What writes our own markers' exchanges, as of `engines.Engine`.
+        job: What it is made from.
+        engine: As of `Write`.
     """
-    decisions = {decision.site: decision for decision in plan.decisions}
-    by_site = {marker.site: marker for marker in markers}
-    riders = {}
-    for decision in plan.decisions:
-        if decision.leader:
-            rider = f"{decision.site} from {matches[decision.site].factor}"
-            riders.setdefault(decision.leader, []).append(rider)
-    verifiers = {node.attr["site"].s.decode(): node for node in graph.graph_def.node
-                 if node.op == "PoseidonVerify"}
-    group_sizes = collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges))
+    graph, plan = job.known.graph, job.known.plan
     nodes, groups, bundles = [], {}, {}
     waits = {}  # by node that computes a gradient: what it has to wait for
-    for marker in markers:
-        decision = decisions[marker.site]
-        group = (decision.group, group_sizes[decision.group]) if decision.group else ("", 1)
+    for marker in job.known.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
-        if marker.is_foreign or collective_ops is not None:
-            site = (collective_ops or _ops_of(graph, marker))(graph, marker, plan,
-                                                              verifiers.get(marker.site))
-        else:
-            site = send_receive.SendReceive(graph, marker, strict, verifiers.get(marker.site), group)
-        if decision.scheme == "sparse":
-            site.slices()
-        elif marker.indices is not None:
-            site.dense_slices()
-        elif decision.scheme == "ps":
-            site.dense()
-        else:
-            leader = by_site[decision.leader or marker.site].prefix
-            if decision.leader:
-                site.bias(leader, matches[marker.site], matches[decision.leader])
-            else:
-                site.factors(matches[marker.site], riders.get(marker.site, ()), digest)
-            waits |= site.waits(leader, matches[marker.site])
-        if isinstance(site, collectives.Collectives):
-            site.note()
+        site = writers.write(job, marker, engine)
+        waits |= site.waits
         nodes += site.writer.nodes
-        if decision.group:
-            groups.setdefault(decision.group, []).extend(
+        if site.decision.group:
+            groups.setdefault(site.decision.group, []).extend(
                 node.name for node in site.writer.nodes if node.op == "HorovodAllreduce")
     for of_bundle in bundles.values():
-        nodes += bundles_lib.open_bundle(graph, of_bundle, decisions)
-    replaced = {marker.node for marker in markers} | {node.name for node in nodes}
+        nodes += bundles_lib.open_bundle(graph, of_bundle, job.decisions)
+    replaced = {marker.node for marker in job.known.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
-    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, group_sizes) for node in graph.graph_def.node
+    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, job.group_sizes) for node in graph.graph_def.node
             if node.name not in replaced]
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
-
-
-def _ops_of(graph, marker):
-    """Returns what writes in the place of a program's own all-reduce."""
-    is_horovod = graph.nodes[marker.node].op in foreign.HOROVOD
-    return horovod_ops.HorovodOps if is_horovod else tensorflow_ops.TensorFlowOps
 
 
 def _in_group(node, grouped, sizes):
@@ -102,3 +93,29 @@ def _waiting(node, control):
     changed.CopyFrom(node)
     changed.input.append(f"^{control}")
     return changed
+
+
+def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
+    """Returns "" if every marker is replaced and every other node is kept; else what is wrong, without its end."""
+    if problem := check.problem_of(after):
+        return problem
+    nodes = {node.name: node for node in after.node}
+    replaced = {marker.node for marker in markers}
+    sums = {marker.bundle.output for marker in markers if marker.bundle}
+    for node in before.node:
+        kept = nodes.get(node.name)
+        if kept is None:
+            return f"node '{node.name}' is gone"
+        if node.name in replaced:
+            if kept.op == node.op and not graph_lib.is_planned(kept):
+                return f"the site at node '{node.name}' is not replaced"
+        elif node.name not in sums and (kept.op != node.op or not _has_inputs_of(kept, node)):
+            return f"node '{node.name}' is not what it was"
+    return ""
+
+
+def _has_inputs_of(kept: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node still reads and waits for what it did, perhaps among others."""
+    before, after = graph_lib.data_inputs(node), graph_lib.data_inputs(kept)
+    return after[:len(before)] == before and (
+        set(graph_lib.control_inputs(node)) <= set(graph_lib.control_inputs(kept)))

@@ -23,6 +23,7 @@ and what has come up: by "ps" the gradient and the sum, by "sfb" this rank's U a
 
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon import planning
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import site_writer
 from tf_poseidon.graph_passes.match.factors import BETWEEN
@@ -32,47 +33,35 @@ from tf_poseidon.graph_passes.match.matches import Match
 class SendReceive(site_writer.SiteWriter):
     """Writes the nodes of one site."""
 
-    def __init__(self, graph, marker, strict, verifier, group):
-        """Makes a writer.
-
-        Args:
-            graph: The `Graph`.
-            marker: The site's `Marker`.
-            strict: Whether the graph shall fail where ranks do not have the same factors.
-            verifier: The site's PoseidonVerify node, None without.
-            group: (name, size) of the group of messages that it travels with, ("", 1) without.
-        """
-        super().__init__(graph, marker, verifier)
-        self._strict = strict
-        self._group, self._group_size = group
-
     # ---- forms --------------------------------------------------------------------------------
 
-    def dense(self):
-        """gradient -> Send -> Recv, the last under the marker's name."""
+    def summed(self) -> None:
+        """Sums the gradient over the parameter server."""
+        if self.marker.indices is not None:
+            self._as_slices(self._exchange_dense("", self._dense_of_slices(), "sum"))
+            return
         with self.writer.placed(self._gradient_device):
-            self._exchange_dense("", self._marker.gradient, "")
+            self._exchange_dense("", self.marker.gradient, "")
 
-    def slices(self):
+    def slices(self) -> None:
         """Keeps the marker, and notes that it has been decided about."""
         self.writer.copy(self._node, **{graph_lib.PLANNED: True})
 
-    def dense_slices(self):
-        """slices -> dense -> Send -> Recv, and under the marker's name all indices and the sum."""
-        self._as_slices(self._exchange_dense("", self._dense_of_slices(), "sum"))
+    def factors(self) -> None:
+        """Sends the factors of all products, concatenated, and the coefficients of all terms; or what rides on them."""
+        leader, match = self.leader
+        if self.decision.leader:
+            self._bias(leader, match)
+        else:
+            self._products(match)
+        # What computes this rank's own gradient runs only where the dense branch needs it.
+        self.waits = dict.fromkeys(self._only_for_dense(self.match), f"{leader}/is_dense")
 
-    def factors(self, match, riders, digest):
-        """Sends the factors of all products under each other, and the coefficients of all terms.
-
-        Args:
-            match: The `Match`.
-            riders: What else is made of these factors, as text.
-            digest: As for `site_writer.form_of`.
-        """
+    def _products(self, match):
         parts, types, columns = self._parts(match)
-        recv = self._send_and_receive("", "send", "recv", parts, "sfb", types,
-                                      [(None, c) for c in columns],
-                                      site_writer.form_of(match, riders, digest))
+        form = site_writer.form_of(match, self.job.riders.get(self.marker.site, ()), self.job.known.digest)
+        recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
+                                      [(None, c) for c in columns], form)
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -83,8 +72,9 @@ class SendReceive(site_writer.SiteWriter):
             self._merge_with_dense(total, is_complete)
         self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
 
-    def bias(self, leader, bias, match):
+    def _bias(self, leader, match):
         """Adds up the rows of a factor that another site has received."""
+        bias = self.match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
@@ -92,14 +82,10 @@ class SendReceive(site_writer.SiteWriter):
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
         self._merge_with_dense(self._after_controls(self._sum_of_rows(gathered, dtype), bias), is_complete)
 
-    def waits(self, leader, match):
-        """Returns what has to wait, and for which node: what computes this rank's own gradient."""
-        return dict.fromkeys(self._only_for_dense(match), f"{leader}/is_dense")
-
     def _only_for_dense(self, match):
         """Returns the nodes that compute this rank's own gradient, for the dense branch alone."""
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
-        found, queue, readers = [], [self._marker.gradient], {self._marker.node}
+        found, queue, readers = [], [self.marker.gradient], {self.marker.node}
         while queue:
             node = self._graph.node(queue.pop())
             if any(consumer.name not in readers for consumer in self._graph.consumers(node.name)):
@@ -116,23 +102,23 @@ class SendReceive(site_writer.SiteWriter):
     def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes,
                           form="", is_fallback=False):
         # What some ranks have to send after all does not wait for others.
-        group = {} if is_fallback or not self._group else dict(group=self._group,
-                                                               group_size=self._group_size)
-        shown = {graph_lib.MEANWHILE: self._marker.meanwhile} if self._marker.meanwhile else {}
+        group = self.decision.group
+        grouped = {} if is_fallback or not group else {"group": group, "group_size": self.job.group_sizes[group]}
+        shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
-                f"{prefix}{send}", "PoseidonSend", [*tensors, self._marker.contributes, *self._controls],
-                T=types, site=self._marker.site, scheme=scheme, form=form,
-                strict=self._strict, **group, **shown)
+                f"{prefix}{send}", "PoseidonSend", [*tensors, self.marker.contributes, *self._controls],
+                T=types, site=self.marker.site, scheme=scheme, form=form,
+                strict=self.job.known.facts.strict, **grouped, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix, gradient, name):
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
-        dtype, wire = self._marker.dtype, self._on_wire(self._marker.dtype)
+        dtype, wire = self.marker.dtype, self._on_wire(self.marker.dtype)
         sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
         recv = name if wire == dtype else f"{prefix}recv_wire"
-        total = self._send_and_receive(prefix, "send", recv, [sent], "ps", [wire],
-                                       [self._marker.shape], is_fallback=bool(prefix))
+        total = self._send_and_receive(prefix, "send", recv, [sent], planning.PS, [wire],
+                                       [self.marker.shape], is_fallback=bool(prefix))
         return self._cast(name, total, wire, dtype)
 
     def _switch_on(self, is_complete):
@@ -145,9 +131,9 @@ class SendReceive(site_writer.SiteWriter):
         return self.writer.add(name, "Switch", [tensor, is_complete], T=dtype) + ":1"
 
     def _merge_with_dense(self, total, is_complete):
-        dtype = self._marker.dtype
+        dtype = self.marker.dtype
         with self.writer.placed(self._gradient_device):  # else it would be copied before
-            gradient = self.writer.add("dense_gradient", "Switch", [self._marker.gradient, is_complete],
+            gradient = self.writer.add("dense_gradient", "Switch", [self.marker.gradient, is_complete],
                                        T=dtype)
         dense = self._exchange_dense("dense_", gradient, "dense_recv")
         self.writer.add("", "Merge", [dense, total], T=dtype, N=2)

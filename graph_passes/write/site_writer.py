@@ -7,35 +7,101 @@ Exchanges are the host's. Where gradients are computed on another device, factor
 gradients rebuilt there of the factors of all: no gradient is copied that travels as factors.
 """
 
+import collections
+import dataclasses
+from collections.abc import Mapping
+
 import numpy as np
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import BETWEEN
+from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import Match
 
 _FLOAT = types_pb2.DT_FLOAT
 HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-class SiteWriter:
-    """Writes the nodes of one site.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the nodes of all sites of a graph are made from.
 
     Attributes:
-        writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
+        known: The `TrainingGraph`, planned.
+        decisions: The `Decision`s of its plan, by site.
+        markers: Its `Marker`s, by site.
+        riders: By site, what else is made of its factors: (site, its `BiasMatch`).
+        verifiers: The PoseidonVerify nodes, by site.
+        group_sizes: How many exchanges there are in each group of messages.
     """
 
-    def __init__(self, graph, marker, verifier=None):
-        self._graph = graph
-        self._marker = marker
-        self._verifier = verifier  # the site's PoseidonVerify node
-        self._node = graph.nodes[marker.node]
+    known: passes.TrainingGraph
+    decisions: Mapping[str, planning.Decision]
+    markers: Mapping[str, Marker]
+    riders: Mapping[str, list[str]]
+    verifiers: Mapping[str, node_def_pb2.NodeDef]
+    group_sizes: Mapping[str | None, int]
+
+    @classmethod
+    def of(cls, known: passes.TrainingGraph) -> "Job":
+        """Returns that of a training graph."""
+        plan, riders = known.plan, collections.defaultdict(list)
+        for decision in plan.decisions:
+            if decision.leader:
+                riders[decision.leader].append(f"{decision.site} from {known.matches[decision.site].factor}")
+        return cls(known, {decision.site: decision for decision in plan.decisions},
+                   {marker.site: marker for marker in known.markers}, riders,
+                   {node.attr["site"].s.decode(): node for node in known.graph.graph_def.node
+                    if node.op == "PoseidonVerify"},
+                   collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges)))
+
+
+class SiteWriter:
+    """Writes the nodes of one site. Each engine has a class of its own, and `writers.WRITERS` its way for each scheme.
+
+    Attributes:
+        has_to_agree: Whether all ranks have to call the same ops, and so to agree on a graph before it runs.
+        writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
+        marker: The `Marker`.
+        decision: Its `Decision`.
+        waits: By name of a node that computes this rank's own gradient, the node that it has to wait for.
+    """
+
+    has_to_agree = False
+
+    def __init__(self, job: Job, marker: Marker) -> None:
+        self.job = job
+        self.marker = marker
+        self.decision = job.decisions[marker.site]
+        self.waits: dict[str, str] = {}
+        self._graph = job.known.graph
+        self._verifier = job.verifiers.get(marker.site)
+        self._node = self._graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
-        self._gradient_device = graph.node(marker.gradient).device
+        self._gradient_device = self._graph.node(marker.gradient).device
         self._host = devices.host_of(self._node.device)
         self.writer = graph_lib.Writer(marker.prefix, self._host)
+
+    @property
+    def match(self) -> GradientMatch:
+        """What was found out about the gradient."""
+        return self.job.known.matches[self.marker.site]
+
+    @property
+    def leader(self) -> tuple[str, Match]:
+        """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
+        site = self.decision.leader or self.marker.site
+        return self.job.markers[site].prefix, self.job.known.matches[site]
+
+    def finish(self) -> None:
+        """Is called when all nodes are written."""
 
     # ---- factors --------------------------------------------------------------------------------
 
@@ -55,9 +121,9 @@ class SiteWriter:
                        self._cast("wire_v", v, first.dtype, dtype)]
             types, columns = [dtype] * 2, [first.u.columns, first.v.columns]
             for i, term in enumerate(match.terms):
-                one = self.writer.constant(f"one{i}", array([[1]], self._marker.dtype), tensors[0])
-                tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self._marker.dtype))
-                types.append(self._marker.dtype)
+                one = self.writer.constant(f"one{i}", array([[1]], self.marker.dtype), tensors[0])
+                tensors.append(self._scaled(f"coefficient{i}", one, term.coefficient, self.marker.dtype))
+                types.append(self.marker.dtype)
                 columns.append(1)
         return tensors, types, columns
 
@@ -84,16 +150,16 @@ class SiteWriter:
                                 Tout=out_type, **self._of_site)
         total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
         for i, mask in enumerate(masks):
-            total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self._marker.dtype)
+            total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self.marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
             with self.writer.placed(self._host):  # a number, added up where it has come
                 factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
-                                         T=self._marker.dtype, Tout=self._marker.dtype, **self._of_site)
+                                         T=self.marker.dtype, Tout=self.marker.dtype, **self._of_site)
             for j, tensor in enumerate(term.tensors):
                 factor = self.writer.add(f"term{i}_{j}", "Mul",
                                          [self._same_shape(f"term{i}_{j}_in", tensor), factor],
-                                         T=self._marker.dtype)
-            total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self._marker.dtype)
+                                         T=self.marker.dtype)
+            total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self.marker.dtype)
         return total
 
     def _after_controls(self, total, match):
@@ -102,7 +168,7 @@ class SiteWriter:
         Programs of TensorFlow 1 let an update wait so until all have read the variable, of which they have a reference.
         """
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
-        queue, passed, controls = [self._marker.gradient], set(), []
+        queue, passed, controls = [self.marker.gradient], set(), []
         while queue:
             node = self._graph.node(queue.pop())
             if node.name in passed:
@@ -114,14 +180,14 @@ class SiteWriter:
         controls = [control for control in dict.fromkeys(controls) if graph_lib.node_of(control) not in passed]
         if not controls:
             return total
-        return self.writer.add("after", "Identity", [total, *controls], T=self._marker.dtype)
+        return self.writer.add("after", "Identity", [total, *controls], T=self.marker.dtype)
 
     def _sum_of_rows(self, gathered, dtype):
         """Returns a bias' gradient, made of the rows of all ranks."""
         out_type = self._made_of(dtype)
         total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,
                                 **self._of_site)
-        return self._as_gradient(total, out_type, self._marker.shape)
+        return self._as_gradient(total, out_type, self.marker.shape)
 
     def _matrices(self, name, factors, dtype, scales=None):
         """Returns one matrix with the rows of all factors, scaled."""
@@ -154,16 +220,16 @@ class SiteWriter:
 
     def _dense_of_slices(self):
         """Returns this rank's slices as a dense gradient."""
-        marker = self._marker
+        marker = self.marker
         return self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
                                T=marker.dtype, Tidx=self._index_type, shape=marker.shape)
 
     def _as_slices(self, total):
         """Puts a dense sum in the marker's place: slices with all indices."""
         limits = [self.writer.constant(name, array(value, self._index_type), total)
-                  for name, value in (("start", 0), ("limit", self._marker.shape[0]), ("delta", 1))]
+                  for name, value in (("start", 0), ("limit", self.marker.shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
-        self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self._marker.dtype])
+        self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self.marker.dtype])
 
     @property
     def _index_type(self):
@@ -174,16 +240,16 @@ class SiteWriter:
     @property
     def _of_site(self):
         """The attribute by which a timeline knows whose gradient a node makes."""
-        return {graph_lib.SITE: self._marker.site}
+        return {graph_lib.SITE: self.marker.site}
 
     def _on_wire(self, dtype):
         """Returns the type that values of `dtype` travel in."""
-        wire = self._marker.wire_dtype
+        wire = self.marker.wire_dtype
         return wire if wire is not None and dtype not in HALVES else dtype
 
     def _made_of(self, dtype):
         """Returns the type that is made of factors of `dtype`: no rounding to half in between."""
-        return _FLOAT if dtype in HALVES and self._marker.dtype not in HALVES else dtype
+        return _FLOAT if dtype in HALVES and self.marker.dtype not in HALVES else dtype
 
     def _cast(self, name, tensor, source, target):
         if source == target:
@@ -215,14 +281,14 @@ class SiteWriter:
                                Tshape=types_pb2.DT_INT32)
 
     def _same_shape(self, name, tensor):
-        if self._graph.shape(tensor) == self._marker.shape:
+        if self._graph.shape(tensor) == self.marker.shape:
             return tensor
-        return self._reshaped(name, tensor, self._marker.shape, self._marker.dtype)
+        return self._reshaped(name, tensor, self.marker.shape, self.marker.dtype)
 
     def _as_gradient(self, tensor, dtype, shape):
-        tensor = self._cast("cast", tensor, dtype, self._marker.dtype)
-        if shape != self._marker.shape:
-            tensor = self._reshaped("gradient", tensor, self._marker.shape, self._marker.dtype)
+        tensor = self._cast("cast", tensor, dtype, self.marker.dtype)
+        if shape != self.marker.shape:
+            tensor = self._reshaped("gradient", tensor, self.marker.shape, self.marker.dtype)
         return tensor
 
 

@@ -3,8 +3,11 @@
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.write import site_writer
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 # How many layers can travel as factors: the keys of tf.distribute are counted up from 0, those of parts of its
@@ -21,16 +24,17 @@ class TensorFlowOps(collectives.Collectives):
     nothing, to the rows that the plan was made for. U, V and coefficients travel as one matrix.
     """
 
-    def __init__(self, graph, marker, plan, verifier=None):
-        super().__init__(graph, marker, plan, verifier)
-        layers = [d.site for d in plan.decisions if d.scheme == "sfb" and not d.leader]
+    def __init__(self, job: site_writer.Job, marker: Marker) -> None:
+        super().__init__(job, marker)
+        layers = [site for site, d in job.decisions.items() if d.scheme == planning.SFB and not d.leader]
         if len(layers) > _MOST_LAYERS:
             raise PoseidonError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
                                 f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
     def _gathered(self, tensors, types, columns, others):
-        rows, dtype = self._planned.factors.k, types[0]
+        planned = next(site for site in self.job.known.plan.sites if site.name == self.marker.site)
+        rows, dtype = planned.factors.k, types[0]
         matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
                                               for i, tensor in enumerate(tensors)], 1, dtype)
         _, size, group, instance, *token = graph_lib.data_inputs(self._node)
@@ -64,7 +68,7 @@ class TensorFlowOps(collectives.Collectives):
 
     def _instance_key(self, key):
         """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
-        if self._marker.bundle is None:
+        if self.marker.bundle is None:
             return key
         factor = self.writer.constant("keys", np.int32(-_MOST_LAYERS), key)
         number = self.writer.constant("key_of_part", np.int32(-self._number), key)

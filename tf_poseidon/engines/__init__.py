@@ -10,6 +10,9 @@ import typing
 
 from tf_poseidon.errors import PoseidonError
 
+if typing.TYPE_CHECKING:  # it imports TensorFlow, which the names of engines can do without
+    from tf_poseidon.graph_passes.write.site_writer import SiteWriter
+
 DEFAULT = "mpi"
 
 
@@ -17,11 +20,11 @@ class Engine(typing.Protocol):
     """What a module of this package has.
 
     Attributes:
-        collective_ops: What writes the engine's own ops for gradients into a graph, a subclass
-            of `graph_passes.collectives.Collectives`; None where gradients travel by the communicator.
+        writer: What writes the ops by which gradients travel into a graph, a subclass of
+            `graph_passes.write.site_writer.SiteWriter`.
     """
 
-    collective_ops: type | None
+    writer: "type[SiteWriter]"
 
     def launched_size(self, environment) -> tuple[int, str | None]:
         """Returns (processes, variable): how many its launcher says it started, and where it says so.

@@ -18,7 +18,7 @@ from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import horovod_ops
 
-collective_ops = horovod_ops.HorovodOps
+writer = horovod_ops.HorovodOps
 
 # What horovodrun --gloo tells its processes. With MPI it is mpiexec that starts them.
 _SIZE_VARIABLE = "HOROVOD_SIZE"

@@ -7,6 +7,7 @@ import pathlib
 
 from tf_poseidon import communicator
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.write import send_receive
 
 _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 
@@ -17,7 +18,7 @@ _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_
 # Where they say which of a machine's processes this is.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
-collective_ops = None
+writer = send_receive.SendReceive
 
 
 def launched_size(environment=os.environ):

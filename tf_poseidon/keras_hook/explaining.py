@@ -17,6 +17,7 @@ from tf_poseidon import options as options_lib
 from tf_poseidon import partitioning
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
@@ -96,7 +97,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             raise PoseidonError(f"The model '{model.name}' has no trainable variables, so there is nothing "
                                 "to synchronise.")
         partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
-        graph_pass = grappler.GraphPass(planner)
+        graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
         with graph_pass.registered():
             _optimize(partitioned.build(""))

@@ -7,7 +7,9 @@ same plan, so planning depends on its arguments alone.
 
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
+from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.decision import Decision
@@ -24,5 +26,5 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["Cluster", "Cost", "Decision", "Exchange", "Factors", "POLICIES", "PS", "Plan", "Planner", "SCHEMES", "SFB",
-           "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]
+__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan", "Planner",
+           "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]

@@ -5,14 +5,12 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import plan_file
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
-from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.schemes import PS

@@ -151,7 +151,7 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     engine = engines.load(engine)
     engine.register_ops()
     for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1)):
-        if value != default and engine.collective_ops:
+        if value != default and engine.writer.has_to_agree:
             raise PoseidonError(f"{name}={value!r} is for the engine 'mpi' only; leave it away.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
                                    or not 1 <= batch_size < 1 << 31):
@@ -180,7 +180,7 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
         raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
                             "one of a single step.")
     options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
-                            engine.collective_ops, progress)
+                            engine.writer, progress)
     with garbage.unsearched():
         rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
     graph.graph_def.CopyFrom(rewritten.graph_def)

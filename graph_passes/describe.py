@@ -1,0 +1,62 @@
+"""Describes gradients for planning, which does not know TensorFlow.
+
+Requires: a match for each marker. Ensures: a `Site` for each marker, in the same order.
+"""
+
+import dataclasses
+import math
+
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find.markers import Marker
+from tf_poseidon.graph_passes.find.step import StepFacts
+from tf_poseidon.graph_passes.match.matches import BiasMatch
+from tf_poseidon.graph_passes.match.matches import GradientMatch
+from tf_poseidon.graph_passes.match.matches import Refusal
+from tf_poseidon.graph_passes.match.matches import SlicesMatch
+
+
+class DescribeSites(passes.Pass):
+    """Makes a `Site` of each marker and its match."""
+
+    def requires(self, known: passes.TrainingGraph) -> str:
+        missing = [marker.site for marker in known.markers if marker.site not in known.matches]
+        return f"nothing was found out about '{missing[0]}'" if missing else ""
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        return dataclasses.replace(known, sites=tuple(
+            _site(marker, known.matches[marker.site], known.facts) for marker in known.markers))
+
+    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        is_same = [site.name for site in result.sites] == [marker.site for marker in known.markers]
+        return "" if is_same else "the sites are not those of the markers"
+
+
+def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Site:
+    dtype, shape = dtypes.as_dtype(marker.dtype), marker.shape
+    site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
+                         None if shape is None or None in shape else shape,
+                         is_waited_for=marker.meanwhile == "waits")
+    if isinstance(match, Refusal):
+        return dataclasses.replace(site, refusal=str(match))
+    if isinstance(match, BiasMatch):
+        return dataclasses.replace(
+            site, bias_of=match.leader,
+            refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
+    if isinstance(match, SlicesMatch):
+        row_bytes = math.prod(shape[1:]) * dtype.size + dtypes.as_dtype(match.index_dtype).size
+        return dataclasses.replace(site, slices=planning.Slices(facts.planned(match.k), row_bytes))
+    first = match.products[0]
+    k = [facts.planned(product.k) for product in match.products]
+    factors = planning.Factors(
+        m=first.u.columns, n=first.v.columns, k=None if None in k else sum(k),
+        itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
+    return dataclasses.replace(site, factors=factors)
+
+
+def _itemsize(marker: Marker, dtype: int) -> int:
+    """Returns the bytes of an element of `dtype` on its way."""
+    size = dtypes.as_dtype(dtype).size
+    return size if marker.wire_dtype is None else min(size, dtypes.as_dtype(marker.wire_dtype).size)

@@ -1,0 +1,34 @@
+"""Finds what the step of a partitioned graph exchanges beside gradients.
+
+Ensures: an `Exchange` for each, in the order of the graph.
+"""
+
+import dataclasses
+
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.python.framework import dtypes
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+_OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROADCAST}
+
+
+class FindExchanges(passes.Pass):
+    """Finds gathers and broadcasts."""
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        return dataclasses.replace(known, exchanges=tuple(_exchange(known.graph, node) for node in nodes(known.graph)))
+
+
+def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
+    """Returns the nodes that make the exchanges."""
+    return [node for node in graph.graph_def.node if node.op in _OPS and graph_lib.meanwhile(node)]
+
+
+def _exchange(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
+    dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+    return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
+                             None if shape is None or None in shape else shape,
+                             is_waited_for=graph_lib.meanwhile(node) == "waits")

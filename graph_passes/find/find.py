@@ -1,0 +1,38 @@
+"""Finds what a training graph synchronises, whoever wrote it.
+
+Requires: a valid graph. Ensures: markers, each with a name of its own.
+"""
+
+import dataclasses
+
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import check
+
+
+class FindMarkers(passes.Pass):
+    """Finds our own markers, or the all-reduces of another library."""
+
+    def __init__(self, foreign_ranks: int | None = None) -> None:
+        """Makes the pass.
+
+        Args:
+            foreign_ranks: Number of ranks of a program of another library; None of one with our markers.
+        """
+        self._foreign_ranks = foreign_ranks
+
+    def requires(self, known: passes.TrainingGraph) -> str:
+        return check.problem_of(known.graph.graph_def)
+
+    def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
+        if self._foreign_ranks is not None:
+            return dataclasses.replace(known, markers=tuple(foreign.find(known.graph, self._foreign_ranks)))
+        # TensorFlow orders graphs anew: in the order of the user's program, as far as that is known.
+        order = known.facts.order()
+        return dataclasses.replace(known, markers=tuple(sorted(
+            own.find(known.graph), key=lambda marker: (order.get(marker.site, len(order)), marker.node))))
+
+    def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        sites = [marker.site for marker in result.markers]
+        return "two markers have the same name" if len(set(sites)) < len(sites) else ""

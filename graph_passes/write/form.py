@@ -1,0 +1,52 @@
+"""What ranks have to have in common to follow a plan, as text."""
+
+import collections
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.write import site_writer
+
+
+def form_of(known: passes.TrainingGraph) -> str:
+    """Returns what ranks have to have in common to follow the plan of a graph: a line for each site."""
+    plan, riders = known.plan, collections.defaultdict(list)
+    for decision in plan.decisions:
+        if decision.leader:
+            riders[decision.leader].append(decision.site)
+    lines = [plan.form()]
+    rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
+    for decision in sorted(plan.decisions, key=lambda d: d.site):
+        if decision.scheme == planning.SFB and not decision.leader:
+            form = site_writer.form_of(known.matches[decision.site], riders[decision.site], known.digest)
+            rows = rows_of[decision.site] if _fixes_rows(known) else "any"
+            lines.append(f"'{decision.site}' {rows} rows, {form}")
+    return "\n".join(lines)
+
+
+def fits(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
+    """Whether a plan for other batches has room for the rows of these."""
+    if not _fixes_rows(known):
+        return True
+    rows = {site.name: site.factors.k for site in known.sites if site.factors}
+    return all(rows.get(site.name) is None or rows[site.name] <= site.factors.k
+               for site, decision in zip(plan.sites, plan.decisions)
+               if decision.scheme == planning.SFB and not decision.leader)
+
+
+def lines_of(known: passes.TrainingGraph) -> list[str]:
+    """Returns texts of a graph's gradients, whatever the size of its batches."""
+    lines = []
+    for site, marker in zip(known.sites, known.markers, strict=True):
+        node = known.graph.nodes[marker.node]
+        attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
+                      if not key.startswith("_")]
+        # What it could be, by any scheme.
+        kinds = site.fingerprint(), [scheme.common(site, None) for scheme in planning.SCHEMES.values()], site.bias_of
+        lines.append(f"'{site.name}' {node.op} {' '.join(attributes)} {kinds}")
+    return sorted(lines)
+
+
+def _fixes_rows(known: passes.TrainingGraph) -> bool:
+    """Whether factors have the same number of rows on all ranks: TensorFlow's collectives want it."""
+    return any(known.graph.nodes[marker.node].op in foreign.TENSORFLOW for marker in known.markers)

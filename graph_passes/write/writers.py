@@ -1,0 +1,57 @@
+"""Which code writes the nodes of a site, by engine and scheme.
+
+A scheme that an engine has no writer for is not planned for it. To add one: a function of a `SiteWriter`, which leaves
+the sum under the marker's name, and a line below for each engine that can carry it out.
+"""
+
+from collections.abc import Callable
+
+from tf_poseidon import planning
+from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.write.collectives import Collectives
+from tf_poseidon.graph_passes.write.horovod_ops import HorovodOps
+from tf_poseidon.graph_passes.write.send_receive import SendReceive
+from tf_poseidon.graph_passes.write.site_writer import Job
+from tf_poseidon.graph_passes.write.site_writer import SiteWriter
+from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
+from tf_poseidon.graph_passes.find.markers import Marker
+
+# By the class of an engine, or one that it is derived from, and the name of a scheme.
+WRITERS: dict[tuple[type[SiteWriter], str], Callable[[SiteWriter], None]] = {
+    (SendReceive, "ps"): SendReceive.summed,
+    (SendReceive, "sfb"): SendReceive.factors,
+    (SendReceive, "sparse"): SendReceive.slices,
+    (Collectives, "ps"): Collectives.summed,
+    (Collectives, "sfb"): Collectives.factors,
+    (Collectives, "sparse"): Collectives.slices,
+}
+
+
+def schemes_of(engine: type[SiteWriter]) -> tuple[str, ...]:
+    """Returns the names of the schemes that an engine can carry out."""
+    return tuple(name for name in planning.SCHEMES if any((kind, name) in WRITERS for kind in engine.__mro__))
+
+
+def write(job: Job, marker: Marker, engine: type[SiteWriter]) -> SiteWriter:
+    """Writes the nodes of one site.
+
+    Args:
+        job: What they are made from.
+        marker: The site's marker.
+        engine: Whose ops exchange what our own markers stand for; of a program for another library, these are its own.
+
+    Returns:
+        What has written them.
+    """
+    site = _kind(job, marker, engine)(job, marker)
+    way = next(WRITERS[kind, site.decision.scheme] for kind in type(site).__mro__
+               if (kind, site.decision.scheme) in WRITERS)
+    way(site)
+    site.finish()
+    return site
+
+
+def _kind(job: Job, marker: Marker, engine: type[SiteWriter]) -> type[SiteWriter]:
+    if not marker.is_foreign:
+        return engine
+    return HorovodOps if job.known.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps
