@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "process_communicator.h"
+#include "provenance.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -185,7 +186,7 @@ class ProductKernel : public AsyncOpKernel {
  public:
   explicit ProductKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("operations_per_second", &operations_per_second_));
-    context->GetAttr("_poseidon_site", &site_).IgnoreError();  // only what is made of gathered factors has it
+    site_ = SiteOf(context);  // only what is made of gathered factors has one
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {

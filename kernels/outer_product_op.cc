@@ -9,6 +9,7 @@
 #include "dtypes.h"
 #include "outer_product_kernel.h"
 #include "process_communicator.h"
+#include "provenance.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -90,10 +91,10 @@ void CheckTypes(OpKernelConstruction* context) {
                   DataTypeString(in), "; the types must be equal, or float of half or bfloat16.")));
 }
 
-// The site whose gradient a node of a rewritten graph makes; the node itself where a program uses the op.
-std::string SiteOf(OpKernelConstruction* context) {
-  std::string site;
-  return context->GetAttr("_poseidon_site", &site).ok() ? site : context->def().name();
+// What a timeline calls a product: by its site, or by the node where a program uses the op itself.
+std::string ShownName(OpKernelConstruction* context) {
+  const std::string site = SiteOf(context);
+  return site.empty() ? context->def().name() : site;
 }
 
 class CpuOuterProductKernel : public OuterProductKernel {
@@ -137,7 +138,7 @@ class CpuOuterProductKernel : public OuterProductKernel {
 
 class BiasKernel : public OpKernel {
  public:
-  explicit BiasKernel(OpKernelConstruction* context) : OpKernel(context), site_(SiteOf(context)) {
+  explicit BiasKernel(OpKernelConstruction* context) : OpKernel(context), site_(ShownName(context)) {
     CheckTypes(context);
   }
 
@@ -165,7 +166,7 @@ REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_C
 }  // namespace
 
 OuterProductKernel::OuterProductKernel(OpKernelConstruction* context)
-    : OpKernel(context), site_(SiteOf(context)) {
+    : OpKernel(context), site_(ShownName(context)) {
   CheckTypes(context);
 }
 

@@ -18,7 +18,7 @@ import zoo
 
 from tf_poseidon import grappler
 from tf_poseidon import planning
-from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.ops import library
 
 
@@ -151,7 +151,7 @@ class EmulatingPass(grappler.GraphPass):
         for node in rewritten.node if rewritten else ():
             if node.op in ("MatMul", "SufficientFactorOuterProduct"):
                 node.op = "PoseidonEmulatedProduct"
-                for name in set(node.attr) - {graph_lib.SITE}:
+                for name in set(node.attr) - {provenance.ATTRIBUTE}:
                     del node.attr[name]
                 node.attr["operations_per_second"].f = self.session.planner.model.operations_per_second
         return rewritten

@@ -21,6 +21,7 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
@@ -154,7 +155,7 @@ class Partitioned:
             if node.op in own.OPS and node.attr["site"].s.decode() in self._trained:
                 node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
             if "site" in node.attr:
-                node.attr["site"].s += mark.encode()
+                provenance.rename_site(node, node.attr["site"].s.decode() + mark)
         importer.import_graph_def(graph_def, inputs, name="")
         graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in fetches]

@@ -18,8 +18,6 @@ PLANNED = "_poseidon_planned"
 # An attribute of what exchanges something in a graph that was partitioned by rows: what the step does meanwhile. It
 # "computes", or "waits", if that happens once in a step; it "repeats" in each round of a loop.
 MEANWHILE = "_poseidon_meanwhile"
-# An attribute of what makes the gradient of a site: its name.
-SITE = "_poseidon_site"
 
 
 @functools.lru_cache(1 << 20)  # asked several times of each tensor
@@ -160,9 +158,17 @@ def num_elements(shape):
 class Writer:
     """Makes nodes that belong together: under one name, and on one device but for what is `placed` elsewhere."""
 
-    def __init__(self, prefix, device=""):
+    def __init__(self, prefix, device="", provenance=None):
+        """Makes a writer.
+
+        Args:
+            prefix: What the names of its nodes begin with.
+            device: Where they run.
+            provenance: The `Provenance` that they carry, None for none.
+        """
         self._prefix = prefix
         self._device = device
+        self._provenance = provenance
         self.nodes = []
 
     @contextlib.contextmanager
@@ -191,6 +197,8 @@ class Writer:
         node = node_def_pb2.NodeDef(name=name, op=op, input=inputs, device=self._device)
         for key, value in attributes.items():
             set_attribute(node.attr[key], key, value)
+        if self._provenance is not None:
+            self._provenance.note(node)
         self.nodes.append(node)
         return name
 
@@ -202,6 +210,8 @@ class Writer:
             self.nodes[-1].input[:] = inputs
         for key, value in attributes.items():
             set_attribute(self.nodes[-1].attr[key], key, value)
+        if self._provenance is not None:
+            self._provenance.note(self.nodes[-1])
 
     def constant(self, suffix, value, beside=None):
         """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""

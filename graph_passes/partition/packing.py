@@ -12,6 +12,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 
@@ -86,7 +87,7 @@ def _together(parts):
 def _write(members, parts, total):
     """Returns the nodes that stand for each of several sums, by its name."""
     first, dtype = members[0], members[0].attr["T"].type
-    writer = graph_lib.Writer(f"{first.name}/packed", first.device)
+    writer = graph_lib.Writer(f"{first.name}/packed", first.device, provenance.Provenance("sum", total.site))
     flat = [writer.add(f"flat{i}", "Reshape", [node.input[0], writer.constant(
         f"flat{i}/shape", np.array([-1], np.int32), node.input[0])], T=dtype, Tshape=_INT32)
             for i, node in enumerate(members)]
@@ -100,7 +101,7 @@ def _write(members, parts, total):
     pieces = writer.add("sums", "SplitV", [whole, lengths, axis], T=dtype, Tlen=_INT32, num_split=len(parts))
     shared, written = writer.nodes, {}
     for i, (node, part) in enumerate(zip(members, parts)):
-        writer = graph_lib.Writer(node.name, node.device)
+        writer = graph_lib.Writer(node.name, node.device, provenance.Provenance("sum", total.site))
         shape = writer.constant("shape", np.array(part.shape, np.int32), whole)
         writer.add("", "Reshape", [f"{pieces}:{i}", shape], T=dtype, Tshape=_INT32)
         written[node.name] = writer.nodes

@@ -16,13 +16,16 @@ exchange something runs one round after the other, since exchanges are matched b
 
 import collections
 import dataclasses
+import typing
 
 import numpy as np
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import dtypes
 
+from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
@@ -73,6 +76,18 @@ class Place:
 
     frame: frames_lib.Frame
     marker: str | None
+
+
+class _Written(typing.NamedTuple):
+    """What the nodes of an exchange have in common.
+
+    Attributes:
+        attributes: Those of the op that exchanges: its site, a name that no other kind has, and when it happens.
+        provenance: The `Provenance` of all nodes that are there for it.
+    """
+
+    attributes: dict[str, str]
+    provenance: provenance.Provenance
 
 
 class GraphWriter:
@@ -459,14 +474,14 @@ class GraphWriter:
         if dtype not in propagate_lib.GATHERED:
             raise PoseidonError(f"The rows of '{name}' have a type that cannot be gathered, "
                                 f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
-        writer = self._writer(f"{prefix}/whole", _HOST)
+        exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
+        writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         if dimension:
             rank = len(self._sizes.shape(name))
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
-        site = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
-                          **site)
+                          **exchange.attributes)
         if dimension:
             return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
         return rows
@@ -483,37 +498,38 @@ class GraphWriter:
 
     def reduced(self, value, state, dtype, prefix, place, name, shape=None):
         """Adds up the summands of all ranks, or reduces them otherwise."""
-        writer = self._writer(f"{prefix}/whole", _HOST)
-        if state == HELD:
-            contributes, state = writer.constant("contributes", np.array(True), value), SUM
-        else:
-            contributes = self.part(place)[1]
+        is_held, state = state == HELD, SUM if state == HELD else state
         is_given = shape is not None
         shape = shape if is_given else self._constant_shape(name)
+        is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
+        exchange = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
+        writer = self._writer(f"{prefix}/whole", _HOST, exchange)
+        contributes = writer.constant("contributes", np.array(True), value) if is_held else self.part(place)[1]
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
             # What the planner has to know, and TensorFlow cannot infer.
             value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
-        is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
-        site = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
         if is_summed:
-            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **site)
+            return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **exchange.attributes)
         axis = writer.constant("axis", np.array(0, np.int32), value)
         one = writer.add("one", "ExpandDims", [value, axis], T=dtype, Tdim=types_pb2.DT_INT32)
-        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, **site)
+        rows = writer.add("rows", "PoseidonAllGather", [one, contributes], T=dtype, **exchange.attributes)
         op = _REDUCE_OPS[state.reduce]
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
     def taken_from_one(self, value, dtype, prefix, frame, name):
         """Gives every rank the value of rank 0."""
-        site = self._exchange("value", name, self._constant_shape(name), dtype, frame)
-        return self._writer(prefix, _HOST).add("", "PoseidonBroadcast", [value], T=dtype, root=0, **site)
+        exchange = self._exchange("value", name, self._constant_shape(name), dtype, frame)
+        return self._writer(prefix, _HOST, exchange).add("", "PoseidonBroadcast", [value], T=dtype, root=0,
+                                                         **exchange.attributes)
 
     def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
-        """Notes an exchange; returns, as attributes, its site, a name that no other kind has, and when it happens."""
+        """Notes an exchange, and names its site; returns a `_Written`."""
         self._serialise(frame)
+        scheme = planning.BROADCAST if kind == "value" else planning.GATHER if is_gathered else ""
         if not self._is_asked_for:
-            return {"site": f"fetched/{kind}/{name}"}  # once each: what is whole is kept
+            site = f"fetched/{kind}/{name}"  # once each: what is whole is kept
+            return _Written({"site": site}, provenance.Provenance(kind, site, scheme, is_fetched=True))
         shown = self._trained.get(name, self._kept.get(name, name.removeprefix(_CALL)))
         site = f"{kind}/{shown}" if is_gathered else shown
         self._sites[site] += 1
@@ -528,7 +544,7 @@ class GraphWriter:
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
                                                   is_waited_for))
         meanwhile = "repeats" if frame.outer is not None else "waits" if is_waited_for else "computes"
-        return {"site": site, graph_lib.MEANWHILE: meanwhile}
+        return _Written({"site": site, graph_lib.MEANWHILE: meanwhile}, provenance.Provenance(kind, site, scheme))
 
     def _is_waited_for_by_rows(self, name):
         """Whether rows, or summands, are computed from the one-process value of a tensor."""
@@ -637,8 +653,9 @@ class GraphWriter:
         node = self._graph.nodes.get(graph_lib.node_of(tensor))
         return node.device if node is not None else ""
 
-    def _writer(self, prefix, device):
-        writer = graph_lib.Writer(prefix, device)
+    def _writer(self, prefix, device, exchange=None):
+        """Returns a writer; `exchange` is what `_exchange` has returned about the exchange that its nodes are there for."""
+        writer = graph_lib.Writer(prefix, device, exchange and exchange.provenance)
         writer.nodes = self.nodes
         return writer
 

@@ -1,20 +1,23 @@
-"""Reads from a rewritten saved graph what its steps exchange, and what else is not as it was."""
+"""Reads from a rewritten saved graph what its steps exchange, and what else is not as it was.
+
+What a node was inserted for, its provenance says; names are not looked at.
+"""
 
 import collections
 import dataclasses
+from collections.abc import Iterable
+from collections.abc import Iterator
 
-from tf_poseidon.graph_passes.write import collectives
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.saved import strip
-from tf_poseidon.graph_passes.partition.write import PREFIX
+from tf_poseidon.graph_passes.graph import provenance
 
 # What the names of ops begin with that an original has not.
 _INSERTED = ("Poseidon", "SufficientFactor", "Horovod")
-# Ops with the name of a site, and what their names may have behind that of the node with the result.
-_EXCHANGES = {"PoseidonSend": ("/dense_send", "/send"), "PoseidonAllGather": ("/rows",), "PoseidonBroadcast": ()}
-_REDUCTIONS = ("Sum", "Max", "Min", "Prod", "All", "Any")
-_FETCHED = "fetched/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Exchange:
         scheme: "ps", "sfb", "gather" or "broadcast".
         rides_on: The site whose factors it is made of, None if it sends something itself.
         ops: How many inserted ops of each name are there for it.
+        is_fetched: Whether it happens only where a program fetches what the step does not need whole.
     """
 
     site: str
@@ -34,11 +38,7 @@ class Exchange:
     scheme: str
     rides_on: str | None
     ops: dict[str, int]
-
-    @property
-    def is_fetched(self):
-        """Whether it happens only where a program fetches what the step does not need whole."""
-        return self.site.startswith(_FETCHED)
+    is_fetched: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +58,24 @@ class Step:
     after: int
 
 
-def steps(original, rewritten):
+def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> None:
+    """Lets the nodes that exchange nothing, and that an original has not, say that they belong to a rewritten step."""
+    before = _bodies(original)
+    for function, nodes in _bodies(rewritten).items():
+        ops = {node.name: node.op for node in before.get(function, ())}
+        for node in nodes:
+            if ops.get(node.name) != node.op and provenance.of(node) is None:
+                provenance.Provenance(provenance.STEP).note(node)
+
+
+def steps(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> tuple[Step, ...]:
     """Returns the `Step`s of a rewritten GraphDef, given the original."""
     before = _bodies(original)
     return tuple(Step(function, tuple(_exchanges(nodes)), len(before.get(function, ())), len(nodes))
                  for function, nodes in _bodies(rewritten).items() if _is_step(nodes))
 
 
-def others(original, rewritten):
+def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Iterator[str]:
     """Yields sentences on what differs between two GraphDefs, but is no part of a rewritten step.
 
     What leads to a step may differ: calls say that they have effects.
@@ -80,7 +90,7 @@ def others(original, rewritten):
         if function and _is_step(after[function]):
             continue
         old, new = ({node.name: _comparable(node, leading) for node in bodies[function]} for bodies in (before, after))
-        new.pop(strip.NODE, None)
+        new = {name: line for name, line in new.items() if name not in _notes(after[function])}
         free = _part_of_step(before[function], after[function]) if _is_step(after[function]) else set()
         differing = [name for name in dict.fromkeys([*old, *new])
                      if name not in free and old.get(name) != new.get(name)]
@@ -94,50 +104,30 @@ def _bodies(graph_def):
 
 
 def _is_step(nodes):
-    return any(node.op == "PoseidonAgree" for node in nodes)
+    return any(node.op == step_lib.OP for node in nodes)
+
+
+def _notes(nodes):
+    """Returns the names of the nodes that hold the original graph."""
+    return {node.name for node in nodes
+            if (about := provenance.of(node)) is not None and about.role == provenance.ORIGINAL}
 
 
 # ---- exchanges --------------------------------------------------------------------------------------
 
 
-def _exchanges(nodes):
-    by_name = {node.name: node for node in nodes}
-    sites = {}  # by name of the node with the result
+def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
+    sites, ops = {}, collections.defaultdict(collections.Counter)
     for node in nodes:
-        if node.op in _EXCHANGES:
-            ends = [node.name.removesuffix(suffix) for suffix in _EXCHANGES[node.op] if node.name.endswith(suffix)]
-            end = next((end for end in ends if end in by_name), node.name)
-            sites[end] = node.attr["site"].s.decode()
-        elif collectives.SCHEME in node.attr:
-            sites[node.name] = node.attr[collectives.SITE].s.decode()
-    ops = {end: collections.Counter() for end in sites}
-    for node in nodes:
-        if node.op.startswith(_INSERTED):
-            end = node.name  # it is there for the node with the longest name that its own begins with
-            while end and end not in sites:
-                end = end.rpartition("/")[0]
-            if end:
-                ops[end][node.op] += 1
-    for end, site in sites.items():
-        leader = _leader(by_name, end)
-        if "PoseidonBroadcast" in ops[end]:
-            kind, scheme = "value", "broadcast"
-        elif "PoseidonAllGather" in ops[end]:
-            kind, scheme = by_name[end].op.lower() if by_name[end].op in _REDUCTIONS else "rows", "gather"
-        else:
-            kind, scheme = "sum", "sfb" if leader or "SufficientFactorOuterProduct" in ops[end] else "ps"
-        yield Exchange(site, kind, scheme, sites[leader] if leader else None, dict(sorted(ops[end].items())))
-
-
-def _leader(by_name, end):
-    """Returns the node whose factors another's sum is made of, as `bias` of `send_receive` writes it; or None."""
-    rows = by_name.get(f"{end}/rows")
-    if rows is None or rows.op != "SufficientFactorBias":
-        return None
-    source = by_name[graph_lib.node_of(rows.input[0])]
-    if source.op == "Switch":  # where factors may be missing
-        source = by_name[graph_lib.node_of(source.input[0])]
-    return source.name.rpartition("/recv")[0]
+        about = provenance.of(node)
+        if about is not None and about.site:
+            if about.scheme:
+                sites.setdefault(about.site, about)
+            if node.op.startswith(_INSERTED):
+                ops[about.site][node.op] += 1
+    for site, about in sites.items():
+        yield Exchange(site, about.role, about.scheme, about.leader or None, dict(sorted(ops[site].items())),
+                       about.is_fetched)
 
 
 # ---- what else differs ------------------------------------------------------------------------------
@@ -176,7 +166,7 @@ def _part_of_step(before, after):
     for name, sources in needs.items():
         for source in sources:
             readers[source].add(name)
-    inserted = (node.name for node in after if node.op.startswith(_INSERTED) or node.name.startswith(f"{PREFIX}/"))
+    inserted = (node.name for node in after if provenance.of(node) is not None)
     return _closure(_closure(_closure(inserted, readers), needs), _inputs(before))
 
 

@@ -19,9 +19,11 @@ from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import check_types
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.saved import inputs as inputs_lib
+from tf_poseidon.graph_passes.saved import inserted
 from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
@@ -129,6 +131,7 @@ def rewrite(graph_def, steps, has_functions, options):
         targets = tuple(dict.fromkeys(target for each in steps.values() for target in each))
         found[", ".join(steps)] = _rewrite_main(result, library, targets, options, taken)
     inputs_lib.check_names([each for step in found.values() for each in step.inputs], options.inputs)
+    inserted.note_step(graph_def, result)
     strip.note_original(result, original)
     return Rewritten(result, found)
 
@@ -361,9 +364,9 @@ def _renamed_sites(partitioned, name, taken):
     graph_def = graph_pb2.GraphDef()
     graph_def.CopyFrom(partitioned.graph_def)
     for node in graph_def.node:
-        if "site" in node.attr:
-            site = node.attr["site"].s.decode()
-            node.attr["site"].s = new.get(site, site).encode()
+        about = provenance.of(node)
+        if about is not None and about.site in new:
+            provenance.rename_site(node, new[about.site])
     exchanges = tuple(dataclasses.replace(exchange, site=new.get(exchange.site, exchange.site))
                       for exchange in partitioned.report.exchanges)
     return dataclasses.replace(partitioned, graph_def=graph_def,

@@ -23,9 +23,6 @@ from tf_poseidon.graph_passes.write import site_writer
 
 _INT32 = types_pb2.DT_INT32
 
-# Attributes of the nodes that have the sums.
-SITE, SCHEME = graph_lib.SITE, "_poseidon_scheme"
-
 
 class Collectives(site_writer.SiteWriter):
     """Writes the nodes of one site; what the ops of a library are, its subclasses know."""
@@ -101,12 +98,6 @@ class Collectives(site_writer.SiteWriter):
         if self.marker.is_flat:
             total = self._reshaped("flat", total, [-1], dtype)
         self.writer.add("sum" if self.marker.bundle else "", "Identity", [total], T=dtype)
-
-    def finish(self) -> None:
-        """Notes at the node with the sum which site it is of, and how that travels."""
-        for node in self.writer.nodes:
-            if node.name == self.marker.node:
-                node.attr[SITE].s, node.attr[SCHEME].s = self.marker.site.encode(), self.decision.scheme.encode()
 
     # ---- what libraries differ in ----------------------------------------------------------------
 

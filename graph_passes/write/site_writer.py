@@ -21,6 +21,7 @@ from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import Match
@@ -87,7 +88,8 @@ class SiteWriter:
         self._controls = graph_lib.control_inputs(self._node)
         self._gradient_device = self._graph.node(marker.gradient).device
         self._host = devices.host_of(self._node.device)
-        self.writer = graph_lib.Writer(marker.prefix, self._host)
+        self.writer = graph_lib.Writer(marker.prefix, self._host, provenance.Provenance(
+            "sum", marker.site, self.decision.scheme, self.decision.leader or ""))
 
     @property
     def match(self) -> GradientMatch:
@@ -99,9 +101,6 @@ class SiteWriter:
         """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
         site = self.decision.leader or self.marker.site
         return self.job.markers[site].prefix, self.job.known.matches[site]
-
-    def finish(self) -> None:
-        """Is called when all nodes are written."""
 
     # ---- factors --------------------------------------------------------------------------------
 
@@ -147,14 +146,14 @@ class SiteWriter:
         first = match.products[0]
         out_type = self._made_of(dtype)
         total = self.writer.add("product", "SufficientFactorOuterProduct", gathered[:2], T=dtype,
-                                Tout=out_type, **self._of_site)
+                                Tout=out_type)
         total = self._as_gradient(total, out_type, (first.u.columns, first.v.columns))
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self.marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
             with self.writer.placed(self._host):  # a number, added up where it has come
                 factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
-                                         T=self.marker.dtype, Tout=self.marker.dtype, **self._of_site)
+                                         T=self.marker.dtype, Tout=self.marker.dtype)
             for j, tensor in enumerate(term.tensors):
                 factor = self.writer.add(f"term{i}_{j}", "Mul",
                                          [self._same_shape(f"term{i}_{j}_in", tensor), factor],
@@ -185,8 +184,7 @@ class SiteWriter:
     def _sum_of_rows(self, gathered, dtype):
         """Returns a bias' gradient, made of the rows of all ranks."""
         out_type = self._made_of(dtype)
-        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,
-                                **self._of_site)
+        total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,)
         return self._as_gradient(total, out_type, self.marker.shape)
 
     def _matrices(self, name, factors, dtype, scales=None):
@@ -236,11 +234,6 @@ class SiteWriter:
         return self._node.attr["Tidx"].type
 
     # ---- parts ----------------------------------------------------------------------------------
-
-    @property
-    def _of_site(self):
-        """The attribute by which a timeline knows whose gradient a node makes."""
-        return {graph_lib.SITE: self.marker.site}
 
     def _on_wire(self, dtype):
         """Returns the type that values of `dtype` travel in."""

@@ -47,7 +47,6 @@ def write(job: Job, marker: Marker, engine: type[SiteWriter]) -> SiteWriter:
     way = next(WRITERS[kind, site.decision.scheme] for kind in type(site).__mro__
                if (kind, site.decision.scheme) in WRITERS)
     way(site)
-    site.finish()
     return site
 
 

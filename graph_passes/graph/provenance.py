@@ -1,0 +1,66 @@
+"""What an inserted node is there for: an attribute of the node, since names are for people and may change.
+
+`strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, and then a line for each
+field; kernels/provenance.h reads the same.
+"""
+
+import dataclasses
+
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.errors import PoseidonError
+
+ATTRIBUTE = "_poseidon_inserted"
+_VERSION = "1"
+
+# Roles of nodes that exchange nothing: what a step needs to be partitioned, and what holds the original graph.
+STEP, ORIGINAL = "step", "original"
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What a node is there for.
+
+    Attributes:
+        role: What ranks do with the site: the `kind` of a `partition.report.Exchange`; or STEP or ORIGINAL.
+        site: Name of the site, "" without one.
+        scheme: How it is exchanged, "" where that is not decided.
+        leader: The site whose exchange it uses, "" if it has one of its own.
+        is_fetched: Whether that happens only where a program fetches what the step does not need whole.
+    """
+
+    role: str
+    site: str = ""
+    scheme: str = ""
+    leader: str = ""
+    is_fetched: bool = False
+
+    def note(self, node: node_def_pb2.NodeDef) -> None:
+        """Lets a node carry this."""
+        fields = (_VERSION, self.role, self.site, self.scheme, self.leader, "fetched" if self.is_fetched else "")
+        node.attr[ATTRIBUTE].s = "\n".join(fields).encode()
+
+
+def of(node: node_def_pb2.NodeDef) -> Provenance | None:
+    """Returns what an inserted node is there for; None of another node.
+
+    Raises:
+        PoseidonError: If the node was inserted by another version.
+    """
+    if ATTRIBUTE not in node.attr:
+        return None
+    version, *fields = node.attr[ATTRIBUTE].s.decode(errors="replace").split("\n")
+    if version != _VERSION or len(fields) != 5:
+        raise PoseidonError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
+                            f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
+    *names, fetched = fields
+    return Provenance(*names, is_fetched=bool(fetched))
+
+
+def rename_site(node: node_def_pb2.NodeDef, site: str) -> None:
+    """Gives the site that a node is there for another name."""
+    if "site" in node.attr:
+        node.attr["site"].s = site.encode()
+    before = of(node)
+    if before is not None and before.site:
+        dataclasses.replace(before, site=site).note(node)
