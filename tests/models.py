@@ -20,7 +20,8 @@ def wide():
     x = keras.Input((2, 64))
     h = keras.layers.Dense(64, "tanh", kernel_regularizer="l2")(x)
     h = keras.layers.EinsumDense("abc,cd->abd", (2, 64), bias_axes="d")(h)
-    return x, keras.layers.Dense(3)(keras.layers.Flatten()(h))
+    # With 128 features of 1, losses that are summed over a batch grow a hundredfold in each step, and so do roundings.
+    return x, keras.layers.Dense(3)(keras.layers.Rescaling(1 / 16)(keras.layers.Flatten()(h)))
 
 
 def convolution():
