@@ -9,7 +9,7 @@ kind returns the same `Marker`s.
 
 import dataclasses
 
-from tensorflow.python.framework import dtypes
+import tensorflow as tf
 
 from tf_poseidon.graph_passes import graph as graph_lib
 
@@ -99,7 +99,7 @@ def _marker(graph, node):
     if node.op == "PoseidonSync":
         wire = node.attr["wire_dtype"].s.decode() if "wire_dtype" in node.attr else ""
         return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype,
-                      wire_dtype=dtypes.as_dtype(wire).as_datatype_enum if wire else None,
+                      wire_dtype=tf.as_dtype(wire).as_datatype_enum if wire else None,
                       meanwhile=graph_lib.meanwhile(node))
     indices, values, contributes = graph_lib.data_inputs(node)
     shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)

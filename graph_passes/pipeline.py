@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
+import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import check
@@ -177,7 +177,7 @@ def _others(graph):
 
 def _exchange(graph, node):
     """Returns the `planning.Exchange` that a node makes."""
-    dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+    dtype, shape = tf.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), _OTHERS[node.op], dtype.name, dtype.size,
                              None if shape is None or None in shape else shape)
 
@@ -250,8 +250,8 @@ def _slices(graph, marker):
 
 def _itemsize(marker, dtype):
     """Returns the bytes of an element of `dtype` on its way."""
-    size = dtypes.as_dtype(dtype).size
-    return size if marker.wire_dtype is None else min(size, dtypes.as_dtype(marker.wire_dtype).size)
+    size = tf.as_dtype(dtype).size
+    return size if marker.wire_dtype is None else min(size, tf.as_dtype(marker.wire_dtype).size)
 
 
 def _planned(k, rows, static_rows):
@@ -266,7 +266,7 @@ def _planned(k, rows, static_rows):
 
 def _site(marker, match, step):
     """Returns what planning needs to know of a gradient."""
-    dtype = dtypes.as_dtype(marker.dtype)
+    dtype = tf.as_dtype(marker.dtype)
     shape = marker.shape
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          None if shape is None or None in shape else shape)
@@ -277,7 +277,7 @@ def _site(marker, match, step):
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
     if isinstance(match, matches_lib.SlicesMatch):
-        row_bytes = math.prod(shape[1:]) * dtype.size + dtypes.as_dtype(match.index_dtype).size
+        row_bytes = math.prod(shape[1:]) * dtype.size + tf.as_dtype(match.index_dtype).size
         k = _planned(match.k, step.rows, step.static_rows)
         return dataclasses.replace(site, slices=planning.Slices(k, row_bytes))
     first = match.products[0]

@@ -8,8 +8,8 @@ gradients rebuilt there of the factors of all: no gradient is copied that travel
 """
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon.graph_passes import devices
 from tf_poseidon.graph_passes import graph as graph_lib
@@ -240,4 +240,4 @@ def form_of(match, riders, digest):
 
 def array(value, dtype):
     """Returns an array of a `types_pb2.DataType`."""
-    return np.asarray(value, dtypes.as_dtype(dtype).as_numpy_dtype)
+    return np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)

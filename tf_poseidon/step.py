@@ -11,6 +11,7 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 _current = threading.local()
@@ -184,12 +185,12 @@ class Step:
         """Refuses an exchange inside of a tf.cond that ranks could answer differently."""
         graph = tf.compat.v1.get_default_graph()
         while not tf.executing_eagerly() and graph is not self._graph:
-            if type(graph).__name__ == "CondBranchFuncGraph":
+            if tf_compat.is_branch(graph):
                 raise PoseidonError(
                     f"{what} inside of a tf.cond, where one rank may be without the others: all "
                     "would wait for each other. Do it unconditionally (to accumulate gradients, use "
                     "the optimizer's gradient_accumulation_steps).")
-            graph = getattr(graph, "outer_graph", None)
+            graph = tf_compat.outer_graph(graph)
             if graph is None:
                 return
 
@@ -206,8 +207,8 @@ def unique_site(name):
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
+    while (outer := tf_compat.outer_graph(graph)) is not None and outer.building_function:
+        graph = outer
     counter = _occurrences.setdefault(graph, collections.Counter())
     counter[name] += 1
     return f"{name}#{counter[name] - 1}" if counter[name] > 1 else name

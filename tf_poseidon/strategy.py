@@ -6,8 +6,6 @@ import re
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute import one_device_strategy
 
 from tf_poseidon import agreement
 from tf_poseidon import calibration
@@ -22,6 +20,7 @@ from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.timelines import recording
 
@@ -246,7 +245,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return recording.record(communicator, path, lambda: self.plan)
 
 
-class _ReplicaContext(distribute_lib.ReplicaContext):
+class _ReplicaContext(tf.distribute.ReplicaContext):
     """The context of one rank's step."""
 
     def __init__(self, strategy, rank):
@@ -254,7 +253,7 @@ class _ReplicaContext(distribute_lib.ReplicaContext):
 
     @property
     def devices(self):
-        return self._strategy.extended.worker_devices
+        return self.strategy.extended.worker_devices
 
 
 class _OneReplicaContext(_ReplicaContext):
@@ -269,7 +268,7 @@ class _OneReplicaContext(_ReplicaContext):
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
 
 
-class Extended(one_device_strategy.OneDeviceExtended):
+class Extended(tf_compat.one_device_extended()):
     """One device in this process, and a job of `size` processes around it.
 
     TensorFlow asks a strategy to override the methods below, underscored names included.
@@ -299,7 +298,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
     @contextlib.contextmanager
     def one_replica(self):
         """While the only replica of a function of one process runs, or is traced."""
-        with tf.device(self._device), _OneReplicaContext(self._container_strategy()):
+        with tf.device(self.worker_devices[0]), _OneReplicaContext(self._container_strategy()):
             yield
 
     def _in_multi_worker_mode(self):
@@ -371,7 +370,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
         step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
                              self.wire_dtype)
         args, kwargs = data.values((args, kwargs))
-        with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
+        with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
             step.verify_weights()
