@@ -94,7 +94,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that
-            never comes, an op library built for another TensorFlow.
+            never comes, an op library built for another TensorFlow; or if Keras is another than those of `supported`.
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
@@ -271,7 +271,7 @@ class _OneReplicaContext(_ReplicaContext):
 class Extended(tf_compat.one_device_extended()):
     """One device in this process, and a job of `size` processes around it.
 
-    TensorFlow asks a strategy to override the methods below, underscored names included.
+    TensorFlow asks a strategy to override the methods below, underscored names included, which `compat.tensorflow` lists.
     """
 
     def __init__(self, container_strategy, communicator):
@@ -367,8 +367,8 @@ class Extended(tf_compat.one_device_extended()):
         if steps is not None:
             return steps.run(fn, args, kwargs)
         self.broadcast_new_variables()
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
-                             self.wire_dtype)
+        share = step_lib.Share.of(data.first_rows((args, kwargs)), self.size)
+        step = step_lib.Step(share, self.verifier, self.wire_dtype)
         args, kwargs = data.values((args, kwargs))
         with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
@@ -381,14 +381,14 @@ class Extended(tf_compat.one_device_extended()):
     def _without_borrowed_rows(self, step, result):
         """Returns the result of a step without what a borrowed row has given."""
         def without(x):
-            if step.contributes is True or not tf.is_tensor(x):
+            if step.share.contributes is True or not tf.is_tensor(x):
                 return x
             zeros = step.select(x, tf.zeros_like(x))
             # A tensor without rows, or what was computed from a single one.
             if x.shape.rank == 0 or x.shape[0] not in (None, 1):
                 return zeros
             rows = tf.shape(x)[0]
-            return zeros[:tf.where(step.contributes | (rows != 1), rows, 0)]
+            return zeros[:tf.where(step.share.contributes | (rows != 1), rows, 0)]
 
         return tf.nest.map_structure(without, result)
 
@@ -425,7 +425,7 @@ class Extended(tf_compat.one_device_extended()):
         if self._num_replicas_in_sync == 1:
             return value
         step = step_lib.current()
-        contributes = True if step is None else step.contributes
+        contributes = True if step is None else step.share.contributes
 
         def gather_one(part):
             if isinstance(part, tf.RaggedTensor) and axis == 0:
