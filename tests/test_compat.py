@@ -119,7 +119,8 @@ def test_no_private_name_is_used_outside_of_the_tables():
     ("from keras import src; import keras; keras.src.trainers", 3),
     ("class A(Base):\n  def f(self):\n    return self._device", 1), ("model._initial_epoch = None", 0),
     ("class A(Base):\n  def f(self):\n    super()._create_variable()", 1),
-    ("class A:\n  def __init__(self, a):\n    self._b = a._b", 0), ("from tensorflow.core.framework import graph_pb2", 0),
+    ("class A:\n  def __init__(self, a):\n    self._b = a._b", 0),
+    ("from tensorflow.core.framework import graph_pb2", 0),
     ("class B(A):\n  def f(self):\n    return self._g()\nclass A:\n  def _g(self): pass", 0)])
 def test_private_names_are_found(code, count):
     tree = ast.parse(code)
@@ -177,13 +178,14 @@ def test_library_has_name(name):
 
 @pytest.mark.parametrize("table, name, message", [
     (tf_compat.TABLE, Name("tensorflow.python.eager.kontext", "context", "ask"),
-     r"TensorFlow 2\.21\.\d+ has no tensorflow\.python\.eager\.kontext\.context, which tf_poseidon needs to ask; install "
-     r"'tensorflow-cpu==2\.21\.\*'"),
+     r"TensorFlow 2\.21\.\d+ has no tensorflow\.python\.eager\.kontext\.context, which tf_poseidon needs to ask; "
+     r"install 'tensorflow-cpu==2\.21\.\*'"),
     (tf_compat.TABLE, Name("tensorflow.python.grappler.tf_optimizer", "OptimizeGraph", "optimize", ("graph",)),
      r"has no tensorflow\.python\.grappler\.tf_optimizer\.OptimizeGraph\(graph\), which tf_poseidon needs to optimize"),
     (tf_compat.TABLE, Name("tensorflow.python.framework.func_graph", "FuncGraph.captured", "capture"), "has no"),
     (keras_compat.TABLE, Name("keras.src.backend.tensorflow.core", "Variable._values", "assign"),
-     r"Keras 3\.15\.\d+ has no keras\.src\.backend\.tensorflow\.core\.Variable\._values, which .* 'keras>=3\.15,<3\.16'"),
+     r"Keras 3\.15\.\d+ has no keras\.src\.backend\.tensorflow\.core\.Variable\._values, which .*; "
+     r"install 'keras>=3\.15,<3\.16'"),
     # Defined by its base.
     (keras_compat.TABLE, Name("keras.src.optimizers.adam", "Adam._trainable_variables", "train"), "has no"),
 ])

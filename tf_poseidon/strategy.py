@@ -271,7 +271,7 @@ class _OneReplicaContext(_ReplicaContext):
 class Extended(tf_compat.one_device_extended()):
     """One device in this process, and a job of `size` processes around it.
 
-    TensorFlow asks a strategy to override the methods below, underscored names included, which `compat.tensorflow` lists.
+    TensorFlow asks a strategy to override the methods below, underscored names included: `compat.tensorflow` has them.
     """
 
     def __init__(self, container_strategy, communicator):
