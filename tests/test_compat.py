@@ -212,17 +212,19 @@ def test_other_patches_are_taken(version, monkeypatch):
     keras_compat.TABLE.check()
 
 
-@pytest.mark.parametrize("call", [
-    "PoseidonStrategy()", "distribute(lambda x: x)(tf.ones([2]))", "explain(keras.Sequential(), 1, 2)"])
-def test_other_keras_is_refused_where_it_would_be_wrapped(call):
+@pytest.mark.parametrize("library, call", [
+    ("keras", "PoseidonStrategy()"), ("keras", "distribute(lambda x: x)(tf.ones([2]))"),
+    ("keras", "explain(keras.Sequential(), 1, 2)"), ("tf", "PoseidonStrategy()")])
+def test_other_versions_are_refused_where_they_would_be_used(library, call):
+    version, table = {"keras": ("3.16.0", keras_compat.TABLE), "tf": ("2.22.0", tf_compat.TABLE)}[library]
     program = ("import keras, tensorflow as tf, tf_poseidon\n"
-               "keras.__version__ = '3.16.0'\n"
+               f"{library}.__version__ = '{version}'\n"
                f"tf_poseidon.{call}")
     run = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120)
     assert run.returncode == 1
     assert run.stderr.strip().endswith(
-        "PoseidonError: Keras 3.16.0 is installed, but tf_poseidon works with 'keras>=3.15,<3.16' only; install "
-        "'keras>=3.15,<3.16'.")
+        f"PoseidonError: {table.library} {version} is installed, but tf_poseidon works with '{table.requirement}' "
+        f"only; {table.remedy}.")
 
 
 @pytest.mark.parametrize("module, name", [

@@ -89,10 +89,10 @@ class Table:
             owner = None
         for part in path:
             owner = getattr(owner, part, None)
-        is_defined = owner is not None and attribute in vars(owner)
-        value = getattr(owner, attribute) if is_defined else None
-        known = inspect.signature(value).parameters if is_defined and name.parameters else ()
-        if not (is_defined or inspect.isclass(owner) and _gives(owner, attribute)) or set(name.parameters) - set(known):
+        is_there = owner is not None and (attribute in vars(owner) or _gives(owner, attribute))
+        value = getattr(owner, attribute, None) if is_there else None
+        known = inspect.signature(value).parameters if name.parameters and callable(value) else ()
+        if not is_there or not set(known).issuperset(name.parameters):
             raise PoseidonError(f"{self.library} {self.version} has no {name}, which tf_poseidon needs to {name.why}; "
                                 f"{self.remedy}.")
         return owner, attribute, value
@@ -100,6 +100,8 @@ class Table:
 
 def _gives(owner, attribute):
     """Whether a method of a class assigns an attribute of an object."""
+    if not inspect.isclass(owner):
+        return False
     codes = [getattr(inspect.unwrap(member), "__code__", None) for member in vars(owner).values()]
     return any(instruction.opname == "STORE_ATTR" and instruction.argval == attribute
                for code in codes if code is not None and attribute in code.co_names
