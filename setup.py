@@ -198,7 +198,7 @@ def mpich_wheel(name):
 tensorflow, _ = installed_tensorflow()
 setuptools.setup(
     # The wheel is tied to the TensorFlow that it was built against, whatever its name.
-    install_requires=["absl-py", "mpich>=5", "numpy", "rich",
+    install_requires=["absl-py", "mpich>=5", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
                       f"{tensorflow}=={SUPPORTED['TENSORFLOW_SERIES']}.*"],
     ext_modules=[
         setuptools.Extension("tf_poseidon.ops.libposeidon_ops", OP_SOURCES),

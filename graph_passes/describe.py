@@ -6,7 +6,7 @@ Requires: a match for each marker. Ensures: a `Site` for each marker, in the sam
 import dataclasses
 import math
 
-from tensorflow.python.framework import dtypes
+import tensorflow as tf
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
@@ -35,7 +35,7 @@ class DescribeSites(passes.Pass):
 
 
 def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Site:
-    dtype, shape = dtypes.as_dtype(marker.dtype), marker.shape
+    dtype, shape = tf.as_dtype(marker.dtype), marker.shape
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          None if shape is None or None in shape else shape,
                          is_waited_for=marker.meanwhile == "waits")
@@ -46,7 +46,7 @@ def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Si
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
     if isinstance(match, SlicesMatch):
-        row_bytes = math.prod(shape[1:]) * dtype.size + dtypes.as_dtype(match.index_dtype).size
+        row_bytes = math.prod(shape[1:]) * dtype.size + tf.as_dtype(match.index_dtype).size
         return dataclasses.replace(site, slices=planning.Slices(facts.planned(match.k), row_bytes))
     first = match.products[0]
     k = [facts.planned(product.k) for product in match.products]
@@ -58,5 +58,5 @@ def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Si
 
 def _itemsize(marker: Marker, dtype: int) -> int:
     """Returns the bytes of an element of `dtype` on its way."""
-    size = dtypes.as_dtype(dtype).size
-    return size if marker.wire_dtype is None else min(size, dtypes.as_dtype(marker.wire_dtype).size)
+    size = tf.as_dtype(dtype).size
+    return size if marker.wire_dtype is None else min(size, tf.as_dtype(marker.wire_dtype).size)

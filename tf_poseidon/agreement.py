@@ -3,7 +3,8 @@
 import hashlib
 
 import numpy as np
-from tensorflow.python.eager import context
+
+from tf_poseidon.compat import tensorflow as tf_compat
 
 
 class Alone:
@@ -49,9 +50,8 @@ class OverCoordinationService:
 
     def difference(self, key, text):
         """As of `OverCommunicator`."""
-        service = context.context()
-        service.set_config_key_value(f"poseidon/{key}/{self._rank}", text)
-        texts = [service.get_config_key_value(f"poseidon/{key}/{rank}", self._timeout_ms)
+        tf_compat.tell_others(f"poseidon/{key}/{self._rank}", text)
+        texts = [tf_compat.told_by_others(f"poseidon/{key}/{rank}", self._timeout_ms)
                  for rank in range(self._size)]
         differing = [rank for rank in range(self._size) if texts[rank] != texts[0]]
         return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None

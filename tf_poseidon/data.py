@@ -6,6 +6,7 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 
@@ -197,22 +198,14 @@ def batch_size(dataset):
     """
     if dataset in batch_sizes:
         return batch_sizes[dataset]
-    while (kind := type(dataset).__name__.strip("_")) in _KEEP_ROWS:
-        dataset, = dataset._inputs()
-    is_batch = kind in ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
-    return int(dataset._batch_size) if is_batch else -1
+    return tf_compat.batch_size(dataset)
 
 
 def usual_rows(batches):
     """Returns how many rows the global batches of an iterator have, but perhaps the last one; None if unknown."""
-    dataset = getattr(batches, "_dataset", None)
+    dataset = tf_compat.dataset_of(batches)
     rows = -1 if dataset is None else batch_sizes.get(dataset, -1)
     return rows if rows > 0 else None
-
-
-# Datasets whose elements have as many rows as those that they are made from; of `map` one hopes so.
-_KEEP_ROWS = {"CacheDataset", "FilterDataset", "MapDataset", "OptionsDataset", "ParallelMapDataset",
-              "PrefetchDataset", "RepeatDataset", "ShuffleDataset", "SkipDataset", "TakeDataset"}
 
 
 def split_batch(batch, rank, size, usual_total=-1):

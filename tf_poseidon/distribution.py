@@ -9,6 +9,7 @@ from tf_poseidon import calls
 from tf_poseidon import data
 from tf_poseidon import one_process
 from tf_poseidon import strategy as strategy_lib
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 
@@ -64,9 +65,6 @@ class _Distributed:
         report: The `report.Report` of the last trace; None if it runs as it is.
     """
 
-    # AutoGraph calls this as it is; it still converts the function.
-    autograph_info__ = None
-
     def __init__(self, function, inputs, strategy):
         self._python = getattr(function, "python_function", function)
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
@@ -77,6 +75,7 @@ class _Distributed:
         self._bound = weakref.WeakKeyDictionary()
         self.report = None
         functools.update_wrapper(self, self._python)
+        tf_compat.unconverted(self)  # AutoGraph calls this as it is; it still converts the function
 
     def __get__(self, instance, owner=None):
         """Binds a method to its object."""

@@ -13,11 +13,11 @@ import threading
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import func_graph as func_graph_lib
 
 from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import partitioning
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.ops import library
 
@@ -200,7 +200,7 @@ def trace(function, call, extended, rows=None, trains=True, accumulators=list):
     if trains:
         extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
     # Its operations refer to it and it to them, where Python's collector cannot see; a graph takes tens of MB.
-    func_graph_lib.dismantle_func_graph(function.graph)
+    tf_compat.dismantle(function.graph)
     return Trace(partitioned=partitioned)
 
 

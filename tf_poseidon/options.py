@@ -6,11 +6,11 @@ import json
 import random
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tf_poseidon import engines
 from tf_poseidon import ops
 from tf_poseidon import planning
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 WIRE_DTYPES = (None, "bfloat16")
@@ -106,7 +106,7 @@ def agree_on_seed(communicator):
 
     Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
     """
-    mine = context.global_seed()
+    mine = tf_compat.global_seed()
     proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
     agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
     if agreed != mine:

@@ -9,15 +9,12 @@ import hashlib
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.eager.polymorphic_function import concrete_function as concrete_function_lib
-from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.framework import importer
-from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon import step as step_lib
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -136,13 +133,13 @@ class Partitioned:
 
     def _build(self, graph_def, fetches, mark):
         """Returns the ConcreteFunction of a partitioned GraphDef."""
-        graph = func_graph_lib.FuncGraph(self._interface.name)
+        graph = tf_compat.func_graph(self._interface.name)
         with graph.as_default():
             self._import(graph, graph_def, fetches, mark)
             checks = self._checks(graph, mark) if self._trains else []
             graph.control_outputs = [*checks, *map(graph.get_operation_by_name, self._interface.controls)]
             graph.variables = self._interface.variables
-        return concrete_function_lib.ConcreteFunction.from_func_graph(graph, self._interface.function_type, {})
+        return tf_compat.concrete_function(graph, self._interface.function_type)
 
     def _import(self, graph, graph_def, fetches, mark):
         """Makes the nodes of a GraphDef, in the default graph, with its inputs and outputs."""
@@ -156,7 +153,7 @@ class Partitioned:
                 node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
             if "site" in node.attr:
                 provenance.rename_site(node, node.attr["site"].s.decode() + mark)
-        importer.import_graph_def(graph_def, inputs, name="")
+        tf.import_graph_def(graph_def, inputs, name="")
         graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in fetches]
 
@@ -244,7 +241,7 @@ def _describe_variables(graph_def, captures, names):
     """Notes what captured variables hold, which a GraphDef does not say."""
     nodes = {node.name: node for node in graph_def.node}
     for _, internal in captures:
-        described = internal.dtype == tf.resource and handle_data_util.get_resource_handle_data(internal)
+        described = internal.dtype == tf.resource and tf_compat.handle_data(internal)
         if described and described.is_set:
             attributes = nodes[names[internal.op.name]].attr
             attributes["_handle_dtypes"].list.type.extend(each.dtype for each in described.shape_and_type)

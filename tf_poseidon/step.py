@@ -5,12 +5,14 @@ A step is what runs inside one `strategy.run`. It exists while that code runs ea
 
 import collections
 import contextlib
+import dataclasses
 import threading
 import weakref
 
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 _current = threading.local()
@@ -21,37 +23,55 @@ def current():
     return getattr(_current, "step", None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What of a global batch one rank computes.
+
+    Attributes:
+        count: Scalar int32: the rank's rows, 0 for a borrowed one. K_r.
+        total: Scalar int32: rows of the global batch. K.
+        contributors: Scalar int32: ranks that have rows.
+        contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
+            that has none runs a borrowed row, and nothing that it computes from it may count.
+        static_rows: Rows that this rank's tensors are known to have, None if unknown.
+        usual_rows: Rows of this rank in a full batch, rounded up: what gradients are planned for; None if unknown.
+        is_given: Whether the step was given rows; else all ranks are taken to work on equally many.
+    """
+
+    count: tf.Tensor
+    total: tf.Tensor
+    contributors: tf.Tensor
+    contributes: tf.Tensor | bool
+    static_rows: int | None
+    usual_rows: int | None
+    is_given: bool
+
+    @classmethod
+    def of(cls, rows, size):
+        """Returns that of a step on `data.Rows`, None if it was given none, in a job of `size` ranks."""
+        if rows is None:
+            return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
+        return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,
+                   rows.shape[0], -(-rows.usual_total // size) if rows.usual_total > 0 else None, True)
+
+
 class Step:
     """What one rank does in one step.
 
     Attributes:
-        size: Number of ranks.
-        contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
-            that has none runs a borrowed row, and nothing that it computes from it may count.
-        is_applying: Whether an optimizer is at work; its gradients are synchronised already.
+        share: The `Share` of the rank.
     """
 
-    def __init__(self, size, rows=None, verifier=None, wire_dtype=None):
+    def __init__(self, share, verifier=None, wire_dtype=None):
         """Makes a step.
 
         Args:
-            size: Number of ranks.
-            rows: `data.Rows` that the step works on, or None when it was given none: then all
-                ranks are taken to work on equally many.
+            share: The `Share` of the rank.
             verifier: The `verify.Verifier` of the strategy, if it has one.
             wire_dtype: What gradients travel in, as of the strategy.
         """
-        self.size = size
-        self._has_rows = rows is not None
-        self._count = rows.count if self._has_rows else tf.constant(1)
-        self._total = rows.total if self._has_rows else tf.constant(size)
-        self._contributors = rows.contributors if self._has_rows else tf.constant(size)
-        self.contributes = True if rows is None or rows.never_empty else rows.count > 0
-        self.is_applying = False
-        self.static_rows = rows.shape[0] if self._has_rows else None
-        # Rows of this step in a full batch, rounded up: what gradients are planned for.
-        self.usual_rows = (-(-rows.usual_total // size)
-                           if self._has_rows and rows.usual_total > 0 else None)
+        self.share = share
+        self._is_applying = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._gradients = []  # a line of text for each gradient site, in the order of the trace
         self._verifier = verifier
@@ -68,14 +88,19 @@ class Step:
         finally:
             _current.step = outer
 
+    @property
+    def is_applying(self):
+        """Whether an optimizer is at work; its gradients are synchronised already."""
+        return self._is_applying
+
     @contextlib.contextmanager
     def applying(self):
         """While an optimizer applies synchronised gradients."""
-        self.is_applying = True
+        self._is_applying = True
         try:
             yield
         finally:
-            self.is_applying = False
+            self._is_applying = False
 
     def site(self, name):
         """Returns the name of the next exchange of `name` in this step.
@@ -88,17 +113,17 @@ class Step:
 
     def select(self, value, otherwise):
         """Returns `value` if this rank contributes, else `otherwise`."""
-        if self.contributes is True:
+        if self.share.contributes is True:
             return value
-        return tf.where(self.contributes, value, otherwise)
+        return tf.where(self.share.contributes, value, otherwise)
 
     def all_reduce(self, value, name):
         """Returns the sum of `value` over the ranks that contribute."""
-        return ops.all_reduce(value, self.site(name), self.contributes)
+        return ops.all_reduce(value, self.site(name), self.share.contributes)
 
     def mean(self, value, name):
         """Returns the mean of `value` over the ranks that contribute."""
-        return self.all_reduce(value, name) / tf.cast(self._contributors, value.dtype)
+        return self.all_reduce(value, name) / tf.cast(self.share.contributors, value.dtype)
 
     def synchronize(self, gradients, variables):
         """Returns the gradients summed over all ranks.
@@ -121,7 +146,8 @@ class Step:
             result.append(self._synchronize_one(gradient, path, variable.shape, site))
             if self._verifier:
                 is_due = self._verifier.is_due(site) if is_due is None else is_due
-                self._verifier.check_gradient(gradient, result[-1], variable.shape, site, self.contributes, is_due)
+                self._verifier.check_gradient(gradient, result[-1], variable.shape, site, self.share.contributes,
+                                              is_due)
                 self._weights[path] = variable
         return result
 
@@ -134,8 +160,8 @@ class Step:
         self._gradients.append(f"'{site}' {gradient.dtype.name}{list(shape)}"
                                + (" slices" if is_slices else ""))
         if is_slices:
-            return ops.sync_slices(gradient, shape, site, self.contributes, self._wire_dtype)
-        return ops.sync(gradient, site, self.contributes, shape, self._wire_dtype)
+            return ops.sync_slices(gradient, shape, site, self.share.contributes, self._wire_dtype)
+        return ops.sync(gradient, site, self.share.contributes, shape, self._wire_dtype)
 
     def verify_weights(self):
         """In verify mode, compares the variables that were trained in this step."""
@@ -150,7 +176,7 @@ class Step:
         """
         if not self._gradients or tf.executing_eagerly():
             return False
-        ops.agree(self._gradients, self.usual_rows, self.static_rows, strict)
+        ops.agree(self._gradients, self.share.usual_rows, self.share.static_rows, strict)
         return True
 
     def note_state(self, path, variable):
@@ -165,16 +191,16 @@ class Step:
         in float64, so that single-precision values that are equal on all ranks stay what they are.
         """
         for path, variable in self._state.values():
-            weighted = tf.cast(variable, tf.float64) * tf.cast(self._count, tf.float64)
-            total = ops.all_reduce(weighted, self.site(f"state/{path}"), self.contributes,
+            weighted = tf.cast(variable, tf.float64) * tf.cast(self.share.count, tf.float64)
+            total = ops.all_reduce(weighted, self.site(f"state/{path}"), self.share.contributes,
                                    ordered=False)
-            mean = total / tf.cast(self._total, tf.float64)
+            mean = total / tf.cast(self.share.total, tf.float64)
             variable.assign(tf.cast(mean, variable.dtype))
         self._state.clear()
 
     def _check_graph(self):
         """Refuses to build what depends on this step's rows into a function that outlives it."""
-        if self._has_rows and self._graph is None and not tf.executing_eagerly():
+        if self.share.is_given and self._graph is None and not tf.executing_eagerly():
             raise PoseidonError(
                 "A tf.function was called inside of a strategy.run that runs eagerly; it would keep "
                 "this batch's number of rows for all later batches. Decorate the function that calls "
@@ -184,12 +210,12 @@ class Step:
         """Refuses an exchange inside of a tf.cond that ranks could answer differently."""
         graph = tf.compat.v1.get_default_graph()
         while not tf.executing_eagerly() and graph is not self._graph:
-            if type(graph).__name__ == "CondBranchFuncGraph":
+            if tf_compat.is_branch(graph):
                 raise PoseidonError(
                     f"{what} inside of a tf.cond, where one rank may be without the others: all "
                     "would wait for each other. Do it unconditionally (to accumulate gradients, use "
                     "the optimizer's gradient_accumulation_steps).")
-            graph = getattr(graph, "outer_graph", None)
+            graph = tf_compat.outer_graph(graph)
             if graph is None:
                 return
 
@@ -206,8 +232,8 @@ def unique_site(name):
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
+    while (outer := tf_compat.outer_graph(graph)) is not None and outer.building_function:
+        graph = outer
     counter = _occurrences.setdefault(graph, collections.Counter())
     counter[name] += 1
     return f"{name}#{counter[name] - 1}" if counter[name] > 1 else name

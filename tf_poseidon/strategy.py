@@ -6,8 +6,6 @@ import re
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.distribute import one_device_strategy
 
 from tf_poseidon import agreement
 from tf_poseidon import calibration
@@ -22,6 +20,7 @@ from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.timelines import recording
@@ -96,7 +95,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that
-            never comes, an op library built for another TensorFlow.
+            never comes, an op library built for another TensorFlow; or if Keras is another than those of `supported`.
     """
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
@@ -246,7 +245,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return recording.record(communicator, path, lambda: self.plan)
 
 
-class _ReplicaContext(distribute_lib.ReplicaContext):
+class _ReplicaContext(tf.distribute.ReplicaContext):
     """The context of one rank's step."""
 
     def __init__(self, strategy, rank):
@@ -254,7 +253,7 @@ class _ReplicaContext(distribute_lib.ReplicaContext):
 
     @property
     def devices(self):
-        return self._strategy.extended.worker_devices
+        return self.strategy.extended.worker_devices
 
 
 class _OneReplicaContext(_ReplicaContext):
@@ -269,10 +268,10 @@ class _OneReplicaContext(_ReplicaContext):
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
 
 
-class Extended(one_device_strategy.OneDeviceExtended):
+class Extended(tf_compat.one_device_extended()):
     """One device in this process, and a job of `size` processes around it.
 
-    TensorFlow asks a strategy to override the methods below, underscored names included.
+    TensorFlow asks a strategy to override the methods below, underscored names included: `compat.tensorflow` has them.
     """
 
     def __init__(self, container_strategy, communicator):
@@ -299,7 +298,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
     @contextlib.contextmanager
     def one_replica(self):
         """While the only replica of a function of one process runs, or is traced."""
-        with tf.device(self._device), _OneReplicaContext(self._container_strategy()):
+        with tf.device(self.worker_devices[0]), _OneReplicaContext(self._container_strategy()):
             yield
 
     def _in_multi_worker_mode(self):
@@ -368,10 +367,10 @@ class Extended(one_device_strategy.OneDeviceExtended):
         if steps is not None:
             return steps.run(fn, args, kwargs)
         self.broadcast_new_variables()
-        step = step_lib.Step(self.size, data.first_rows((args, kwargs)), self.verifier,
-                             self.wire_dtype)
+        share = step_lib.Share.of(data.first_rows((args, kwargs)), self.size)
+        step = step_lib.Step(share, self.verifier, self.wire_dtype)
         args, kwargs = data.values((args, kwargs))
-        with tf.device(self._device), _ReplicaContext(strategy, self.rank), step.active():
+        with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
             step.verify_weights()
@@ -382,14 +381,14 @@ class Extended(one_device_strategy.OneDeviceExtended):
     def _without_borrowed_rows(self, step, result):
         """Returns the result of a step without what a borrowed row has given."""
         def without(x):
-            if step.contributes is True or not tf.is_tensor(x):
+            if step.share.contributes is True or not tf.is_tensor(x):
                 return x
             zeros = step.select(x, tf.zeros_like(x))
             # A tensor without rows, or what was computed from a single one.
             if x.shape.rank == 0 or x.shape[0] not in (None, 1):
                 return zeros
             rows = tf.shape(x)[0]
-            return zeros[:tf.where(step.contributes | (rows != 1), rows, 0)]
+            return zeros[:tf.where(step.share.contributes | (rows != 1), rows, 0)]
 
         return tf.nest.map_structure(without, result)
 
@@ -426,7 +425,7 @@ class Extended(one_device_strategy.OneDeviceExtended):
         if self._num_replicas_in_sync == 1:
             return value
         step = step_lib.current()
-        contributes = True if step is None else step.contributes
+        contributes = True if step is None else step.share.contributes
 
         def gather_one(part):
             if isinstance(part, tf.RaggedTensor) and axis == 0:

@@ -2,7 +2,9 @@
 
 # The op library is compiled against one TensorFlow; its C++ interface changes between series.
 TENSORFLOW_SERIES = "2.21"
+TENSORFLOW = f"tensorflow=={TENSORFLOW_SERIES}.*"
 
-# The hook points in keras_hook/ are those of these Keras versions: from, and below.
+# The private names in compat/keras.py and keras_hook/ are those of these Keras versions: from, and below.
 KERAS_FROM = "3.15"
 KERAS_BELOW = "3.16"
+KERAS = f"keras>={KERAS_FROM},<{KERAS_BELOW}"

@@ -5,8 +5,8 @@ Ensures: an `Exchange` for each, in the order of the graph.
 
 import dataclasses
 
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
@@ -28,7 +28,7 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
 
 
 def _exchange(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
-    dtype, shape = dtypes.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+    dtype, shape = tf.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
                              None if shape is None or None in shape else shape,
                              is_waited_for=graph_lib.meanwhile(node) == "waits")

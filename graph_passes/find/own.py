@@ -7,8 +7,8 @@ where the gradient is slices. Graphs that were made without them have other mark
 kind returns the same `Marker`s.
 """
 
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -42,7 +42,7 @@ def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None
     if node.op == "PoseidonSync":
         wire = node.attr["wire_dtype"].s.decode() if "wire_dtype" in node.attr else ""
         return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype,
-                      wire_dtype=dtypes.as_dtype(wire).as_datatype_enum if wire else None,
+                      wire_dtype=tf.as_dtype(wire).as_datatype_enum if wire else None,
                       meanwhile=graph_lib.meanwhile(node))
     indices, values, contributes = graph_lib.data_inputs(node)
     shape = tuple(dim.size for dim in node.attr["shape"].shape.dim)

@@ -7,8 +7,8 @@ node is named as what is inserted.
 
 import math
 
+import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
@@ -183,6 +183,6 @@ def _names(types):
 
 def _name(dtype):
     try:
-        return dtypes.as_dtype(dtype).name
+        return tf.as_dtype(dtype).name
     except TypeError:
         return f"{dtype}, no type,"

@@ -1,9 +1,8 @@
 """What the passes know of devices: which have a kernel, and where their host is."""
 
-from tensorflow.python.framework import config
-from tensorflow.python.framework import device_spec
-from tensorflow.python.framework import kernels
+import tensorflow as tf
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 # The compute capability from which on GPUs have what the kernels are compiled for.
@@ -21,7 +20,7 @@ def has_kernel(op, device, **types):
     kind = _parsed(device).device_type
     return kind is None or any(
         kernel.device_type in (kind, "DEFAULT") and _takes(kernel, types)
-        for kernel in kernels.get_registered_kernels_for_op(op).kernel)
+        for kernel in tf_compat.kernels(op))
 
 
 def can_multiply(device, **types):
@@ -34,8 +33,8 @@ def can_multiply(device, **types):
     if not has_kernel("SufficientFactorOuterProduct", device, **types):
         return False
     return _parsed(device).device_type != "GPU" or all(
-        config.get_device_details(gpu).get("compute_capability", OLDEST_GPU) >= OLDEST_GPU
-        for gpu in config.get_visible_devices("GPU"))
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", OLDEST_GPU) >= OLDEST_GPU
+        for gpu in tf.config.get_visible_devices("GPU"))
 
 
 def host_of(device):
@@ -53,6 +52,6 @@ def _takes(kernel, types):
 
 def _parsed(device):
     try:
-        return device_spec.DeviceSpecV2.from_string(device)
+        return tf.DeviceSpec.from_string(device)
     except ValueError as error:
         raise PoseidonError(f"The graph places nodes on '{device}', which is no name of a device.") from error

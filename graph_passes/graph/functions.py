@@ -9,8 +9,8 @@ import re
 
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.framework import op_def_registry
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
@@ -40,7 +40,7 @@ class Library:
         """
         if node.op in self.functions:
             return self.functions[node.op].signature
-        op_def = op_def_registry.get(node.op)
+        op_def = tf_compat.op_def(node.op)
         if op_def is None:
             raise PoseidonError(f"Node '{node.name}' is a {node.op!r}, an op that TensorFlow does not know; "
                                 "load the library that has it (tf.load_op_library) first.")
@@ -242,7 +242,7 @@ def to_graph(body, graph_def=None, describe=lambda name: {}):
 def add_defaults(graph_def):
     """Gives the nodes of a GraphDef the attributes that they lack: ops had fewer when older TensorFlows saved them."""
     for node in graph_def.node:
-        op_def = op_def_registry.get(node.op)
+        op_def = tf_compat.op_def(node.op)
         for attr in op_def.attr if op_def else ():
             if attr.HasField("default_value") and attr.name not in node.attr:
                 node.attr[attr.name].CopyFrom(attr.default_value)
@@ -306,7 +306,7 @@ def with_graph(function_def, graph_def, returns, control_returns):
 
 def called(node):
     """Returns the names of the functions that a node calls: its attributes name them, or it is one as an op."""
-    found = [] if op_def_registry.get(node.op) else [node.op]
+    found = [] if tf_compat.op_def(node.op) else [node.op]
     for value in node.attr.values():
         if value.HasField("func"):
             found.append(value.func.name)

@@ -6,10 +6,9 @@ import functools
 import math
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import dtypes
-from tensorflow.python.framework import tensor_util
 
 from tf_poseidon.errors import PoseidonError
 
@@ -99,7 +98,7 @@ class Graph:
         if node.op != "Const":
             return None
         try:
-            return tensor_util.MakeNdarray(node.attr["value"].tensor)
+            return tf.make_ndarray(node.attr["value"].tensor)
         except (TypeError, ValueError, OverflowError) as error:
             raise PoseidonError(f"The value of constant '{node.name}' cannot be read: "
                                 f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
@@ -216,9 +215,9 @@ class Writer:
     def constant(self, suffix, value, beside=None):
         """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
         value = np.asarray(value)
-        dtype = dtypes.as_dtype(value.dtype).as_datatype_enum
+        dtype = tf.as_dtype(value.dtype).as_datatype_enum
         name = self.add(suffix, "Const", [f"^{node_of(beside)}"] if beside else [], dtype=dtype)
-        self.nodes[-1].attr["value"].tensor.CopyFrom(tensor_util.make_tensor_proto(value))
+        self.nodes[-1].attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
         return name
 
 

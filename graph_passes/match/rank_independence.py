@@ -10,8 +10,8 @@ learning rate), but they are not taken to be equal.
 
 import hashlib
 
-from tensorflow.python.framework import op_def_registry
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
@@ -186,5 +186,5 @@ def _is_source(node):
         return True
     if "Random" in node.op:  # stateless ones too: each rank has a seed of its own
         return True
-    op_def = op_def_registry.get(node.op)
+    op_def = tf_compat.op_def(node.op)
     return op_def is None or op_def.is_stateful

@@ -4,11 +4,11 @@ Requires: a GraphDef with functions. Ensures: what is kept, and what it needs, w
 ask not to be inlined.
 """
 
+import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.framework import errors
-from tensorflow.python.grappler import tf_optimizer
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 
@@ -33,8 +33,8 @@ def inline(graph_def, keep):
     config.graph_options.rewrite_options.min_graph_nodes = -1
     config.graph_options.rewrite_options.optimizers.append("function")
     try:
-        return tf_optimizer.OptimizeGraph(config, meta_graph)
-    except (errors.OpError, ValueError) as error:
+        return tf_compat.optimize(config, meta_graph)
+    except (tf.errors.OpError, ValueError) as error:
         text = str(error).splitlines()[0]
         raise PoseidonError(f"TensorFlow cannot inline the functions of the graph: {text}") from error
 

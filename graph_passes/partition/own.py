@@ -5,8 +5,8 @@ what the rank has; what has gone in without a PoseidonOwn is the same on all ran
 summands by the PoseidonJoin that is their PoseidonOwn's gradient.
 """
 
-from tensorflow.python.framework import op_def_registry
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -18,7 +18,7 @@ _CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"
 
 def outcome(node, states, num_outputs):
     """Returns the `Outcome` of a node some of whose inputs are own; None if it cannot run on such."""
-    op = op_def_registry.get(node.op)
+    op = tf_compat.op_def(node.op)
     is_local = op is not None and not op.is_stateful and node.op not in (*_CONTROL_FLOW, BEGINS, ENDS)
     if not is_local or any(state not in (OWN, WHOLE) for state in states):
         return None

@@ -12,8 +12,8 @@ import dataclasses
 import itertools
 
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import op_def_registry
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
@@ -448,7 +448,7 @@ def canonical(tensor):
 
 def num_outputs(graph, node):
     """Returns how many outputs a node has; of an op that is not known, how many are read."""
-    op = op_def_registry.get(node.op)
+    op = tf_compat.op_def(node.op)
     if op is None:
         return 1 + max((graph_lib.output_of(tensor) for reader in graph.consumers(node.name)
                         for tensor in graph.inputs(reader) if graph_lib.node_of(tensor) == node.name), default=0)
@@ -458,7 +458,7 @@ def num_outputs(graph, node):
 def types_of_outputs(node, op=None):
     """Returns the `types_pb2.DataType` of each output of a node of a known op."""
     types = []
-    for argument in (op or op_def_registry.get(node.op)).output_arg:
+    for argument in (op or tf_compat.op_def(node.op)).output_arg:
         if argument.type_list_attr:
             types += node.attr[argument.type_list_attr].list.type
         else:
@@ -469,6 +469,6 @@ def types_of_outputs(node, op=None):
 
 def dtype_of(node, output):
     """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is not known."""
-    op = op_def_registry.get(node.op)
+    op = tf_compat.op_def(node.op)
     types = types_of_outputs(node, op) if op else []
     return types[output] if output < len(types) else types_pb2.DT_INVALID

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tensorflow.python.framework import dtypes
+import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Bytes:
         """Returns those of a shape that does not depend on rows, and a `types_pb2.DataType`."""
         if shape is None or None in shape:
             return cls()
-        return cls(fixed=math.prod(shape) * (dtypes.as_dtype(dtype).size or 0))
+        return cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
 
     def __str__(self):
         if self.fixed is not None:

@@ -15,15 +15,11 @@ import dataclasses
 import math
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.eager import execute
-from tensorflow.python.framework import constant_op
-from tensorflow.python.framework import dtypes
-from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework import ops
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
@@ -140,7 +136,7 @@ class Sizes:
         shape = self.shape(tensor)
         if shape is None or None in shape:
             return report_lib.Bytes()
-        total, size = product(shape), dtypes.as_dtype(dtype).size or 0
+        total, size = product(shape), tf.as_dtype(dtype).size or 0
         if total.constant is not None:
             return report_lib.Bytes(fixed=total.constant * size)
         return report_lib.Bytes(per_row=None if total.per_row is None else total.per_row * size)
@@ -282,7 +278,7 @@ class _Generic:
         return inputs if self._is_small_integer(node) else []
 
     def _is_small_integer(self, node):
-        op = op_def_registry.get(node.op)
+        op = tf_compat.op_def(node.op)
         if op is None or op.is_stateful or not op.output_arg or not self.graph.inputs(node):
             return False
         if any(_type_of(node, argument) not in _INTEGERS for argument in (*op.input_arg, *op.output_arg)):
@@ -338,7 +334,7 @@ def _type_of(node, argument):
 
 def _execute(node, values):
     """Returns the outputs of a stateless op on the CPU, None if it fails."""
-    op = op_def_registry.get(node.op)
+    op = tf_compat.op_def(node.op)
     attributes, inputs, rest = [], [], list(values)
     for attribute in op.attr:
         value = node.attr[attribute.name]
@@ -348,13 +344,12 @@ def _execute(node, values):
         attributes += [attribute.name, getattr(value, kind)]
     outputs = sum(node.attr[a.number_attr].i if a.number_attr else 1 for a in op.output_arg)
     try:
-        with ops.init_scope(), ops.device("CPU:0"):
+        with tf.init_scope(), tf.device("CPU:0"):
             for argument in op.input_arg:
                 count = node.attr[argument.number_attr].i if argument.number_attr else 1
-                inputs += [constant_op.constant(value, _type_of(node, argument)) for value in rest[:count]]
+                inputs += [tf.constant(value, _type_of(node, argument)) for value in rest[:count]]
                 rest = rest[count:]
-            return [output.numpy() for output in execute.execute(
-                node.op.encode(), outputs, inputs, tuple(attributes), context.context())]
+            return [output.numpy() for output in tf_compat.execute(node.op, outputs, inputs, attributes)]
     except Exception:  # of whatever TensorFlow cannot compute, nothing is known
         return None
 
@@ -440,7 +435,7 @@ def _with_guessed_elements(generic, add_shapes, doubted):
             if value is None:
                 writer.add("", "EnsureShape", [tensor], T=dtype, shape=shape)
             else:
-                writer.constant("", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype))
+                writer.constant("", value.astype(tf.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
         generic = _Generic(_inferred(result, add_shapes), generic.markers)
     return generic
@@ -510,14 +505,14 @@ def _is_known(shape):
 
 def _type_of_integers(node, output):
     """Returns the NumPy type of an output, None if that is not of int32 or int64."""
-    op = op_def_registry.get(node.op)
+    op = tf_compat.op_def(node.op)
     if op is None or any(argument.number_attr or argument.type_list_attr for argument in op.output_arg):
         types = [node.attr["out_type"].type] * (output + 1) if node.op == "ShapeN" else []
     else:
         types = [_type_of(node, argument) for argument in op.output_arg]
     if output >= len(types) or types[output] not in (types_pb2.DT_INT32, types_pb2.DT_INT64):
         return None
-    return dtypes.as_dtype(types[output]).as_numpy_dtype
+    return tf.as_dtype(types[output]).as_numpy_dtype
 
 
 def _valued(tensor):

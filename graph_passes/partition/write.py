@@ -19,8 +19,8 @@ import dataclasses
 import typing
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
@@ -259,7 +259,7 @@ class GraphWriter:
             return tensor
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
         return self._writer(f"{PREFIX}/{node.name}/operand", _HOST).constant(
-            "", value.astype(dtypes.as_dtype(dtype).as_numpy_dtype), tensor)
+            "", value.astype(tf.as_dtype(dtype).as_numpy_dtype), tensor)
 
     def _say_rows(self, node, dimension):
         """Lets planning know how large a tensor is whose shape is computed from the number of rows.
@@ -334,7 +334,7 @@ class GraphWriter:
         """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
         dtype = propagate_lib.dtype_of(self._graph.node(self._graph.inputs(node)[i]), graph_lib.output_of(
             self._graph.inputs(node)[i]))
-        numpy_type = dtypes.as_dtype(dtype).as_numpy_dtype
+        numpy_type = tf.as_dtype(dtype).as_numpy_dtype
         writer = self._writer(f"{PREFIX}/{node.name}/check{i}", _HOST)
         bounds = [writer.constant(name, np.array([bound], np.int32), tensor)
                   for name, bound in (("begin", index), ("end", index + 1), ("stride", 1))]
@@ -538,7 +538,7 @@ class GraphWriter:
         if graph_lib.node_of(name) in self._graph.nodes:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # what was made for an op, of a shape that was given
-            num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * dtypes.as_dtype(dtype).size)
+            num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * tf.as_dtype(dtype).size)
         variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,

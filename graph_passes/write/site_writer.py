@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.framework import dtypes
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
@@ -299,4 +299,4 @@ def form_of(match, riders, digest):
 
 def array(value, dtype):
     """Returns an array of a `types_pb2.DataType`."""
-    return np.asarray(value, dtypes.as_dtype(dtype).as_numpy_dtype)
+    return np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)

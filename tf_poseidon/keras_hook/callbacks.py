@@ -8,9 +8,9 @@ whole before it can be written, the last agrees on what the others have decided 
 import logging
 
 import keras
-from keras.src.utils import python_utils
 import numpy as np
 
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
 
@@ -61,7 +61,8 @@ def coordinate(callbacks, communicator, method):
 
 def _acts_on_batches(callback, phase):
     return type(callback) not in _PASSIVE and any(
-        not python_utils.is_default(getattr(callback, name)) for name in _BATCH_METHODS[phase])
+        getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_METHODS[phase])
 
 
 class _Complete(keras.callbacks.Callback):
@@ -107,9 +108,9 @@ class _Agree(keras.callbacks.Callback):
         self._share()
         comparing.begin(self.model)
         share_accumulators(self.model, self._communicator)
-        epoch = self.model._initial_epoch
+        epoch = keras_compat.initial_epoch(self.model)
         epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
-        self.model._initial_epoch = int(epoch) or None
+        keras_compat.set_initial_epoch(self.model, int(epoch) or None)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._agree("train")
@@ -208,4 +209,4 @@ def _held_accumulators(model):
 
 def _accumulators(model):
     return [variable for optimizer in optimizers_of(model) for o in optimizers.with_inner(optimizer)
-            if o.gradient_accumulation_steps and o.built for variable in o._accumulated_gradients]
+            if o.gradient_accumulation_steps and o.built for variable in keras_compat.accumulated_gradients(o)]

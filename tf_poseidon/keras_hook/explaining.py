@@ -7,8 +7,6 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import handle_data_util
 
 from tf_poseidon import calls
 from tf_poseidon import grappler
@@ -16,6 +14,8 @@ from tf_poseidon import one_process
 from tf_poseidon import options as options_lib
 from tf_poseidon import partitioning
 from tf_poseidon import planning
+from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import batch_normalization
@@ -127,8 +127,7 @@ def _check_can_be_planned(model):
     if tf.distribute.has_strategy():
         raise PoseidonError("explain was called inside of a strategy's scope, where it would trace the step for "
                             "that strategy's job: call it outside of `with strategy.scope():`.")
-    config = getattr(getattr(model, "_compile_config", None), "config", {})
-    if config.get("jit_compile") is True:
+    if model.compiled and model.jit_compile:
         raise PoseidonError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
                             "under PoseidonStrategy refuses; use compile(jit_compile=False).")
     if model.compiled and model.run_eagerly:
@@ -141,15 +140,15 @@ def _element(model, data):
     if data is not None:
         rows = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(data)).element_spec
         return rows if isinstance(rows, tuple) else (rows,)
-    functional = getattr(model, "_functional", None) or model  # of a Sequential
-    if getattr(functional, "_inputs_struct", None) is None:
+    functional = keras_compat.functional(model) if isinstance(model, keras.Sequential) else model
+    if not isinstance(functional, keras.Function):
         raise PoseidonError(
             f"The model '{model.name}' does not say what its inputs are, since it was subclassed or is "
             "not built; give explain a batch: data=(x, y).")
-    x = keras.tree.map_structure(_row, functional._inputs_struct)
+    x = keras.tree.map_structure(_row, functional.input)
     if not model.compiled:
         return (x,)
-    outputs, loss = functional._outputs_struct, model._compile_loss._user_loss
+    outputs, loss = functional.output, model.loss
     if isinstance(outputs, dict):
         return x, {name: _target(output, loss.get(name) if isinstance(loss, dict) else loss)
                    for name, output in outputs.items()}
@@ -187,7 +186,7 @@ def _trace(model, element, total):
     if model.compiled and has_call:
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
         with strategy.scope():
-            model._symbolic_build(data_batch=specs)
+            keras_compat.build(model, specs)
     step = model.train_step if model.compiled else lambda batch: _plain_step(model, batch)
     call = calls.Call(step, {}, (batch,), {})
     step = one_process.as_step(step)
@@ -229,7 +228,7 @@ def _optimize(step):
         + [_CALLS + operation.name for operation in step.graph.control_outputs])
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1  # small graphs too
-    tf_optimizer.OptimizeGraph(config, meta_graph)
+    tf_compat.optimize(config, meta_graph)
 
 
 def _make_argument(node, index, tensor):
@@ -238,6 +237,6 @@ def _make_argument(node, index, tensor):
     node.attr.clear()
     node.attr["T"].type = tensor.dtype.as_datatype_enum
     node.attr["index"].i = index
-    for part in handle_data_util.get_resource_handle_data(tensor).shape_and_type:
+    for part in tf_compat.handle_data(tensor).shape_and_type:
         node.attr["_handle_dtypes"].list.type.append(part.dtype)
         node.attr["_handle_shapes"].list.shape.append(part.shape)

@@ -3,14 +3,10 @@
 import contextlib
 import dataclasses
 import functools
-import importlib
-import inspect
 from typing import Callable
 
-import keras
-
-from tf_poseidon import supported
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.compat import table
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import optimizers
 from tf_poseidon.keras_hook import state
@@ -19,59 +15,52 @@ from tf_poseidon.keras_hook import trainer
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-@dataclasses.dataclass(frozen=True)
-class Hook:
-    """One wrapped function of Keras.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hook(table.Name):
+    """One wrapped function of Keras; `why` is what the wrapper changes.
 
     Attributes:
-        module: Where it is defined.
-        name: Its name there, with its class.
-        parameters: The parameters that it must have, or this Keras is another than we know.
-        why: What the wrapper changes.
         wrapper: Called as wrapper(original, *args, **kwargs) in its place.
         alone: Whether it is also of use to one process.
     """
 
-    module: str
-    name: str
-    parameters: tuple[str, ...]
-    why: str
     wrapper: Callable
     alone: bool = False
 
 
 HOOKS = (
-    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("verbose", "callbacks"),
+    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}",
            "refuse models that cannot be synchronised; coordinate callbacks; progress on rank 0 only",
-           trainer.run) for name in ("fit", "evaluate", "predict")),
-    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", ("x",), "refuse as fit", trainer.on_batch)
+           ("verbose", "callbacks"), wrapper=trainer.run) for name in ("fit", "evaluate", "predict")),
+    *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", "refuse as fit", ("x",), wrapper=trainer.on_batch)
       for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
-    Hook(_TRAINER, "TensorFlowTrainer._make_function", ("self", "step_function"),
-         "partition the steps of fit and evaluate", trainer.make_function),
-    Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", ("self", "force"),
-         "partition the steps of predict", trainer.make_predict_function),
-    Hook(_TRAINER, "TFEpochIterator.__init__", ("self", "distribute_strategy"),
-         "read global batches", trainer.make_iterator),
-    Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", ("self", "iterator", "data_batch"),
-         "build models without reading a batch of data", trainer.maybe_symbolic_build, alone=True),
+    Hook(_TRAINER, "TensorFlowTrainer._make_function", "partition the steps of fit and evaluate",
+         ("self", "step_function"), wrapper=trainer.make_function),
+    Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", "partition the steps of predict", ("self", "force"),
+         wrapper=trainer.make_predict_function),
+    Hook(_TRAINER, "TFEpochIterator.__init__", "read global batches", ("self", "distribute_strategy"),
+         wrapper=trainer.make_iterator),
+    Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build", "build models without reading a batch of data",
+         ("self", "iterator", "data_batch"), wrapper=trainer.maybe_symbolic_build, alone=True),
     Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
-         ("self",), "know the batch size that gradients are planned for", trainer.get_tf_dataset),
+         "know the batch size that gradients are planned for", ("self",), wrapper=trainer.get_tf_dataset),
     Hook("keras.src.layers.normalization.batch_normalization", "BatchNormalization.call",
-         ("self", "inputs", "training", "mask"), "normalise each rank's rows by themselves, unless synchronized",
-         batch_normalization.call),
-    Hook("keras.src.backend.tensorflow.core", "Variable._direct_assign", ("self", "value"),
-         "average moving statistics; in strategy.run, leave borrowed rows out of what is assigned", state.assign),
-    Hook("keras.src.random.seed_generator", "SeedGenerator.next", ("self",),
-         "in strategy.run, other random numbers on every rank", state.next_seed),
+         "normalise each rank's rows by themselves, unless synchronized", ("self", "inputs", "training", "mask"),
+         wrapper=batch_normalization.call),
+    Hook("keras.src.backend.tensorflow.core", "Variable._direct_assign",
+         "average moving statistics; in strategy.run, leave borrowed rows out of what is assigned", ("self", "value"),
+         wrapper=state.assign),
+    Hook("keras.src.random.seed_generator", "SeedGenerator.next", "in strategy.run, other random numbers on every rank",
+         ("self",), wrapper=state.next_seed),
     Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply",
-         ("self", "grads", "trainable_variables"),
-         "in strategy.run, synchronise before clipping and accumulation", optimizers.apply),
+         "in strategy.run, synchronise before clipping and accumulation", ("self", "grads", "trainable_variables"),
+         wrapper=optimizers.apply),
     Hook("keras.src.optimizers.loss_scale_optimizer", "LossScaleOptimizer.apply",
-         ("self", "grads", "trainable_variables"),
-         "in strategy.run, synchronise before deciding whether gradients are finite", optimizers.apply),
+         "in strategy.run, synchronise before deciding whether gradients are finite",
+         ("self", "grads", "trainable_variables"), wrapper=optimizers.apply),
     Hook("keras.src.optimizers.multi_optimizer", "MultiOptimizer.apply",
-         ("self", "grads", "trainable_variables"),
-         "in strategy.run, synchronise once for all inner optimizers", optimizers.apply),
+         "in strategy.run, synchronise once for all inner optimizers", ("self", "grads", "trainable_variables"),
+         wrapper=optimizers.apply),
 )
 
 
@@ -96,14 +85,12 @@ def install(alone=False):
         (owner, attribute, function) of each that was not wrapped before.
 
     Raises:
-        PoseidonError: If this Keras is not one that the hooks were made for.
+        PoseidonError: If this Keras is not one that the hooks, and `compat.keras`, were made for; then none is wrapped.
     """
+    keras_compat.TABLE.check()
     replaced = []
-    for hook in HOOKS:
-        if alone and not hook.alone:
-            continue
-        owner, attribute, original = resolve(hook)
-        if getattr(original, "_is_poseidon_hook", False):
+    for hook, (owner, attribute, original) in [(hook, resolve(hook)) for hook in HOOKS]:
+        if alone and not hook.alone or getattr(original, "_is_poseidon_hook", False):
             continue
 
         @functools.wraps(original)
@@ -117,20 +104,5 @@ def install(alone=False):
 
 
 def resolve(hook):
-    """Returns (owner, attribute, function) of a hook.
-
-    Raises:
-        PoseidonError: If this Keras has no such function, or one with other parameters.
-    """
-    *path, attribute = hook.name.split(".")
-    owner = importlib.import_module(hook.module)
-    for name in path:
-        owner = getattr(owner, name, None)
-    function = vars(owner).get(attribute) if owner is not None else None
-    known = set(inspect.signature(function).parameters) if function else set()
-    if not known.issuperset(hook.parameters):
-        raise PoseidonError(
-            f"Keras {keras.__version__} has no {hook.module}.{hook.name}"
-            f"({', '.join(hook.parameters)}), which PoseidonStrategy needs to {hook.why}; install "
-            f"'keras>={supported.KERAS_FROM},<{supported.KERAS_BELOW}'.")
-    return owner, attribute, function
+    """Returns (owner, attribute, function) of a hook; raises PoseidonError as `table.Table.resolve`."""
+    return keras_compat.TABLE.resolve(hook)

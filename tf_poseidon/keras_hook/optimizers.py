@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_poseidon import one_process
 from tf_poseidon import step as step_lib
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook.common import is_ours
 
@@ -16,7 +17,7 @@ def apply(original, optimizer, grads, trainable_variables=None):
     """In `strategy.run`, synchronises gradients before the outermost optimizer clips, decides or accumulates."""
     step = step_lib.current()
     if step is None:
-        if is_ours(optimizer._distribution_strategy) and not one_process.is_inside():
+        if is_ours(keras_compat.strategy_of(optimizer)) and not one_process.is_inside():
             raise PoseidonError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside of "
                 "strategy.run, where they cannot be synchronised; call the training step as "
@@ -25,7 +26,7 @@ def apply(original, optimizer, grads, trainable_variables=None):
     if step.is_applying or len(grads) == 0:
         return original(optimizer, grads, trainable_variables)
     step.check_unconditional(f"The optimizer '{optimizer.name}' was asked to apply gradients")
-    variables = list(optimizer._trainable_variables if trainable_variables is None
+    variables = list(keras_compat.trainable_variables(optimizer) if trainable_variables is None
                      else trainable_variables)
     _check_variables(variables)
     if not optimizer.built:  # some do not know before whom they wrap

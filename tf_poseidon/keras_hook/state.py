@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon import step as step_lib
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import batch_normalization
 
 
@@ -15,7 +16,7 @@ def assign(original, variable, value):
     if step is None or step.is_applying:
         return original(variable, value)
     # Not variable.value: where layers compute in half precision, that is a copy in half precision.
-    native = variable._value
+    native = keras_compat.value(variable)
     if variable.aggregation != "sum":
         if not native.dtype.is_floating:  # seeds and counters of steps, the same on all ranks
             return original(variable, value)

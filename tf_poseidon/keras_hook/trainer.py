@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_poseidon import data
 from tf_poseidon import one_process
 from tf_poseidon import runtime
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
@@ -51,7 +52,7 @@ def check_model(model):
                 "strategy.scope(), so it may differ between processes; create all layers inside "
                 "`with strategy.scope():`.")
     optimizer = getattr(model, "optimizer", None)  # of models that are not compiled, too
-    if optimizer is not None and not is_ours(optimizer._distribution_strategy):
+    if optimizer is not None and not is_ours(keras_compat.strategy_of(optimizer)):
         raise PoseidonError(
             f"The optimizer '{optimizer.name}' of model '{model.name}' was created outside of "
             "strategy.scope(); create it inside `with strategy.scope():`, as the model.")
@@ -85,7 +86,7 @@ def maybe_symbolic_build(original, model, iterator=None, data_batch=None):
     if is_alone_or_ours and type(model).call is keras.Model.call:
         return None  # its train_step calls other models, as that of a GAN: nothing to build
     if iterator is not None and is_alone_or_ours:
-        specs = keras.tree.map_structure(_tensor_spec, iterator._distributed_dataset.element_spec)
+        specs = keras.tree.map_structure(_tensor_spec, keras_compat.dataset_of(iterator).element_spec)
         shapes = [spec.shape for spec in keras.tree.flatten(specs) if spec is not None]
         if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in shapes):
             return original(model, data_batch=specs)

@@ -7,6 +7,7 @@ import ctypes
 
 import tensorflow as tf
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.ops import library
@@ -271,10 +272,7 @@ def _unordered(output):
     wait for the gradients before it, and nothing could travel while backpropagation goes on.
     """
     if not tf.executing_eagerly():
-        operation = getattr(output, "op", output)
-        manager = operation.graph.experimental_acd_manager
-        if manager is not None:
-            manager.run_independently(operation)
+        tf_compat.run_independently(getattr(output, "op", output))
     return output
 
 

@@ -7,6 +7,7 @@ import re
 
 import tensorflow as tf
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 _PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
@@ -24,13 +25,15 @@ def load():
         as a `ctypes.CDLL` for its C functions.
 
     Raises:
-        PoseidonError: If the library is missing, or built for another TensorFlow.
+        PoseidonError: If the library is missing, or built for another TensorFlow; or this TensorFlow is one that we do
+            not know.
     """
     if not _PATH.exists():
         raise PoseidonError(
             f"tf_poseidon's op library is missing: {_PATH} does not exist. Run `make setup`, or "
             "`pip install .`, in its source tree.")
     check_version(built_for(_PATH.read_bytes()), tf.__version__)
+    tf_compat.TABLE.check()
     try:
         # TensorFlow first: it makes wrappers only for ops that its own loading registers.
         return tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))

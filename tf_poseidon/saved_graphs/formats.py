@@ -14,8 +14,8 @@ from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
+from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 
 
@@ -142,6 +142,11 @@ class SavedModel(Saved):
     def has_functions(self):
         return bool(self._proto.meta_graphs[0].object_graph_def.nodes)
 
+    @property
+    def tags(self):
+        """The tags of its graph, by which TensorFlow 1 loads it."""
+        return self._proto.meta_graphs[0].meta_info_def.tags
+
     def _signatures(self):
         return self._proto.meta_graphs[0].signature_def
 
@@ -156,7 +161,7 @@ class SavedModel(Saved):
             _serialize(self._proto, os.path.join(folder, self._file))
             if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
                 with open(os.path.join(folder, self._FINGERPRINT), "wb") as file:
-                    file.write(fingerprinting.CreateFingerprintDef(folder))
+                    file.write(tf_compat.fingerprint(folder))
 
 
 class MetaGraph(Saved):

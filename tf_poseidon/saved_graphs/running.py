@@ -5,7 +5,6 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.saved_model import loader_impl
 
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.saved_graphs import formats
@@ -100,8 +99,7 @@ class _SessionRunner:
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/model"
             graph.write(path)
-            tags = loader_impl.parse_saved_model(path).meta_graphs[0].meta_info_def.tags
-            v1.saved_model.load(self._session, tags, path)
+            v1.saved_model.load(self._session, graph.tags, path)
         return True
 
     def _make_accessors(self):

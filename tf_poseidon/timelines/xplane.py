@@ -1,6 +1,6 @@
 """A Chrome trace as an XSpace, which the profiler of TensorBoard reads: it no longer reads Chrome traces."""
 
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from tf_poseidon.compat import tensorflow as tf_compat
 
 SUFFIX = ".xplane.pb"
 
@@ -8,8 +8,8 @@ _PLANE = "/device:CUSTOM:"  # planes whose names begin otherwise are taken for a
 
 
 def xspace(trace):
-    """Returns what `trace.trace` returns as an `xplane_pb2.XSpace`: processes are planes, threads lines."""
-    space = xplane_pb2.XSpace()
+    """Returns what `trace.trace` returns as an `XSpace`: processes are planes, threads lines."""
+    space = tf_compat.xspace()
     planes, lines, numbers = {}, {}, {}
 
     def number_of(name, rank, table):

@@ -1,0 +1,74 @@
+"""The private names of Keras that are used beside the functions of `keras_hook.HOOKS`.
+
+They are those of one version of Keras: creating a strategy under another is refused. Nothing here imports Keras.
+"""
+
+from tf_poseidon import supported
+from tf_poseidon.compat.table import Name
+from tf_poseidon.compat.table import Table
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer"
+
+TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
+    Name("keras.src.backend.tensorflow.core", "Variable._value",
+         "assign state in its own precision: the public value is a copy where layers compute in half precision"),
+    Name("keras.src.backend.tensorflow.optimizer", "TFOptimizer._distribution_strategy",
+         "refuse optimizers that were created outside of strategy.scope()"),
+    Name(_OPTIMIZER, "BaseOptimizer._trainable_variables", "synchronise gradients that come without variables"),
+    Name(_OPTIMIZER, "BaseOptimizer._accumulated_gradients",
+         "let every rank accumulate the gradients of its own rows"),
+    Name("keras.src.backend.tensorflow.trainer", "TFEpochIterator._distributed_dataset",
+         "build models by the shapes of their data"),
+    Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.batch_size",
+         "know the batch size that gradients are planned for"),
+    Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
+         "let all ranks go on at the epoch that rank 0 has restored"),
+    Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "build models that explain is given",
+         ("self", "data_batch")),
+    Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
+))
+
+
+def value(variable):
+    """Returns the `tf.Variable` of a Keras variable."""
+    return variable._value
+
+
+def strategy_of(optimizer):
+    """Returns the strategy in whose scope an optimizer was created."""
+    return optimizer._distribution_strategy
+
+
+def trainable_variables(optimizer):
+    """Returns the variables that an optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+def accumulated_gradients(optimizer):
+    """Returns the variables in which an optimizer accumulates gradients; only of one that is built and does so."""
+    return optimizer._accumulated_gradients
+
+
+def dataset_of(iterator):
+    """Returns the dataset that an iterator of Keras' steps reads."""
+    return iterator._distributed_dataset
+
+
+def initial_epoch(model):
+    """Returns the epoch at which `fit` begins, None for that which it was given."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model, epoch):
+    """Lets `fit` begin at another epoch, None for that which it was given."""
+    model._initial_epoch = epoch
+
+
+def build(model, specs):
+    """Builds a compiled model, with its metrics and optimizer, for batches of some specs."""
+    model._symbolic_build(data_batch=specs)
+
+
+def functional(sequential):
+    """Returns the functional model that a `keras.Sequential` is inside, None of one that is not built."""
+    return sequential._functional

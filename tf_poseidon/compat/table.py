@@ -1,0 +1,108 @@
+"""Tables of private names of other libraries, which may change with any of their versions."""
+
+import dataclasses
+import dis
+import functools
+import importlib
+import inspect
+
+from packaging import requirements
+
+from tf_poseidon.errors import PoseidonError
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """A private name.
+
+    Attributes:
+        module: Where it is defined.
+        name: Its name there, with its class; also of an attribute that methods of the class give to its objects.
+        why: What we need it for, after "to".
+        parameters: Of a function, the parameters that it must have, or this version is another than we know.
+    """
+
+    module: str
+    name: str
+    why: str
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self):
+        return f"{self.module}.{self.name}" + (f"({', '.join(self.parameters)})" if self.parameters else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The private names of a library.
+
+    Attributes:
+        library: What it is called.
+        requirement: The versions that have been tried, as pip writes them.
+        remedy: What to install instead of another version.
+        names: The `Name`s.
+    """
+
+    library: str
+    requirement: str
+    remedy: str
+    names: tuple[Name, ...]
+
+    def __getitem__(self, key):
+        """Returns what a name of the table stands for; before the first one, checks the table.
+
+        Args:
+            key: The name, after the last part of its module's: "func_graph.FuncGraph".
+        """
+        return self._found[key]
+
+    @functools.cached_property
+    def _found(self):
+        return self.check()
+
+    def check(self):
+        """Returns what all names stand for, by their keys.
+
+        Raises:
+            PoseidonError: If the installed version is not one of the requirement, or has other names.
+        """
+        requirement = requirements.Requirement(self.requirement)
+        if not requirement.specifier.contains(self.version, prereleases=True):
+            raise PoseidonError(f"{self.library} {self.version} is installed, but tf_poseidon works with "
+                                f"'{self.requirement}' only; {self.remedy}.")
+        return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names}
+
+    @property
+    def version(self):
+        """The installed version."""
+        return importlib.import_module(requirements.Requirement(self.requirement).name).__version__
+
+    def resolve(self, name):
+        """Returns (owner, attribute, value) of a `Name`; the value is None of an attribute that objects get.
+
+        Raises:
+            PoseidonError: If the installed version does not define it there, or with other parameters.
+        """
+        *path, attribute = name.name.split(".")
+        try:
+            owner = importlib.import_module(name.module)
+        except ImportError:
+            owner = None
+        for part in path:
+            owner = getattr(owner, part, None)
+        is_there = owner is not None and (attribute in vars(owner) or _gives(owner, attribute))
+        value = getattr(owner, attribute, None) if is_there else None
+        known = inspect.signature(value).parameters if name.parameters and callable(value) else ()
+        if not is_there or not set(known).issuperset(name.parameters):
+            raise PoseidonError(f"{self.library} {self.version} has no {name}, which tf_poseidon needs to {name.why}; "
+                                f"{self.remedy}.")
+        return owner, attribute, value
+
+
+def _gives(owner, attribute):
+    """Whether a method of a class assigns an attribute of an object."""
+    if not inspect.isclass(owner):
+        return False
+    codes = [getattr(inspect.unwrap(member), "__code__", None) for member in vars(owner).values()]
+    return any(instruction.opname == "STORE_ATTR" and instruction.argval == attribute
+               for code in codes if code is not None and attribute in code.co_names
+               for instruction in dis.get_instructions(code))

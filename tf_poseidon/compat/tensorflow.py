@@ -1,0 +1,221 @@
+"""The private names of TensorFlow that are used; those of its protocol buffers are in its files, and no part of this.
+
+They are those of one series of TensorFlow, which is checked with the op library, or when one of them is used first.
+Nothing here imports TensorFlow before.
+"""
+
+from tf_poseidon import supported
+from tf_poseidon.compat.table import Name
+from tf_poseidon.compat.table import Table
+
+_PYTHON = "tensorflow.python"
+_DATA = f"{_PYTHON}.data.ops"
+_EAGER = f"{_PYTHON}.eager"
+_FRAMEWORK = f"{_PYTHON}.framework"
+_ONE_DEVICE = f"{_PYTHON}.distribute.one_device_strategy"
+_DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
+
+_OVERRIDE = "be asked as a strategy of several processes"
+_ROWS = "know the batch size that gradients are planned for"
+_TRACED = "take a traced function apart, and put it together again"
+
+# Datasets whose elements are batches; and those whose elements have as many rows as those that they are made from; of
+# `map` one hopes so.
+_BATCHES = ("batch_op._BatchDataset", "batch_op._ParallelBatchDataset", "padded_batch_op._PaddedBatchDataset")
+_KEEP_ROWS = ("cache_op.CacheDataset", "dataset_ops._OptionsDataset", "filter_op._FilterDataset", "map_op._MapDataset",
+              "map_op._ParallelMapDataset", "prefetch_op._PrefetchDataset", "repeat_op._RepeatDataset",
+              "shuffle_op._ShuffleDataset", "skip_op._SkipDataset", "take_op._TakeDataset")
+
+TABLE = Table("TensorFlow", supported.TENSORFLOW, (
+    f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES}.*', or "
+    f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES}.*' for GPUs"), (
+    # ---- strategies: what `strategy.Extended` inherits, and what it overrides ----
+    Name(_ONE_DEVICE, "OneDeviceExtended", "place variables and steps on the device of this process",
+         ("container_strategy", "device")),
+    Name(_DISTRIBUTE, "StrategyExtendedV2._container_strategy", "make the context of a step", ("self",)),
+    Name(_ONE_DEVICE, "OneDeviceExtended._num_replicas_in_sync", _OVERRIDE),
+    Name(_ONE_DEVICE, "OneDeviceExtended._in_multi_worker_mode", _OVERRIDE, ("self",)),
+    Name(_DISTRIBUTE, "StrategyExtendedV1._use_merge_call", _OVERRIDE, ("self",)),
+    Name(_ONE_DEVICE, "OneDeviceExtended._create_variable", _OVERRIDE, ("self", "next_creator", "kwargs")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._call_for_each_replica", _OVERRIDE, ("self", "fn", "args", "kwargs")),
+    Name(_DISTRIBUTE, "StrategyExtendedV2._replica_ctx_all_reduce", _OVERRIDE,
+         ("self", "reduce_op", "value", "options")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._reduce_to", _OVERRIDE,
+         ("self", "reduce_op", "value", "destinations", "options")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._gather_to_implementation", _OVERRIDE,
+         ("self", "value", "destinations", "axis", "options")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._experimental_distribute_dataset", _OVERRIDE, ("self", "dataset", "options")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._distribute_datasets_from_function", _OVERRIDE,
+         ("self", "dataset_fn", "options")),
+    Name(_ONE_DEVICE, "OneDeviceExtended._experimental_distribute_values_from_function", _OVERRIDE,
+         ("self", "value_fn")),
+
+    # ---- functions ----
+    *(Name(f"{_FRAMEWORK}.func_graph", f"FuncGraph{name}", _TRACED) for name in (
+        "", ".inputs", ".outputs", ".control_outputs", ".variables", ".captures", ".outer_graph")),
+    Name(f"{_FRAMEWORK}.func_graph", "FuncGraph.capture", _TRACED, ("self", "tensor")),
+    Name(f"{_FRAMEWORK}.func_graph", "dismantle_func_graph", "free the memory of traced graphs", ("func_graph",)),
+    Name(f"{_EAGER}.polymorphic_function.concrete_function", "ConcreteFunction.from_func_graph", _TRACED,
+         ("graph", "function_type", "attrs")),
+    Name(f"{_EAGER}.polymorphic_function.concrete_function", "ConcreteFunction.function_type", _TRACED),
+    Name(f"{_PYTHON}.ops.control_flow_v2_func_graphs", "CondBranchFuncGraph",
+         "refuse exchanges that only some ranks would take part in"),
+    Name(f"{_FRAMEWORK}.ops", "Graph.experimental_acd_manager", "let gradients travel out of program order"),
+    Name(f"{_FRAMEWORK}.auto_control_deps", "AutomaticControlDependencies.run_independently",
+         "let gradients travel out of program order", ("self", "op")),
+    Name(f"{_PYTHON}.autograph.impl.api", "autograph_artifact", "keep AutoGraph from converting distributed functions",
+         ("entity",)),
+
+    # ---- graphs and ops ----
+    Name(f"{_PYTHON}.grappler.tf_optimizer", "OptimizeGraph", "run TensorFlow's graph optimizer",
+         ("config_proto", "metagraph")),
+    Name(f"{_PYTHON}.ops.handle_data_util", "get_resource_handle_data", "know what captured variables hold",
+         ("graph_op",)),
+    Name(f"{_FRAMEWORK}.op_def_registry", "get", "know the inputs and outputs of ops", ("name",)),
+    Name(f"{_FRAMEWORK}.kernels", "get_registered_kernels_for_op", "know which devices have a kernel", ("name",)),
+    Name(f"{_EAGER}.execute", "quick_execute", "compute integers that depend on shapes",
+         ("op_name", "num_outputs", "inputs", "attrs", "ctx")),
+
+    # ---- the process ----
+    Name(f"{_EAGER}.context", "context", "compute integers that depend on shapes"),
+    Name(f"{_EAGER}.context", "global_seed", "give all ranks the same random seed"),
+    Name(f"{_EAGER}.context", "Context.set_config_key_value", "agree over tf.distribute's coordination service",
+         ("self", "key", "value")),
+    Name(f"{_EAGER}.context", "Context.get_config_key_value", "agree over tf.distribute's coordination service",
+         ("self", "key", "timeout_in_ms")),
+
+    # ---- data and files ----
+    *(Name(f"{_DATA}.{module}", name, _ROWS) for module, _, name in (
+        kind.partition(".") for kind in (*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)))),
+    Name(f"{_DATA}.dataset_ops", "DatasetV2._inputs", _ROWS, ("self",)),
+    Name(f"{_DATA}.iterator_ops", "OwnedIterator", _ROWS),
+    Name(f"{_DATA}.iterator_ops", "OwnedIterator._dataset", _ROWS),
+    Name(f"{_PYTHON}.saved_model.pywrap_saved_model.fingerprinting", "CreateFingerprintDef",
+         "write the fingerprint of a SavedModel"),
+    Name("tensorflow.tsl.profiler.protobuf.xplane_pb2", "XSpace", "write timelines for TensorBoard"),
+))
+
+
+def one_device_extended():
+    """Returns the class of what extends a strategy of one device."""
+    return TABLE["one_device_strategy.OneDeviceExtended"]
+
+
+def func_graph(name):
+    """Returns a new graph of a function."""
+    return TABLE["func_graph.FuncGraph"](name)
+
+
+def outer_graph(graph):
+    """Returns the graph in which a function's graph is under construction; None of one that is no function's."""
+    return graph.outer_graph if isinstance(graph, TABLE["func_graph.FuncGraph"]) else None
+
+
+def is_branch(graph):
+    """Whether a graph is that of a branch of a tf.cond."""
+    return isinstance(graph, TABLE["control_flow_v2_func_graphs.CondBranchFuncGraph"])
+
+
+def dismantle(graph):
+    """Frees what a function's graph holds; it cannot be used again."""
+    TABLE["func_graph.dismantle_func_graph"](graph)
+
+
+def concrete_function(graph, function_type):
+    """Returns the ConcreteFunction of a function's graph, with the type of another."""
+    return TABLE["concrete_function.ConcreteFunction.from_func_graph"](graph, function_type, {})
+
+
+def run_independently(operation):
+    """Takes an operation under construction out of the program order of its function."""
+    manager = operation.graph.experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(operation)
+
+
+def unconverted(function):
+    """Lets AutoGraph call a function, or an object that can be called, as it is; returns it."""
+    return TABLE["api.autograph_artifact"](function)
+
+
+def optimize(config, meta_graph):
+    """Runs TensorFlow's graph optimizer.
+
+    Args:
+        config: A `ConfigProto`, which says what runs.
+        meta_graph: A `MetaGraphDef`, whose collection "train_op" names what must stay.
+
+    Returns:
+        A GraphDef.
+    """
+    return TABLE["tf_optimizer.OptimizeGraph"](config, meta_graph)
+
+
+def handle_data(tensor):
+    """Returns what the resource in a tensor of a graph holds: a `CppShapeInferenceResult.HandleData`."""
+    return TABLE["handle_data_util.get_resource_handle_data"](tensor)
+
+
+def op_def(op):
+    """Returns the OpDef of an op's name; None of one that this process does not know."""
+    return TABLE["op_def_registry.get"](op)
+
+
+def kernels(op):
+    """Returns the `KernelDef`s of an op."""
+    return TABLE["kernels.get_registered_kernels_for_op"](op).kernel
+
+
+def execute(op, num_outputs, inputs, attributes):
+    """Runs an op eagerly.
+
+    Args:
+        op: Its name.
+        num_outputs: How many outputs it has.
+        inputs: Eager tensors, without lists of them.
+        attributes: Names and values of its attributes, in turn.
+
+    Returns:
+        A list of eager tensors.
+    """
+    context = TABLE["context.context"]()
+    return TABLE["execute.quick_execute"](op.encode(), num_outputs, inputs, tuple(attributes), context)
+
+
+def global_seed():
+    """Returns what `tf.random.set_seed` was given; None without it."""
+    return TABLE["context.global_seed"]()
+
+
+def tell_others(key, text):
+    """Notes a text with the coordination service of tf.distribute."""
+    TABLE["context.context"]().set_config_key_value(key, text)
+
+
+def told_by_others(key, timeout_ms):
+    """Returns the text that a process has noted under a key, waiting for it."""
+    return TABLE["context.context"]().get_config_key_value(key, timeout_ms)
+
+
+def batch_size(dataset):
+    """Returns the batch size of a dataset that ends in `batch`, -1 if it is unknown."""
+    keep_rows = {TABLE[kind] for kind in _KEEP_ROWS}
+    while type(dataset) in keep_rows:
+        dataset, = dataset._inputs()
+    is_batch = type(dataset) in {TABLE[kind] for kind in _BATCHES}
+    return int(dataset._batch_size) if is_batch else -1
+
+
+def dataset_of(iterator):
+    """Returns the dataset that an iterator reads; None if that is unknown, or it is no iterator of TensorFlow."""
+    return getattr(iterator, "_dataset", None) if isinstance(iterator, TABLE["iterator_ops.OwnedIterator"]) else None
+
+
+def fingerprint(folder):
+    """Returns the fingerprint of a SavedModel, serialized."""
+    return TABLE["fingerprinting.CreateFingerprintDef"](folder)
+
+
+def xspace():
+    """Returns an empty `XSpace`, what the profiler of TensorBoard reads."""
+    return TABLE["xplane_pb2.XSpace"]()
