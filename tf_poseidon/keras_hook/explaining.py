@@ -127,7 +127,8 @@ def _check_can_be_planned(model):
     if tf.distribute.has_strategy():
         raise PoseidonError("explain was called inside of a strategy's scope, where it would trace the step for "
                             "that strategy's job: call it outside of `with strategy.scope():`.")
-    if model.compiled and model.jit_compile:
+    # Where there are accelerators, Keras says True of "auto" too, which is False inside of a strategy's scope.
+    if model.compiled and model.jit_compile and not tf.config.list_physical_devices("GPU"):
         raise PoseidonError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
                             "under PoseidonStrategy refuses; use compile(jit_compile=False).")
     if model.compiled and model.run_eagerly:
