@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.find.step import StepFacts
 from tf_poseidon.graph_passes.graph.graph import Graph
@@ -48,7 +48,7 @@ class TrainingGraph:
     rewritten: graph_pb2.GraphDef | None = None
 
 
-class ConditionError(PoseidonError):
+class ConditionError(GraphError):
     """A pass was given, or has made, what it promises not to: a mistake of ours."""
 
 

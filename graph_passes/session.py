@@ -13,7 +13,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes import describe
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import plan as plan_lib
@@ -45,7 +45,7 @@ class Agreement(Protocol):
         """Returns None if all ranks have the same text under a key, else a sentence about the first difference."""
 
 
-class CannotFollowError(PoseidonError):
+class CannotFollowError(JobError):
     """This rank cannot rewrite a graph as the others have: it must not run it."""
 
 
@@ -162,7 +162,8 @@ class RewriteSession:
         try:
             return self._agreed(graph_def, known, planner, cause)
         except Exception as error:  # other ranks have done their part
-            raise CannotFollowError(f"This rank could not rewrite a training graph as the others have: {error}") from error
+            raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
+                                    f"{error}") from error
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
                 cause: Exception | None) -> Outcome:

@@ -12,18 +12,23 @@ from tf_poseidon.communicator import join_loopback
 from tf_poseidon.communicator import join_sockets
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.options import JobOptions
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)
 
 
-_join = join_loopback
+def join_in_process(size, nodes=None, **options):
+    return join_loopback(size, told(size, **options), nodes)
+
+
+_join = join_in_process
 
 
 @pytest.fixture(autouse=True, params=["loopback", "sockets"])
 def transport(request):
     """What moves the bytes in the jobs of a test."""
     global _join
-    before, _join = _join, {"loopback": join_loopback, "sockets": join_by_sockets}[request.param]
+    before, _join = _join, {"loopback": join_in_process, "sockets": join_by_sockets}[request.param]
     yield
     _join = before
 
@@ -37,10 +42,15 @@ def connected(size):
     return sockets
 
 
-def join_by_sockets(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None):
-    told = servers if isinstance(servers, list) else [servers] * size
-    return [join_sockets(rank, to_others, kv_pair_bytes, timeout_s, timeout_s, told[rank], ranks_per_node)
-            for rank, to_others in enumerate(connected(size))]
+def told(size, servers=(), timeout_s=60.0, **options):
+    """Returns the options of each rank; `servers` may be a list with what each is told."""
+    servers = servers if isinstance(servers, list) else [servers] * size
+    return [JobOptions(servers=each, timeout_s=timeout_s, startup_timeout_s=timeout_s, **options) for each in servers]
+
+
+def join_by_sockets(size, **options):
+    return [join_sockets(rank, to_others, own)
+            for rank, (to_others, own) in enumerate(zip(connected(size), told(size, **options)))]
 
 
 @contextlib.contextmanager
@@ -133,7 +143,7 @@ def test_nodes_in_any_order(nodes, ranks_per_node, expected):
     for value, node in zip(values, expected):
         sums[node] = sums[node] + value if node in sums else value
     total = sum(list(sums.values())[1:], list(sums.values())[0])
-    ranks = join_loopback(size, nodes=nodes, ranks_per_node=ranks_per_node)
+    ranks = join_in_process(size, nodes, ranks_per_node=ranks_per_node)
     for rank in ranks:
         first = {node: i for i, node in reversed(list(enumerate(rank.nodes)))}
         assert [sorted(first.values()).index(first[node]) for node in rank.nodes] == list(expected)
@@ -387,7 +397,7 @@ def test_dtype_without_sum_is_refused():
 def test_lost_connection_ends_the_rank(word):
     """A peer that is killed, or is no rank of ours: its end of the socket closes, perhaps after nonsense."""
     own, peer = socket.socketpair()
-    rank = join_sockets(0, [None, own], 2 << 20, 10.0, 10.0, ())
+    rank = join_sockets(0, [None, own], *told(1, timeout_s=10.0))
     wait = rank.submit("x", np.ones(100_000))
     peer.sendall(word)
     peer.close()
@@ -401,8 +411,8 @@ def test_lost_connection_ends_the_rank(word):
 def test_last_word_of_a_rank_is_read_before_its_end_is_noticed():
     """What a rank says when it fails is the reason, though nothing can be sent to it any more."""
     (_, own), (peer, _) = connected(2)
-    ranks = [join_sockets(0, [None, own], 2 << 20, 10.0, 10.0, ()),
-             join_sockets(1, [peer, None], 2 << 20, 10.0, 10.0, ())]
+    ranks = [join_sockets(0, [None, own], *told(1, timeout_s=10.0)),
+             join_sockets(1, [peer, None], *told(1, timeout_s=10.0))]
     wait = ranks[0].submit("x", np.ones(10_000_000))
     ranks[1].abort("Rank 1 failed: ValueError: boom")
     ranks[1].leave()

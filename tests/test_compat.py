@@ -223,7 +223,7 @@ def test_other_versions_are_refused_where_they_would_be_used(library, call):
     run = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=120)
     assert run.returncode == 1
     assert run.stderr.strip().endswith(
-        f"PoseidonError: {table.library} {version} is installed, but tf_poseidon works with '{table.requirement}' "
+        f"ConfigurationError: {table.library} {version} is installed, but tf_poseidon works with '{table.requirement}' "
         f"only; {table.remedy}.")
 
 

@@ -11,6 +11,7 @@ from test_communicator import job
 from test_communicator import transport  # noqa: F401  # a fixture: each test runs over each transport
 
 from tf_poseidon.communicator import join_sockets
+from tf_poseidon.options import JobOptions
 from tf_poseidon.errors import JobEndedError
 
 
@@ -165,7 +166,8 @@ def test_rank_that_does_not_come_is_named(ranks_per_node):
 def test_rank_that_hangs_is_named_and_not_those_whose_factors_it_passes_on():
     """On 2 nodes with 2 ranks each, rank 2 is connected and does nothing."""
     sockets = connected(4)
-    ranks = [join_sockets(rank, sockets[rank], 2 << 20, 1.0, 1.0, (), ranks_per_node=2) for rank in (0, 1, 3)]
+    options = JobOptions(timeout_s=1.0, startup_timeout_s=1.0, ranks_per_node=2)
+    ranks = [join_sockets(rank, sockets[rank], options) for rank in (0, 1, 3)]
     for outcome in in_parallel(ranks, lambda rank: rank.submit_factors("w", parts_of(rank.rank))()):
         assert "waited 1 s for rank 2 to exchange 'w' (sfb)" in str(outcome)
     for rank in ranks:

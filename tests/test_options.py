@@ -20,18 +20,20 @@ def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, messag
     plan, cluster = (value and planning.Cluster(4, ranks_per_node=value) for value in (plan, cluster))
     plan = plan and planning.Plan("ps", plan)
     with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):
-        options.check_ranks_per_node(ranks_per_node, 4, plan, cluster, "mpi")
+        job = options.JobOptions(engine="mpi", ranks_per_node=ranks_per_node)
+        options.TrainingOptions(plan=plan, cluster=cluster).check(job, 4, has_own_ops=False)
 
 
 def test_whoever_joins_first_is_checked():
     with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=0, expected a whole number, at least 1"):
-        runtime.start(ranks_per_node=0)
+        runtime.start(options.JobOptions(ranks_per_node=0))
     with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 is not possible with engine='horovod'"):
-        runtime.start(engine="horovod", ranks_per_node=2)
+        runtime.start(options.JobOptions(engine="horovod", ranks_per_node=2))
 
 
 def test_horovod_has_its_own_way_with_nodes():
-    options.check_ranks_per_node(1, 4, None, None, "horovod")
+    job = options.JobOptions(engine="horovod", ranks_per_node=1)
+    options.TrainingOptions().check(job, 4, has_own_ops=True)
     plan = planning.Plan("ps", planning.Cluster(4, ranks_per_node=2))
     with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 of the plan is not possible with engine='h"):
-        options.check_ranks_per_node(None, 4, plan, None, "horovod")
+        options.TrainingOptions(plan=plan).check(options.JobOptions(engine="horovod"), 4, has_own_ops=True)

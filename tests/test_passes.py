@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_poseidon import communicator
 from tf_poseidon import planning
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
@@ -236,7 +237,7 @@ def test_large_graphs_take_linear_time():
 
 def test_two_sites_of_one_name_are_refused():
     graph_def = graphs.build(lambda: [graphs.sync(graphs.product()) for _ in range(2)]).as_graph_def()
-    with pytest.raises(ValueError, match="synchronise the same site 'kernel'"):
+    with pytest.raises(GraphError, match="synchronise the same site 'kernel'"):
         rewrite(graph_def)
 
 

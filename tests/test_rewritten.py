@@ -166,7 +166,7 @@ def assert_another_graph_is_refused(folder):
     (folder / "plan").write_text("\n".join(lines))
     outcome = run("train_with", json.dumps({"plan": str(folder / "plan")}), ranks=3, reports=folder)
     assert outcome.status != 0 and outcome.seconds < 40
-    assert re.search(r"graph of rank \d was not rewritten: PoseidonError: The plan was made for "
+    assert re.search(r"graph of rank \d was not rewritten: PlanError: The plan was made for "
                      "another training graph: the first difference is 'second/",
                      outcome.own_lines[-1]), outcome.output
 

@@ -14,7 +14,11 @@ job.
 
 import importlib
 
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import JobError
+from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import Cluster
 from tf_poseidon.planning import Plan
@@ -34,7 +38,8 @@ _LATE = {
     "strip": "saved_graphs.rewriting",
 }
 
-__all__ = ["Cluster", "JobEndedError", "Plan", "PoseidonError", *_LATE]
+__all__ = ["Cluster", "ConfigurationError", "GraphError", "JobEndedError", "JobError", "Plan", "PlanError",
+           "PoseidonError", *_LATE]
 
 
 def __getattr__(name):

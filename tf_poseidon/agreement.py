@@ -1,10 +1,16 @@
-"""What lets ranks compare what they are about to do: texts under a key, by whatever channel there is."""
+"""What lets ranks compare what they are about to do, by whatever channel there is; and agree on options and seeds."""
 
 import hashlib
+import importlib.metadata
+import json
+import random
 
 import numpy as np
+import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.errors import JobError
 
 
 class Alone:
@@ -64,3 +70,36 @@ def first_difference(mine, theirs, rank, other):
     a, b = ([*lines, *["nothing"] * (length - len(lines))] for lines in (a, b))
     here, there = next(pair for pair in zip(a, b) if pair[0] != pair[1])
     return f"ranks would do different things: {here} on rank {rank}, but {there} on rank {other}"
+
+
+def agree_on_options(communicator, **options):
+    """Ends the job unless all ranks have the same options and packages.
+
+    Raises:
+        PoseidonError: If this rank differs from rank 0.
+    """
+    mine = {
+        **{name: str(value) for name, value in options.items()},
+        **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
+        "tensorflow": tf.__version__,
+        "products and sums of factors": ops.rounding(),
+    }
+    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
+    for name, value in mine.items():
+        if of_rank_0.get(name) != value:
+            raise JobError(
+                f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
+                f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
+                "on all ranks.")
+
+
+def agree_on_seed(communicator):
+    """Gives all ranks rank 0's random seed, or a common one when it has none.
+
+    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
+    """
+    mine = tf_compat.global_seed()
+    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
+    agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
+    if agreed != mine:
+        tf.random.set_seed(agreed)

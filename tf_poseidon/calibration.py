@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon import options as options_lib
 from tf_poseidon import planning
 from tf_poseidon import runtime
 
@@ -50,9 +51,9 @@ def calibrate(**options):
     """
     global _measured
     if _measured is None:
-        if "servers" in options:
-            options["servers"] = tuple(options["servers"] or ())
-        communicator = runtime.start(**options) if options else runtime.communicator() or runtime.start()
+        communicator = None if options else runtime.communicator()
+        if communicator is None:
+            communicator = runtime.start(options_lib.JobOptions(**options))
         _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
                      if communicator is None else
                      measure(communicator, runtime.engine().sum_in_place, len(runtime.servers()),

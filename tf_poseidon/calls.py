@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_poseidon import data
 from tf_poseidon import ops
 from tf_poseidon import step as step_lib
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 _ROWS, _SAME = "rows", "same"
 
@@ -30,7 +30,7 @@ class Call:
         bound.apply_defaults()
         unknown = set(inputs) - set(bound.arguments)
         if unknown:
-            raise PoseidonError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
+            raise GraphError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
                                 f"arguments are {', '.join(bound.arguments)}.")
         self._structure = joined((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
@@ -77,7 +77,7 @@ def _marks(inputs, arguments):
             try:
                 tf.nest.assert_same_structure(mark, value, check_types=False)
             except (TypeError, ValueError) as error:
-                raise PoseidonError(f"inputs= has another structure for '{name}' than the argument itself: "
+                raise GraphError(f"inputs= has another structure for '{name}' than the argument itself: "
                                     f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
                                     "argument's.") from error
             named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
@@ -92,7 +92,7 @@ _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 def _marks_of_parts(leaf, name, mark):
     """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
     if mark not in (None, _SAME):
-        raise PoseidonError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
+        raise GraphError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
                             "partitioned: give 'same', and every rank computes it whole, or make it dense.")
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
 
@@ -118,10 +118,10 @@ def _dimension(tensor, name, mark):
     if mark == _SAME:
         return None
     if mark != _ROWS and not isinstance(mark, int):
-        raise PoseidonError(f"inputs= says {mark!r} of '{name}'; give 'rows', 'same', or the number of a dimension.")
+        raise GraphError(f"inputs= says {mark!r} of '{name}'; give 'rows', 'same', or the number of a dimension.")
     dimension = 0 if mark == _ROWS else mark
     if rank is None or not 0 <= dimension < rank:
-        raise PoseidonError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
+        raise GraphError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
                             f"{dimension}; say 'same' of tensors without rows.")
     return dimension
 

@@ -18,6 +18,7 @@ from absl import logging
 
 from tf_poseidon import engines
 from tf_poseidon import planning
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; a batch of verify has "
@@ -59,17 +60,17 @@ def explain(path):
     """Prints how the gradients of a saved model would travel."""
     for flag in (_BATCH_SIZE, _WORKERS):
         if flag.value is None:
-            raise PoseidonError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
+            raise ConfigurationError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
                                 "worker) and a number of --workers.")
     pins = _pins()
     planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value,
                      _ACCELERATORS.value, _RANKS_PER_NODE.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
-            raise PoseidonError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
+            raise ConfigurationError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
                                 "that exists.")
     if not os.path.exists(path):
-        raise PoseidonError(f"There is no file '{path}'; give explain a model that was saved with "
+        raise ConfigurationError(f"There is no file '{path}'; give explain a model that was saved with "
                             "model.save('model.keras').")
     # Late: it imports TensorFlow, which takes seconds, and mistakes in the command should not.
     from tf_poseidon.keras_hook import explaining
@@ -87,10 +88,10 @@ def explain(path):
 def rewrite(source, target):
     """Rewrites a saved training graph, and prints what it exchanges then."""
     if _WORKERS.value is None and _PLAN.value is None:
-        raise PoseidonError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
+        raise ConfigurationError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
                             "on each of them), or a --plan.")
     if not os.path.exists(source):
-        raise PoseidonError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
+        raise ConfigurationError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
     pins, inputs = _pins(), _inputs()
     from tf_poseidon.saved_graphs import progress
     from tf_poseidon.saved_graphs import rewriting
@@ -124,7 +125,7 @@ def strip(source, target):
 def verify(source, target):
     """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
     if len(_SIGNATURE.value) > 1:
-        raise PoseidonError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
+        raise ConfigurationError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
                             "expected one; verify them one by one.")
     arrays = _arrays()
     import tensorflow as tf
@@ -147,7 +148,7 @@ def _pins():
     for pin in _PINS.value:
         pattern, separator, scheme = pin.rpartition("=")
         if not separator:
-            raise PoseidonError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
+            raise ConfigurationError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
         pins[pattern] = scheme
     return pins
 
@@ -158,7 +159,7 @@ def _inputs():
         for text in given.split(","):
             name, _, mark = text.rpartition("=")
             if not name or mark not in ("rows", "same") and not mark.isdecimal():
-                raise PoseidonError(f"--inputs={text}, expected NAME=rows, NAME=same or NAME=DIMENSION, such as "
+                raise ConfigurationError(f"--inputs={text}, expected NAME=rows, NAME=same or NAME=DIMENSION, such as "
                                     "'x=rows'.")
             inputs[name] = int(mark) if mark.isdecimal() else mark
     return inputs
@@ -172,7 +173,7 @@ def _arrays():
         with np.load(_ARRAYS.value) as arrays:  # an .npy has one, without a name
             return dict(arrays)
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise PoseidonError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
+        raise ConfigurationError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
                             f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
 
 

@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 
-from tf_poseidon.errors import JobEndedError, PoseidonError
+from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import JobError
 from tf_poseidon.ops import library
+from tf_poseidon.options import JobOptions
 
 _TEXT_BYTES = 32768  # kPoseidonTextBytes
 
@@ -27,9 +29,11 @@ class _Options(ctypes.Structure):
     ]
 
 
-def _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
-    array = (ctypes.c_int32 * len(servers))(*servers)
-    return _Options(kv_pair_bytes, timeout_s, startup_timeout_s, array, len(servers), ranks_per_node or 0)
+def _c_options(options):
+    """Returns `JobOptions` as the library takes them."""
+    servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
+    return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s, servers, len(options.servers),
+                    options.ranks_per_node or 0)
 
 
 @functools.cache
@@ -109,7 +113,7 @@ class Communicator:
         value = np.asarray(value, order="C")
         output = np.empty_like(value) if out is None else out
         if root is None and value.dtype.name not in _SUMMABLE:
-            raise PoseidonError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
+            raise JobError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
                                 f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
         dtype, count = ((_SUMMABLE[value.dtype.name], value.size) if root is None else
                         (_BYTES, value.nbytes))
@@ -267,63 +271,53 @@ def use_ranks_for_ops(communicators):
     _functions().poseidon_set_process_ranks(len(communicators), handles)
 
 
-def join_loopback(size, servers=(), kv_pair_bytes=2 << 20, timeout_s=60.0, ranks_per_node=None, nodes=None):
+def join_loopback(size, options=JobOptions(), nodes=None):
     """Returns the communicators of a job whose ranks are threads of this process, in rank order.
 
     Args:
         size: Number of ranks.
-        servers: Ranks that own KV pairs; empty for all. Or a list with what each rank is told.
-        kv_pair_bytes: Largest KV pair.
-        timeout_s: Longest wait for another rank, in seconds.
-        ranks_per_node: How many ranks combine, of those that share a node or, without `nodes`, of those that
-            follow each other.
+        options: The `JobOptions`; or a list with what each rank is told. Without `nodes`, those of `ranks_per_node`
+            ranks combine that follow each other.
         nodes: A number for each rank, the same for those that are to share a node.
     """
-    told = servers if isinstance(servers, list) else [servers] * size
-    options = (_Options * size)(*(_options(kv_pair_bytes, timeout_s, timeout_s, s, ranks_per_node)
-                                  for s in told))
+    told = options if isinstance(options, list) else [options] * size
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     nodes = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
-    if not _functions().poseidon_join_loopback(size, nodes, options, handles, error):
-        raise PoseidonError(error.value.decode(errors="replace"))
+    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, told)), handles, error):
+        raise JobError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
 
 
-def join_sockets(rank, sockets, kv_pair_bytes, timeout_s, startup_timeout_s, servers,
-                 ranks_per_node=None):
+def join_sockets(rank, sockets, options):
     """Returns the communicator of a rank that is connected to all others.
 
     Args:
         rank: This rank.
         sockets: A connected stream `socket.socket` for each rank, in order; None for this one. The
             communicator owns them from here on.
-        kv_pair_bytes, timeout_s, startup_timeout_s, servers: As for `join_mpi`.
-        ranks_per_node: As for `join_loopback`.
+        options: The `JobOptions`; ranks that follow each other combine.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     files = (ctypes.c_int32 * len(sockets))(*(-1 if s is None else s.detach() for s in sockets))
-    handle = _functions().poseidon_join_sockets(
-        rank, len(sockets), files,
-        _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node), error)
+    handle = _functions().poseidon_join_sockets(rank, len(sockets), files, _c_options(options), error)
     if not handle:
-        raise PoseidonError(error.value.decode(errors="replace"))
+        raise JobError(error.value.decode(errors="replace"))
     return Communicator(handle)
 
 
-def join_mpi(transport_library, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
+def join_mpi(transport_library, options):
     """Joins the MPI job that this process was started in.
 
     Args:
         transport_library: Path of the MPI transport.
-        kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node: As of `PoseidonStrategy`.
+        options: The `JobOptions`.
 
     Raises:
         PoseidonError: If MPI cannot be started, or the ranks do not meet in time.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    options = _options(kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node)
-    handle = _functions().poseidon_join_mpi(str(transport_library).encode(), options, error)
+    handle = _functions().poseidon_join_mpi(str(transport_library).encode(), _c_options(options), error)
     if not handle:
-        raise PoseidonError(error.value.decode(errors="replace"))
+        raise JobError(error.value.decode(errors="replace"))
     return Communicator(handle)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 
 class Rows(tf.experimental.ExtensionType):
@@ -124,14 +124,14 @@ def _check_batches(dataset):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
                       tf.data.experimental.AutoShardPolicy.DATA):
-        raise PoseidonError(
+        raise GraphError(
             f"The dataset's auto_shard_policy is {policy.name}, but PoseidonStrategy splits every "
             "global batch by rows (AUTO or DATA): leave the option away and give all ranks the "
             "same dataset of global batches.")
 
     for spec in tf.nest.flatten(dataset.element_spec):
         if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
-            raise PoseidonError(
+            raise GraphError(
                 "The dataset's elements are not batches: one of their parts is a scalar, and "
                 "PoseidonStrategy splits global batches by rows. Add .batch(GLOBAL_BATCH_SIZE) to "
                 "the dataset.")
@@ -153,7 +153,7 @@ def join_datasets(dataset, size, name):
     """
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-            raise PoseidonError(
+            raise GraphError(
                 f"A dataset of distribute_datasets_from_function has elements with the part {spec}, "
                 "but every part must be a tensor with rows; add .batch(BATCH_SIZE // number of "
                 "ranks), or give experimental_distribute_dataset a dataset of global batches.")
@@ -221,7 +221,7 @@ def split_batch(batch, rank, size, usual_total=-1):
     leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     static_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(static_totals) > 1:
-        raise PoseidonError(
+        raise GraphError(
             f"The parts of a batch have {sorted(static_totals)} rows, but PoseidonStrategy splits "
             "all of them alike; give every part of an element the same first dimension.")
     if static_totals:

@@ -10,7 +10,7 @@ from tf_poseidon import data
 from tf_poseidon import one_process
 from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 
 def distribute(function=None, *, inputs=None, strategy=None):
@@ -94,7 +94,7 @@ class _Distributed:
         self._check_inputs(call, strategy)
         if call.key not in self._traces:
             if all(dimension is None for dimension in call.dimensions):
-                raise PoseidonError(
+                raise GraphError(
                     f"No input of '{call.name}' has rows; give it a batch, or name its inputs by inputs=.")
             self._traces[call.key] = one_process.trace(self._function, call, strategy.extended)
         trace = self._traces[call.key]
@@ -111,7 +111,7 @@ class _Distributed:
         mine = data.checksum(call.tensors).numpy()
         name = f"distribute/{call.name}/inputs"
         if mine != strategy.extended.communicator.broadcast(name, mine):
-            raise PoseidonError(
+            raise GraphError(
                 f"Rank {strategy.rank} calls '{call.name}' with other inputs than rank 0, in call {self._calls}. All "
                 "ranks must give it the same global batches in the same order. Seed what shuffles or generates the "
                 "data: keras.utils.set_random_seed(...) before the dataset is made, shuffle(seed=...), a seeded "

@@ -14,8 +14,9 @@ from tf_poseidon import agreement
 from tf_poseidon import calibration
 from tf_poseidon import engines
 from tf_poseidon import grappler
+from tf_poseidon import options
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.ops import library
 
@@ -64,19 +65,19 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
     elif os.environ.get("TF_CONFIG"):
         rank, size = _place_in_tf_config()
     else:
-        raise PoseidonError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
+        raise ConfigurationError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
                             "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
                             "asks for it.")
     pins = tuple((pins or {}).items())
     if cluster is not None and cluster.ranks_per_node > 1:
-        raise PoseidonError(f"The cluster has {cluster.ranks_per_node} ranks to a node, which is for sums of "
+        raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks to a node, which is for sums of "
                             "PoseidonStrategy: of these libraries', every rank is on its own; give it 1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:
         over = agreement.Alone()
     elif hvd is not None:
-        communicator = engines.load("horovod").connect(timeout_s=timeout_s, may_leave=True)
+        communicator = engines.load("horovod").connect(options.JobOptions(timeout_s=timeout_s), may_leave=True)
         over = agreement.OverCommunicator(communicator)
         if cluster is None and policy == "auto":
             cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
@@ -95,6 +96,6 @@ def _place_in_tf_config():
     order = [(job, i) for job in ("chief", "worker") for i in range(len(spec.get(job, ())))]
     task = resolver.task_type, resolver.task_id
     if task not in order:
-        raise PoseidonError(f"TF_CONFIG says that this is task {task}, and that these train: {order}; give each "
+        raise ConfigurationError(f"TF_CONFIG says that this is task {task}, and that these train: {order}; give each "
                             "of them its own index.")
     return order.index(task), len(order)

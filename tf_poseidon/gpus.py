@@ -4,7 +4,7 @@ import logging
 
 import tensorflow as tf
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -30,7 +30,7 @@ def take_own(local_rank):
     try:
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:
-        raise PoseidonError(
+        raise ConfigurationError(
             f"TensorFlow has {len(gpus)} GPUs in use already, so this process cannot leave all but {own.name} to "
             "others; create the PoseidonStrategy before anything is computed, or let each process see one GPU, "
             "by CUDA_VISIBLE_DEVICES.") from error

@@ -16,7 +16,8 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.find import step
@@ -51,7 +52,7 @@ def enable(rank, session, strict):
         return _enabled
     before = _enabled.session
     if (before.planner, _enabled.strict, before.marker_ops) != (session.planner, strict, session.marker_ops):
-        raise PoseidonError(
+        raise ConfigurationError(
             f"This process rewrites training graphs with {before.planner}, strict="
             f"{_enabled.strict}, and cannot change that to {session.planner}, strict={strict}: give every "
             "PoseidonStrategy of a process the same options.")
@@ -106,7 +107,7 @@ class GraphPass:
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         if not _plug_in(self._callback, self.session.marker_ops):
             if self.strict:
-                raise PoseidonError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
+                raise ConfigurationError(f"strict=True, but graphs cannot be rewritten: {_NO_PLACE}.")
             self._refuse(_NO_PLACE)
 
     @contextlib.contextmanager
@@ -211,7 +212,7 @@ def add_shapes(graph_def, alone=False):
     take = _Take(lambda data, size: results.append(ctypes.string_at(data, size)))
     serialized = graph_def.SerializeToString()
     if not infer(serialized, len(serialized), take):
-        raise PoseidonError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
+        raise GraphError("TensorFlow cannot infer the shapes of the graph; it is not valid.")
     return _shapes_of_nodes(graph_def, results[0]) if alone else graph_pb2.GraphDef.FromString(results[0])
 
 

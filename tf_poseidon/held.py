@@ -7,7 +7,7 @@ import weakref
 
 import tensorflow as tf
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 
 class Held:
@@ -50,7 +50,7 @@ class Held:
         """
         used = self.used(variables)
         if used:
-            raise PoseidonError(
+            raise GraphError(
                 f"The function '{name.partition('/')[0]}' was not partitioned, but one that was accumulates gradients "
                 f"in '{used[0].name.partition(':')[0]}', expected both or neither; give all batches the same "
                 "structure.")

@@ -2,6 +2,7 @@
 
 import typing
 
+from tf_poseidon import agreement
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon import engines
 from tf_poseidon import grappler
@@ -24,8 +25,8 @@ class Job(typing.NamedTuple):
     size: int
 
 
-def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
-             startup_timeout_s=120.0):
+def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=options_lib.JobOptions.kv_pair_bytes,
+             timeout_s=options_lib.JobOptions.timeout_s, startup_timeout_s=options_lib.JobOptions.startup_timeout_s):
     """Lets this process run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -46,15 +47,14 @@ def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=2 << 
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
     """
     global _alone
-    servers = tuple(servers or ())
-    options_lib.check(engine, "auto", None, (), None, None, servers, ranks_per_node, None, kv_pair_bytes,
-                      timeout_s, startup_timeout_s)
+    options = options_lib.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
+    runtime.check(options, options_lib.TrainingOptions())
     library.load()
     grappler.order_sums()
     engines.load(engines.launch(engine).engine).register_ops()
-    joined = runtime.start(engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
+    joined = runtime.start(options)
     if joined is not None:
-        options_lib.agree(joined, servers=servers)
+        agreement.agree_on_options(joined, servers=options.servers)
         return Job(joined.rank, joined.size)
     if _alone is None:  # the ops want a job, if one of a single rank
         runtime.engine().start_alone()

@@ -18,7 +18,7 @@ from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import partitioning
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")
@@ -106,7 +106,7 @@ class Steps:
     def _check_eager_code(self, name):
         used = self._extended.held.used(self._accumulators())
         if used:
-            raise PoseidonError(
+            raise GraphError(
                 f"'{name}' runs eagerly, but before it ran as a graph, in which each rank accumulates its part of the "
                 f"gradients in '{used[0].name.partition(':')[0]}', expected one or the other; compile the model with a "
                 "new optimizer.")
@@ -222,14 +222,14 @@ def _check_trained(function, communicator, name):
     unknown = communicator.sum(f"distribute/{name}/unknown", np.array([trained is None], np.int64))[0]
     difference = agreement.OverCommunicator(communicator).difference(f"distribute/{name}/trained", trained or "")
     if difference and not unknown:
-        raise PoseidonError(
+        raise GraphError(
             f"Ranks train different variables, so {difference}; build, and freeze, the same layers on all.")
 
 
 def _refuse(name, reason, extended):
     sentence = f"The function '{name}' was not partitioned: {reason.rstrip('.')}."
     if extended.graph_pass.strict:
-        raise PoseidonError(f"strict=True, but: {sentence}")
+        raise GraphError(f"strict=True, but: {sentence}")
     if extended.rank == 0:
         _log.warning("%s %s", sentence, _WHOLE)
 

@@ -1,113 +1,145 @@
-"""The options of PoseidonStrategy: whether they make sense, and whether all ranks have the same."""
+"""The options of a job and of its training: frozen values that are checked once, and handed on whole."""
 
-import importlib.metadata
+import dataclasses
 import itertools
-import json
-import random
+import numbers
+from typing import Any
 
-import tensorflow as tf
-
-from tf_poseidon import engines
-from tf_poseidon import ops
 from tf_poseidon import planning
-from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 WIRE_DTYPES = (None, "bfloat16")
 
 
-def check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_node, verify, kv_pair_bytes,
-          timeout_s, startup_timeout_s):
-    """Raises PoseidonError with the first option that is out of range, see `PoseidonStrategy`."""
-    engine, size = engines.launch(engine)
-    num_servers = len(servers) or size
-    planning.make_plan((), policy, planning.Cluster(size), pins)  # checks policy and pins
-    if plan is not None and (pins or policy != "auto"):
-        raise PoseidonError("A plan was given together with a policy or pins, but it says already how "
-                            "every gradient travels; leave these away, or make another plan.")
-    check_ranks_per_node(ranks_per_node, size, plan, cluster, engine)
-    if plan is not None and size > 1:
-        plan.check(plan.sites, planning.Cluster(size, num_servers,
-                                                ranks_per_node=plan.cluster.ranks_per_node))
-    if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
-        raise PoseidonError(
-            f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
-            f"has {size} and {num_servers}; give it those.")
-    if wire_dtype not in WIRE_DTYPES:
-        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
-    if wire_dtype is not None and verify is not None:
-        raise PoseidonError(
-            f"verify={verify} compares gradients with their exact sums, but wire_dtype="
-            f"{wire_dtype!r} rounds them; leave one of the two away.")
-    if engines.load(engine).writer.has_to_agree:
-        for name, value in (("wire_dtype", wire_dtype), ("servers", servers or None)):
-            if value is not None:
-                raise PoseidonError(f"{name}={value!r} is not possible with engine='{engine}', whose own "
-                                    "ops sum the gradients; leave it away, or use engine='mpi'.")
-    if len(set(servers)) != len(servers) or not set(servers) <= set(range(size)):
-        raise PoseidonError(f"servers={list(servers)}, expected distinct ranks from 0 to {size - 1}; "
-                            "leave it away to let every rank be a server.")
-    if verify is not None and not (isinstance(verify, int) and verify >= 1):
-        raise PoseidonError(f"verify={verify!r}, expected the number of steps from one check to the "
-                            "next, or None.")
-    if not 4096 <= kv_pair_bytes <= 2**30:
-        raise PoseidonError(f"kv_pair_bytes={kv_pair_bytes}, expected 4096 to 2**30; the default is "
-                            "2 MiB.")
-    for name, value in (("timeout_s", timeout_s), ("startup_timeout_s", startup_timeout_s)):
-        if not value > 0:
-            raise PoseidonError(f"{name}={value}, expected a positive number of seconds.")
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """How ranks exchange. All ranks, and all that join the job in one process, have the same.
+
+    Attributes:
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: Same as in `PoseidonStrategy`.
+
+    Raises:
+        ConfigurationError: If a value is out of range, in whatever job.
+    """
+
+    engine: str | None = None
+    servers: tuple[int, ...] = ()
+    ranks_per_node: int | None = None
+    kv_pair_bytes: int = 2 << 20
+    timeout_s: float = 600.0
+    startup_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "servers", tuple(self.servers or ()))
+        if self.ranks_per_node is not None:
+            planning.Cluster(1, ranks_per_node=self.ranks_per_node)  # checks it
+        if not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
+            raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
+                                     "2 MiB.")
+        for name in ("timeout_s", "startup_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)}, expected a positive number of seconds.")
+
+    def check(self, size: int, has_own_ops: bool) -> None:
+        """Refuses what is not possible in a job.
+
+        Args:
+            size: How many ranks it has.
+            has_own_ops: Whether the engine, which `engine` names, sums gradients by its own ops.
+
+        Raises:
+            ConfigurationError: With the first option.
+        """
+        if has_own_ops and self.servers:
+            raise _not_with_own_ops("servers", self.servers, self.engine)
+        if len(set(self.servers)) != len(self.servers) or not set(self.servers) <= set(range(size)):
+            raise ConfigurationError(f"servers={list(self.servers)}, expected distinct ranks from 0 to {size - 1}; "
+                                     "omit it to let every rank be a server.")
+        if has_own_ops and (self.ranks_per_node or 1) > 1:
+            raise _not_with_own_ops("ranks_per_node", self.ranks_per_node, self.engine)
 
 
-def check_ranks_per_node(ranks_per_node, size, plan, cluster, engine):
-    """Raises PoseidonError if options say different things of how many ranks combine, or what is not possible."""
-    told = {"ranks_per_node": ranks_per_node, "the plan": plan and plan.cluster.ranks_per_node,
-            "the cluster": told_by(cluster)}
-    told = {name: value for name, value in told.items() if value is not None}
-    shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
-    for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
-        if first != second:
-            raise PoseidonError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
-                                f"{told[other]} do; leave one of the two away, or change it.")
-    for name, value in told.items():
-        if value > 1 and engines.load(engine).writer.has_to_agree:
-            whose = "" if name == "ranks_per_node" else f" of {name}"
-            raise PoseidonError(f"ranks_per_node={value}{whose} is not possible with engine='{engine}', whose own "
-                                "ops sum the gradients; leave it away, or use engine='mpi'.")
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions:
+    """How training functions are rewritten and checked.
+
+    Attributes:
+        policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm, verify: Same as in
+            `PoseidonStrategy`; pins are pairs.
+
+    Raises:
+        ConfigurationError: If a value is out of range, or two contradict each other, in whatever job.
+    """
+
+    policy: str = "auto"
+    plan: planning.Plan | None = None
+    pins: tuple[tuple[str, str], ...] = ()
+    cluster: planning.Cluster | None = None
+    wire_dtype: str | None = None
+    merge: bool = False
+    strict: bool = False
+    global_batch_norm: bool = False
+    verify: int | None = None
+
+    def __post_init__(self) -> None:
+        planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
+        if self.plan is not None and (self.pins or self.policy != "auto"):
+            raise ConfigurationError("A plan was given together with a policy or pins, but it says already how "
+                                     "every gradient travels; omit these, or make another plan.")
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
+        if self.verify is not None and not (isinstance(self.verify, int) and self.verify >= 1):
+            raise ConfigurationError(f"verify={self.verify!r}, expected the number of steps from one check to the "
+                                     "next, or None.")
+        if self.wire_dtype is not None and self.verify is not None:
+            raise ConfigurationError(
+                f"verify={self.verify} compares gradients with their exact sums, but wire_dtype="
+                f"{self.wire_dtype!r} rounds them; omit one of the two.")
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """How many ranks of a node combine according to plan or cluster; None if they leave that to the job."""
+        return self.plan.cluster.ranks_per_node if self.plan else _ranks_per_node_of(self.cluster)
+
+    def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
+        """Refuses what is not possible in a job; arguments as of `JobOptions.check`.
+
+        Raises:
+            ConfigurationError: With the first option.
+            PlanError: If the plan is for another job.
+        """
+        self._check_ranks_per_node(job, size, has_own_ops)
+        num_servers = len(job.servers) or size
+        if self.plan is not None and size > 1:
+            self.plan.check(self.plan.sites, planning.Cluster(
+                size, num_servers, ranks_per_node=self.plan.cluster.ranks_per_node))
+        cluster = self.cluster
+        if cluster is not None and size > 1 and (cluster.workers, cluster.servers) != (size, num_servers):
+            raise ConfigurationError(
+                f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
+                f"has {size} and {num_servers}; give it those.")
+        if has_own_ops and self.wire_dtype is not None:
+            raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
+
+    def _check_ranks_per_node(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
+        told = {"ranks_per_node": job.ranks_per_node, "the plan": self.plan and self.plan.cluster.ranks_per_node,
+                "the cluster": _ranks_per_node_of(self.cluster)}
+        told = {name: value for name, value in told.items() if value is not None}
+        shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
+        for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
+            if first != second:
+                raise ConfigurationError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
+                                         f"{told[other]} do; omit one of the two, or change it.")
+        for name, value in told.items():
+            if value > 1 and has_own_ops:
+                whose = "" if name == "ranks_per_node" else f" of {name}"
+                raise _not_with_own_ops("ranks_per_node", value, job.engine, whose)
 
 
-def told_by(cluster):
-    """Returns how many ranks of a node combine in a cluster, None if it leaves that to the job."""
+def _ranks_per_node_of(cluster: planning.Cluster | None) -> int | None:
     return cluster.ranks_per_node if cluster is not None and cluster.ranks_per_node > 1 else None
 
 
-def agree(communicator, **options):
-    """Ends the job unless all ranks have the same options and packages.
-
-    Raises:
-        PoseidonError: If this rank differs from rank 0.
-    """
-    mine = {
-        **{name: str(value) for name, value in options.items()},
-        **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
-        "tensorflow": tf.__version__,
-        "products and sums of factors": ops.rounding(),
-    }
-    of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
-    for name, value in mine.items():
-        if of_rank_0.get(name) != value:
-            raise PoseidonError(
-                f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
-                f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
-                "on all ranks.")
-
-
-def agree_on_seed(communicator):
-    """Gives all ranks rank 0's random seed, or a common one when it has none.
-
-    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
-    """
-    mine = tf_compat.global_seed()
-    proposal = random.SystemRandom().randrange(2**31) if mine is None else mine
-    agreed = int(communicator.broadcast("seed", tf.constant(proposal, tf.int64).numpy()))
-    if agreed != mine:
-        tf.random.set_seed(agreed)
+def _not_with_own_ops(name: str, value: Any, engine: str | None, whose: str = "") -> ConfigurationError:
+    return ConfigurationError(f"{name}={value!r}{whose} is not possible with engine='{engine}', whose own "
+                              "ops sum the gradients; omit it, or use engine='mpi'.")

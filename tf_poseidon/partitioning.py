@@ -15,7 +15,7 @@ from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon import step as step_lib
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
@@ -191,7 +191,7 @@ def _partitioned(traced, rows, held):
     """
     flat, outputs, variables = _flat(traced)
     if not any(node.op == sizes_lib.ROWS for node in flat.node):
-        raise PoseidonError("None of its inputs has rows of which each rank could take some: they are ragged, sparse "
+        raise GraphError("None of its inputs has rows of which each rank could take some: they are ragged, sparse "
                             "or scalars.")
     paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
     summands = [name for name, variable in variables.items() if any(variable is each for each in held)]

@@ -8,6 +8,7 @@ finalized then, since that would wait for ranks that never come.
 import atexit
 import collections
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -17,7 +18,7 @@ import traceback
 
 from tf_poseidon import engines
 from tf_poseidon import gpus
-from tf_poseidon import options as options_lib
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 
 _communicator = None
@@ -32,7 +33,7 @@ def communicator():
 
 def servers():
     """Returns the ranks that hold KV pairs, empty for all."""
-    return _options["servers"]
+    return _options.servers
 
 
 def ranks_that_combine():
@@ -46,13 +47,28 @@ def engine():
     return engines.load(_launch.engine)
 
 
-def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, timeout_s=600.0,
-          startup_timeout_s=120.0):
+def check(job, training):
+    """Refuses options that are not possible in the job that this process was launched in.
+
+    Args:
+        job: The `options.JobOptions`.
+        training: The `options.TrainingOptions`.
+
+    Raises:
+        PoseidonError: With the first option.
+    """
+    launch = engines.launch(job.engine)
+    has_own_ops = engines.load(launch.engine).writer.has_to_agree
+    job = dataclasses.replace(job, engine=launch.engine)
+    training.check(job, launch.size, has_own_ops)
+    job.check(launch.size, has_own_ops)
+
+
+def start(options):
     """Joins the job that this process was launched in, once per process.
 
     Args:
-        engine: Name of the engine, None for the one of the launcher.
-        servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: As of `PoseidonStrategy`.
+        options: The `JobOptions`.
 
     Returns:
         The communicator, or None when this process was launched alone.
@@ -61,17 +77,16 @@ def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, t
         PoseidonError: If the job cannot be joined, or was joined with other options.
     """
     global _communicator, _options, _launch
-    launch = engines.launch(engine)
-    options_lib.check_ranks_per_node(ranks_per_node, launch.size, None, None, launch.engine)
-    options = dict(engine=launch.engine, servers=servers, ranks_per_node=ranks_per_node,
-                   kv_pair_bytes=kv_pair_bytes, timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
+    launch = engines.launch(options.engine)
+    options = dataclasses.replace(options, engine=launch.engine)
+    options.check(launch.size, engines.load(launch.engine).writer.has_to_agree)
     if _options is not None:
         # None is whatever there is, and those of one node, or a process alone, have nothing to combine.
-        if ranks_per_node is None or ranks_that_combine() == (
-                ranks_per_node if ranks_per_node < launch.size else 1):
-            options["ranks_per_node"] = _options["ranks_per_node"]
+        told = options.ranks_per_node
+        if told is None or ranks_that_combine() == (told if told < launch.size else 1):
+            options = dataclasses.replace(options, ranks_per_node=_options.ranks_per_node)
         if options != _options:
-            raise PoseidonError(f"This process has joined its job with {_options}, and cannot "
+            raise ConfigurationError(f"This process has joined its job with {_options}, and cannot "
                                 f"change that to {options}: give every PoseidonStrategy of a "
                                 "process, and poseidon.calibrate before them, the same options.")
         return _communicator
@@ -80,8 +95,7 @@ def start(engine=None, servers=(), ranks_per_node=None, kv_pair_bytes=2 << 20, t
         joining = engines.load(launch.engine)
         gpus.take_own(joining.local_rank(os.environ))
         try:
-            _communicator = joining.join(
-                launch.size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node)
+            _communicator = joining.join(launch.size, options)
         except PoseidonError:
             # The engine may hold the process for ever from here on, so it cannot end in the usual way.
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 _current = threading.local()
 
@@ -153,7 +153,7 @@ class Step:
 
     def _synchronize_one(self, gradient, path, shape, site):
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
-            raise PoseidonError(
+            raise GraphError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
                 "summed over ranks; use float16, bfloat16, float32 or float64.")
         is_slices = isinstance(gradient, tf.IndexedSlices)
@@ -201,7 +201,7 @@ class Step:
     def _check_graph(self):
         """Refuses to build what depends on this step's rows into a function that outlives it."""
         if self.share.is_given and self._graph is None and not tf.executing_eagerly():
-            raise PoseidonError(
+            raise GraphError(
                 "A tf.function was called inside of a strategy.run that runs eagerly; it would keep "
                 "this batch's number of rows for all later batches. Decorate the function that calls "
                 "strategy.run with tf.function instead, or the inner one not at all.")
@@ -211,7 +211,7 @@ class Step:
         graph = tf.compat.v1.get_default_graph()
         while not tf.executing_eagerly() and graph is not self._graph:
             if tf_compat.is_branch(graph):
-                raise PoseidonError(
+                raise GraphError(
                     f"{what} inside of a tf.cond, where one rank may be without the others: all "
                     "would wait for each other. Do it unconditionally (to accumulate gradients, use "
                     "the optimizer's gradient_accumulation_steps).")

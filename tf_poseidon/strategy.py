@@ -21,7 +21,8 @@ from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.timelines import recording
 
@@ -100,40 +101,43 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
                  merge=False, servers=None, ranks_per_node=None, strict=False, global_batch_norm=False,
-                 verify=None, engine=None, kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0):
-        servers, pins = tuple(servers or ()), tuple((pins or {}).items())
+                 verify=None, engine=None, kv_pair_bytes=options.JobOptions.kv_pair_bytes,
+                 timeout_s=options.JobOptions.timeout_s, startup_timeout_s=options.JobOptions.startup_timeout_s):
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        options.check(engine, policy, plan, pins, cluster, wire_dtype, servers, ranks_per_node, verify,
-                       kv_pair_bytes, timeout_s, startup_timeout_s)
-        ranks_per_node = plan.cluster.ranks_per_node if plan else ranks_per_node or options.told_by(cluster)
-        communicator = runtime.start(
-            engine=engine, servers=servers, ranks_per_node=ranks_per_node, kv_pair_bytes=kv_pair_bytes,
-            timeout_s=timeout_s, startup_timeout_s=startup_timeout_s)
-        super().__init__(Extended(self, communicator))
-        self.extended.wire_dtype = wire_dtype
-        self.extended.global_batch_norm = global_batch_norm
+        training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge, strict,
+                                           global_batch_norm, verify)
+        job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
+        runtime.check(job, training)
+        if training.plan or ranks_per_node is None:
+            job = dataclasses.replace(job, ranks_per_node=training.ranks_per_node)
+        communicator = runtime.start(job)
+        super().__init__(Extended(self, communicator, training))
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
-            options.agree(
-                communicator, policy=policy, plan=plan and plan.digest, pins=pins, cluster=repr(cluster),
-                wire_dtype=wire_dtype, merge=merge, strict=strict, global_batch_norm=global_batch_norm,
-                verify=verify)
-            if cluster is None:
-                is_measured = policy == "auto" and plan is None
-                cluster = (calibration.calibrate() if is_measured else
-                           planning.Cluster(communicator.size, len(servers)))
-            cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
-            if verify is not None:
-                self.extended.verifier = verify_lib.Verifier(verify, communicator.rank)
-            options.agree_on_seed(communicator)
-            writer = runtime.engine().writer
-            over = agreement.OverCommunicator(communicator) if writer.has_to_agree else None
-            session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins, merge, plan), writer,
-                                               agreement=over)
-            self.extended.graph_pass = grappler.enable(communicator.rank, session, strict)
+            self.extended.graph_pass = self._rewriting(communicator, training)
         global _latest
         _latest = self
+
+    def _rewriting(self, communicator, training):
+        """Lets ranks agree, and TensorFlow rewrite functions; returns the `grappler.GraphPass`."""
+        agreement.agree_on_options(communicator, **{
+            field.name: getattr(training, field.name) for field in dataclasses.fields(training)
+        } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
+        cluster = training.cluster
+        if cluster is None:
+            is_measured = training.policy == "auto" and training.plan is None
+            cluster = (calibration.calibrate() if is_measured else
+                       planning.Cluster(communicator.size, len(runtime.servers())))
+        cluster = dataclasses.replace(cluster, ranks_per_node=runtime.ranks_that_combine())
+        if training.verify is not None:
+            self.extended.verifier = verify_lib.Verifier(training.verify, communicator.rank)
+        agreement.agree_on_seed(communicator)
+        writer = runtime.engine().writer
+        over = agreement.OverCommunicator(communicator) if writer.has_to_agree else None
+        planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
+        session = rewriting.RewriteSession(planner, writer, agreement=over)
+        return grappler.enable(communicator.rank, session, training.strict)
 
     @property
     def rank(self):
@@ -174,7 +178,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             return list(gradients)
         step = step_lib.current()
         if step is None:
-            raise PoseidonError("strategy.synchronize was called outside of strategy.run; call it in "
+            raise GraphError("strategy.synchronize was called outside of strategy.run; call it in "
                                 "the function that strategy.run(function, args=(batch,)) runs.")
         step.check_unconditional("strategy.synchronize was called")
         return step.synchronize(gradients, variables)
@@ -237,10 +241,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """
         communicator = self.extended.communicator
         if communicator is None:
-            raise PoseidonError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
+            raise ConfigurationError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
                                 "runs alone; launch several with mpiexec, or use tf.profiler for one.")
         if runtime.engine().writer.has_to_agree:
-            raise PoseidonError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
+            raise ConfigurationError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
                                 "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
         return recording.record(communicator, path, lambda: self.plan)
 
@@ -274,15 +278,15 @@ class Extended(tf_compat.one_device_extended()):
     TensorFlow asks a strategy to override the methods below, underscored names included: `compat.tensorflow` has them.
     """
 
-    def __init__(self, container_strategy, communicator):
+    def __init__(self, container_strategy, communicator, training):
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
         self.verifier = None
-        self.wire_dtype = None
-        self.global_batch_norm = False
+        self.wire_dtype = training.wire_dtype
+        self.global_batch_norm = training.global_batch_norm
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         self.held = held.Held()
         self._new_variables = []
@@ -352,7 +356,7 @@ class Extended(tf_compat.one_device_extended()):
         padded = [lines + ["missing"] * (length - len(lines)) for lines in (mine, of_rank_0)]
         number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
                                      if _without_numbers(pair[0]) != _without_numbers(pair[1]))
-        raise PoseidonError(
+        raise GraphError(
             f"Rank {self.rank} has created other variables than rank 0: number {number} is {here} "
             f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
             "order, on all ranks.")
@@ -431,11 +435,11 @@ class Extended(tf_compat.one_device_extended()):
             if isinstance(part, tf.RaggedTensor) and axis == 0:
                 return ops.all_gather(part, step_lib.unique_site("gather"), contributes)
             if isinstance(part, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
-                raise PoseidonError(f"A {type(part).__name__} cannot be gathered from all ranks along "
+                raise GraphError(f"A {type(part).__name__} cannot be gathered from all ranks along "
                                     f"axis {axis}; convert it to a dense tensor.")
             part = tf.convert_to_tensor(part)
             if part.shape.rank == 0:
-                raise PoseidonError("A scalar cannot be gathered from all ranks; give it a dimension "
+                raise GraphError("A scalar cannot be gathered from all ranks; give it a dimension "
                                     "with tf.expand_dims, or use strategy.reduce.")
             # The axis becomes the rows, and goes back to its place.
             front = list(range(part.shape.rank))

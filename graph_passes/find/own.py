@@ -10,6 +10,7 @@ kind returns the same `Marker`s.
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
@@ -21,7 +22,7 @@ def find(graph: graph_lib.Graph) -> list[Marker]:
     """Returns the `Marker`s of a graph.
 
     Raises:
-        ValueError: If two gradients have the same name.
+        GraphError: If two gradients have the same name.
     """
     markers = [marker for node in graph.graph_def.node
                if (marker := _marker(graph, node)) is not None]
@@ -29,7 +30,7 @@ def find(graph: graph_lib.Graph) -> list[Marker]:
     for marker in markers:
         other = by_site.setdefault(marker.site, marker)
         if other is not marker:
-            raise ValueError(f"the nodes '{other.node}' and '{marker.node}' synchronise the same "
+            raise GraphError(f"the nodes '{other.node}' and '{marker.node}' synchronise the same "
                              f"site '{marker.site}'; give each synchronisation a name of its own")
     return markers
 

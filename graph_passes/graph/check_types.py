@@ -10,7 +10,7 @@ import math
 import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
@@ -40,7 +40,7 @@ def check_types(graph_def, library):
     outputs = {}
     for node in graph_def.node:
         if node.name.partition("/")[0] == write_lib.PREFIX:
-            raise PoseidonError(f"The graph has a node named '{node.name}' already, and what is inserted is named so; "
+            raise GraphError(f"The graph has a node named '{node.name}' already, and what is inserted is named so; "
                                 "rename it.")
         op_def = library.op_def(node)
         for attr in op_def.attr:
@@ -57,17 +57,17 @@ def check_types(graph_def, library):
         op_def = library.op_def(node)
         expected, found = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
         if any(graph_lib.is_control(tensor) for tensor in node.input[:len(found)]):
-            raise PoseidonError(f"Node '{node.name}' has a control input before a tensor that it reads; control inputs "
+            raise GraphError(f"Node '{node.name}' has a control input before a tensor that it reads; control inputs "
                                 "come last.")
         if len(found) != len(expected):
-            raise PoseidonError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
+            raise GraphError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
                                 f"{len(expected)}.")
         for tensor, wanted in zip(found, expected):
             types, output = outputs[graph_lib.node_of(tensor)], graph_lib.output_of(tensor)
             if output >= len(types):
-                raise PoseidonError(f"Node '{node.name}' reads '{tensor}', but that node has {len(types)} outputs.")
+                raise GraphError(f"Node '{node.name}' reads '{tensor}', but that node has {len(types)} outputs.")
             if types[output] not in (wanted, wanted + _REFERENCE):
-                raise PoseidonError(f"Node '{node.name}', a {node.op}, reads '{tensor}', which is "
+                raise GraphError(f"Node '{node.name}', a {node.op}, reads '{tensor}', which is "
                                     f"{_name(types[output])}, expected {_name(wanted)}.")
 
 
@@ -77,33 +77,33 @@ def _check_attribute(node, attr, value):
     field, is_list = _FIELDS.get(kind, kind), kind != attr.type
     if value.WhichOneof("value") != ("list" if is_list else field) or (
             is_list and any(found.name != field for found, _ in value.list.ListFields())):
-        raise PoseidonError(f"{where} is no {attr.type}.")
+        raise GraphError(f"{where} is no {attr.type}.")
     values = list(getattr(value.list, field)) if is_list else [getattr(value, field)]
     if attr.has_minimum and (len(values) if is_list else value.i) < attr.minimum:
-        raise PoseidonError(f"{where} is {len(values) if is_list else value.i}, expected at least {attr.minimum}.")
+        raise GraphError(f"{where} is {len(values) if is_list else value.i}, expected at least {attr.minimum}.")
     if kind == "type":
         allowed = attr.allowed_values.list.type
         for dtype in values:
             if not 0 < dtype < _REFERENCE or dtype not in _TYPES or allowed and dtype not in allowed:
-                raise PoseidonError(f"{where} is {_name(dtype)}, which is none of its types.")
+                raise GraphError(f"{where} is {_name(dtype)}, which is none of its types.")
     elif kind == "string" and (allowed := attr.allowed_values.list.s):
         for text in values:
             if text not in allowed:
-                raise PoseidonError(f"{where} is {text!r}, expected one of {list(allowed)}.")
+                raise GraphError(f"{where} is {text!r}, expected one of {list(allowed)}.")
     elif kind == "shape" and not all(map(_is_shape, values)):
-        raise PoseidonError(f"{where} is no valid shape.")
+        raise GraphError(f"{where} is no valid shape.")
 
 
 def _check_constant(node):
     tensor = node.attr["value"].tensor
     where = f"The value of constant '{node.name}'"
     if tensor.dtype != node.attr["dtype"].type:
-        raise PoseidonError(f"{where} is {_name(tensor.dtype)}, expected {_name(node.attr['dtype'].type)}.")
+        raise GraphError(f"{where} is {_name(tensor.dtype)}, expected {_name(node.attr['dtype'].type)}.")
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
     if not _is_shape(tensor.tensor_shape) or tensor.tensor_shape.unknown_rank or min(sizes, default=0) < 0:
-        raise PoseidonError(f"{where} has no valid shape.")
+        raise GraphError(f"{where} has no valid shape.")
     if math.prod(sizes) > _MAX_ELEMENTS:
-        raise PoseidonError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
+        raise GraphError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
 
 
 def _check_calls(node, op_def, library):
@@ -121,7 +121,7 @@ def _check_call(node, body, takes, gives):
     arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]
     for what, types, wanted in (("takes", arguments, takes), ("returns", returns, gives)):
         if len(types) != (1 if wanted is None else len(wanted)) or wanted is not None and types != wanted:
-            raise PoseidonError(f"Function '{body.function}' {what} {_names(types)}, but '{node.name}' calls it with "
+            raise GraphError(f"Function '{body.function}' {what} {_names(types)}, but '{node.name}' calls it with "
                                 f"{'one tensor' if wanted is None else _names(wanted)}.")
 
 
@@ -134,7 +134,7 @@ def _check_loops(graph_def):
         loops = {frames[graph_lib.node_of(tensor)] for tensor in node.input}
         if len(loops) > 1:
             names = sorted(f"loop '{loop.name}'" if loop != frames_lib.ROOT else "no loop" for loop in loops)
-            raise PoseidonError(f"Node '{node.name}' reads what is in {' and in '.join(names)}.")
+            raise GraphError(f"Node '{node.name}' reads what is in {' and in '.join(names)}.")
 
 
 def _check_places(node):
@@ -143,7 +143,7 @@ def _check_places(node):
         for text in node.attr["_class"].list.s if "_class" in node.attr else ():
             text.decode()
     except UnicodeDecodeError as error:
-        raise PoseidonError(f"Attribute '_class' of node '{node.name}', a {node.op}, is no text.") from error
+        raise GraphError(f"Attribute '_class' of node '{node.name}', a {node.op}, is no text.") from error
 
 
 def _check_name_of_loop(node):
@@ -154,7 +154,7 @@ def _check_name_of_loop(node):
     except UnicodeDecodeError:
         is_name = False
     if not is_name:
-        raise PoseidonError(f"Node '{node.name}' enters a loop named {name!r}, which is no name of a loop.")
+        raise GraphError(f"Node '{node.name}' enters a loop named {name!r}, which is no name of a loop.")
 
 
 def _is_shape(shape):

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 # The compute capability from which on GPUs have what the kernels are compiled for.
 OLDEST_GPU = (8, 0)
@@ -54,4 +54,4 @@ def _parsed(device):
     try:
         return tf.DeviceSpec.from_string(device)
     except ValueError as error:
-        raise PoseidonError(f"The graph places nodes on '{device}', which is no name of a device.") from error
+        raise GraphError(f"The graph places nodes on '{device}', which is no name of a device.") from error

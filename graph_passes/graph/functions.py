@@ -11,7 +11,7 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
@@ -27,9 +27,9 @@ class Library:
         self.functions = {f.signature.name: f for f in functions}
         for name in self.functions:
             if not name or not name.isprintable():
-                raise PoseidonError(f"The graph has a function named {name!r}, which is no name of a function.")
+                raise GraphError(f"The graph has a function named {name!r}, which is no name of a function.")
         if len(self.functions) != len(functions):
-            raise PoseidonError("The graph has two functions of the same name.")
+            raise GraphError("The graph has two functions of the same name.")
         self.bodies = {"": MainBody(graph_def, self)}
 
     def op_def(self, node):
@@ -42,7 +42,7 @@ class Library:
             return self.functions[node.op].signature
         op_def = tf_compat.op_def(node.op)
         if op_def is None:
-            raise PoseidonError(f"Node '{node.name}' is a {node.op!r}, an op that TensorFlow does not know; "
+            raise GraphError(f"Node '{node.name}' is a {node.op!r}, an op that TensorFlow does not know; "
                                 "load the library that has it (tf.load_op_library) first.")
         return op_def
 
@@ -70,7 +70,7 @@ class Library:
         """Returns the body of a function, or the main graph of ""."""
         if function not in self.bodies:
             if function not in self.functions:
-                raise PoseidonError(f"The graph calls a function {function!r}, which it does not have.")
+                raise GraphError(f"The graph calls a function {function!r}, which it does not have.")
             self.bodies[function] = FunctionBody(self.functions[function], self)
         return self.bodies[function]
 
@@ -82,14 +82,14 @@ def attribute(node, op_def, name):
     for attr in op_def.attr:
         if attr.name == name and attr.HasField("default_value"):
             return attr.default_value
-    raise PoseidonError(f"Node '{node.name}', a '{node.op}', lacks its attribute '{name}'.")
+    raise GraphError(f"Node '{node.name}', a '{node.op}', lacks its attribute '{name}'.")
 
 
 def number_of(node, op_def, name):
     """Returns an attribute that says how many tensors a node takes or makes."""
     number = attribute(node, op_def, name).i
     if not 0 <= number < _MAX_TENSORS:
-        raise PoseidonError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
+        raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
                             "of tensors.")
     return number
 
@@ -119,10 +119,10 @@ class MainBody:
             name, colon, output = text.partition(":")
             # Not "name:00" either: whoever reads what is exchanged is found by the text.
             if colon and not _OUTPUT.fullmatch(output):
-                raise PoseidonError(f"The graph reads {text!r}, which is no tensor of a graph.")
+                raise GraphError(f"The graph reads {text!r}, which is no tensor of a graph.")
             found = name, int(output or 0)
         if found[0] not in self.nodes:
-            raise PoseidonError(f"The graph reads {found[0]!r}, which does not exist.")
+            raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
         return found
 
     def text(self, name, output):
@@ -145,27 +145,27 @@ class FunctionBody:
         self.nodes = _by_name(function_def.node_def, f"Function '{self.function}'")
         for argument in [*signature.input_arg, *signature.output_arg]:
             if not NAME.fullmatch(argument.name):
-                raise PoseidonError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
+                raise GraphError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
                                     "no name of an argument.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
-                raise PoseidonError(f"Function '{self.function}' has an argument '{argument.name}' whose "
+                raise GraphError(f"Function '{self.function}' has an argument '{argument.name}' whose "
                                     "type depends on the call.")
         self.arguments = [(argument.name, argument.type) for argument in signature.input_arg]
         missing = {argument.name for argument in signature.output_arg} - set(function_def.ret)
         if missing:
-            raise PoseidonError(f"Function '{self.function}' does not say what its output "
+            raise GraphError(f"Function '{self.function}' does not say what its output "
                                 f"'{min(missing)}' is.")
         self.returns = [(argument.name, function_def.ret[argument.name], argument.type)
                         for argument in signature.output_arg]
         self.control_returns = sorted(set(function_def.control_ret.values()))
         for name in self.control_returns:
             if name not in self.nodes:
-                raise PoseidonError(f"Function '{self.function}' waits for {name!r}, which does not exist.")
+                raise GraphError(f"Function '{self.function}' waits for {name!r}, which does not exist.")
         self._argument_names = {name for name, _ in self.arguments}
         self._library = library
         for name, text, dtype in self.returns:
             if self._type(text) != dtype:
-                raise PoseidonError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
+                raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
                                     "the type that it says.")
 
     def _type(self, text):
@@ -181,14 +181,14 @@ class FunctionBody:
         if name in self._argument_names and not output:
             return name, None
         if name not in self.nodes:
-            raise PoseidonError(f"Function '{self.function}' reads {name!r}, which does not exist.")
+            raise GraphError(f"Function '{self.function}' reads {name!r}, which does not exist.")
         if graph_lib.is_control(text):
             if output:
-                raise PoseidonError(f"Function '{self.function}' waits for {text!r}, which is no node.")
+                raise GraphError(f"Function '{self.function}' waits for {text!r}, which is no node.")
             return name, None
         outputs = self._outputs(name)
         if (argument := ":".join(output)) not in outputs:
-            raise PoseidonError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
+            raise GraphError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
                                 f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
 
@@ -205,12 +205,12 @@ def _by_name(nodes, where):
     by_name = {node.name: node for node in nodes}
     for name in by_name:
         if not NAME.fullmatch(name):
-            raise PoseidonError(f"{where} has a node named {name!r}, which is no name of a node.")
+            raise GraphError(f"{where} has a node named {name!r}, which is no name of a node.")
     if len(by_name) != len(nodes):
-        raise PoseidonError(f"{where} has two nodes of the same name.")
+        raise GraphError(f"{where} has two nodes of the same name.")
     for node in nodes:
         if not all(called(node)):
-            raise PoseidonError(f"Node '{node.name}' calls a function without a name.")
+            raise GraphError(f"Node '{node.name}' calls a function without a name.")
     return by_name
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 # The attribute of markers that a pass has decided about, and left as they are.
 PLANNED = "_poseidon_planned"
@@ -100,7 +100,7 @@ class Graph:
         try:
             return tf.make_ndarray(node.attr["value"].tensor)
         except (TypeError, ValueError, OverflowError) as error:
-            raise PoseidonError(f"The value of constant '{node.name}' cannot be read: "
+            raise GraphError(f"The value of constant '{node.name}' cannot be read: "
                                 f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
 
 

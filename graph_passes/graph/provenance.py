@@ -1,14 +1,14 @@
 """What an inserted node is there for: an attribute of the node, since names are for people and may change.
 
-`strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, and then a line for each
-field; kernels/provenance.h reads the same.
+`strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, and then a line for
+each field; kernels/provenance.h reads the same.
 """
 
 import dataclasses
 
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 ATTRIBUTE = "_poseidon_inserted"
 _VERSION = "1"
@@ -51,7 +51,7 @@ def of(node: node_def_pb2.NodeDef) -> Provenance | None:
         return None
     version, *fields = node.attr[ATTRIBUTE].s.decode(errors="replace").split("\n")
     if version != _VERSION or len(fields) != 5:
-        raise PoseidonError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
+        raise GraphError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
                             f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
     *names, fetched = fields
     return Provenance(*names, is_fetched=bool(fetched))

@@ -10,7 +10,7 @@ holds counts all. So summands become held ones by selection, and what is linear 
 
 import dataclasses
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -43,7 +43,7 @@ def outcomes(graph, ordered, summands):
         elif node.op in _TAKES:
             found[node.name] = Outcome((WHOLE, HELD), ())
         else:
-            raise PoseidonError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
+            raise GraphError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
                                 f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
     return found
 

@@ -9,7 +9,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 
 def inline(graph_def, keep):
@@ -36,5 +36,5 @@ def inline(graph_def, keep):
         return tf_compat.optimize(config, meta_graph)
     except (tf.errors.OpError, ValueError) as error:
         text = str(error).splitlines()[0]
-        raise PoseidonError(f"TensorFlow cannot inline the functions of the graph: {text}") from error
+        raise GraphError(f"TensorFlow cannot inline the functions of the graph: {text}") from error
 

@@ -14,7 +14,7 @@ import itertools
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import held as held_lib
@@ -426,7 +426,7 @@ def _home(markers, frames):
     """Returns the frame that the inputs with rows are in."""
     found = {frames[node.name]: node.name for node in markers}
     if len(found) != 1:
-        raise PoseidonError(
+        raise GraphError(
             f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; "
             "expected all of them outside of loops, or in the same one.")
     return next(iter(found))

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
@@ -472,7 +472,7 @@ class GraphWriter:
     def gathered(self, value, dimension, dtype, prefix, place, name):
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
-            raise PoseidonError(f"The rows of '{name}' have a type that cannot be gathered, "
+            raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
                                 f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
@@ -595,7 +595,7 @@ class GraphWriter:
         """Brings a PoseidonPart into a loop."""
         frame = place.frame
         if not frame.within(self._home) or frame.outer is None:
-            raise PoseidonError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and what is made of "
+            raise GraphError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and what is made of "
                                 "them is needed outside of it.")
         outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
         prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
@@ -654,7 +654,7 @@ class GraphWriter:
         return node.device if node is not None else ""
 
     def _writer(self, prefix, device, exchange=None):
-        """Returns a writer; `exchange` is what `_exchange` has returned about the exchange that its nodes are there for."""
+        """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes are there for."""
         writer = graph_lib.Writer(prefix, device, exchange and exchange.provenance)
         writer.nodes = self.nodes
         return writer

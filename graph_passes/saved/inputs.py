@@ -8,7 +8,7 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import propagate
 from tf_poseidon.graph_passes.partition.rules import sources
@@ -67,7 +67,7 @@ def of_main(graph_def):
             shapes = node.attr["output_shapes"].list.shape
             for i, dtype in enumerate(propagate.types_of_outputs(node)):
                 if dtype not in propagate.GATHERED:
-                    raise PoseidonError(
+                    raise GraphError(
                         f"Node '{node.name}', a {node.op}, hands out {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
                         "which rank 0 cannot give to the other ranks; let it hand out numbers, or feed the step.")
                 name = propagate.tensor_of(node.name, i)
@@ -112,7 +112,7 @@ def decide(inputs, given):
     if not any(each.dimension is not None for each in decided):
         shown = ", ".join(f"{each.name} {list(each.shape) if each.shape is not None else 'of any shape'}"
                           for each in inputs)
-        raise PoseidonError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
+        raise GraphError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
                             "have, as in --inputs x=rows,y=rows.")
     return decided
 
@@ -128,7 +128,7 @@ def check_names(inputs, given):
     for name in given:
         if name not in known:
             names = dict.fromkeys(each.name for each in inputs)
-            raise PoseidonError(f"The inputs that are given name '{name}', but what is rewritten has the inputs "
+            raise GraphError(f"The inputs that are given name '{name}', but what is rewritten has the inputs "
                                 f"{', '.join(names) or 'none'}.")
 
 
@@ -143,11 +143,11 @@ def _dimension(each, mark):
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
-        raise PoseidonError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
+        raise GraphError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
                             "a dimension.")
     dimension = 0 if mark == ROWS else mark
     if dimension < 0 or rank is not None and dimension >= rank:
-        raise PoseidonError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
+        raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
                             f"{dimension}; say 'same' of inputs without rows.")
     return dimension
 

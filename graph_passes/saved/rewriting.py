@@ -14,6 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
+from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import check
 from tf_poseidon.graph_passes.graph import check_types
@@ -113,7 +114,7 @@ def rewrite(graph_def, steps, has_functions, options):
         PoseidonError: If the graph cannot be rewritten.
     """
     if strip.is_rewritten(graph_def):
-        raise PoseidonError("The graph was rewritten before; undo that with `tf-poseidon strip`, or take the "
+        raise GraphError("The graph was rewritten before; undo that with `tf-poseidon strip`, or take the "
                             "graph that it was made of.")
     options.progress("reading the graph")
     original = strip.compressed(graph_def)
@@ -205,7 +206,7 @@ def _function_of(library, name, targets):
     function, sources = call.attr["f"].func.name, graph_lib.data_inputs(call)
     own = [argument for argument, _ in library.body(function).arguments]
     if len(sources) != len(own):
-        raise PoseidonError(f"Function '{function}' is called with {len(sources)} arguments, and takes {len(own)}.")
+        raise GraphError(f"Function '{function}' is called with {len(sources)} arguments, and takes {len(own)}.")
     arguments = [_Argument(argument, source) for argument, source in zip(own, sources)]
     seen = {function}
     while True:
@@ -229,7 +230,7 @@ def _call_of(library, name, targets):
     calls = {main.parse(target)[0] for target in targets}
     nodes = [main.nodes[each] for each in calls]
     if len(nodes) != 1 or nodes[0].op not in _CALLS:
-        raise PoseidonError(f"Signature '{name}' is not the result of one function, as tf.saved_model.save writes it; "
+        raise GraphError(f"Signature '{name}' is not the result of one function, as tf.saved_model.save writes it; "
                             "save the step as one tf.function.")
     return nodes[0]
 
@@ -311,7 +312,7 @@ def _node_of_target(library, main, target):
     """Returns the name of the node of what a user says makes a step."""
     name, output = main.parse(target)
     if output is None or ":" in target and output >= _num_outputs(library, main.nodes[name]):
-        raise PoseidonError(f"The step is made of {target!r}, which is no node or tensor of the graph.")
+        raise GraphError(f"The step is made of {target!r}, which is no node or tensor of the graph.")
     return name
 
 
@@ -325,7 +326,7 @@ def _num_outputs(library, node):
 def _check_flat(graph_def, library):
     """Refuses a graph that TensorFlow cannot read: it ends the process over some."""
     if problem := check.problem_of(graph_def):
-        raise PoseidonError(f"The graph is not valid: {problem}.")
+        raise GraphError(f"The graph is not valid: {problem}.")
     check_types.check_types(graph_def, library)
 
 
@@ -335,7 +336,7 @@ def _check_bodies(library, *functions):
 
     def visit(function):
         if function in path:
-            raise PoseidonError(f"Function '{function}' calls itself; such a step cannot be partitioned.")
+            raise GraphError(f"Function '{function}' calls itself; such a step cannot be partitioned.")
         if function in done:
             return
         path.append(function)

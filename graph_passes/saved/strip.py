@@ -6,7 +6,7 @@ from google.protobuf import message
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import provenance
 
 # Name of the node that says so, and its attribute with the original GraphDef: serialized, and compressed.
@@ -40,7 +40,7 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     try:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))
     except (zlib.error, message.DecodeError) as error:
-        raise PoseidonError(f"What node '{node.name}' says about the graph that was rewritten is damaged; take that "
+        raise GraphError(f"What node '{node.name}' says about the graph that was rewritten is damaged; take that "
                             "graph, or rewrite it anew.") from error
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.write import site_writer
@@ -28,7 +28,7 @@ class TensorFlowOps(collectives.Collectives):
         super().__init__(job, marker)
         layers = [site for site, d in job.decisions.items() if d.scheme == planning.SFB and not d.leader]
         if len(layers) > _MOST_LAYERS:
-            raise PoseidonError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
+            raise GraphError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
                                 f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 

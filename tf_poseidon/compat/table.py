@@ -8,7 +8,7 @@ import inspect
 
 from packaging import requirements
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Table:
         """
         requirement = requirements.Requirement(self.requirement)
         if not requirement.specifier.contains(self.version, prereleases=True):
-            raise PoseidonError(f"{self.library} {self.version} is installed, but tf_poseidon works with "
+            raise ConfigurationError(f"{self.library} {self.version} is installed, but tf_poseidon works with "
                                 f"'{self.requirement}' only; {self.remedy}.")
         return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names}
 
@@ -93,8 +93,8 @@ class Table:
         value = getattr(owner, attribute, None) if is_there else None
         known = inspect.signature(value).parameters if name.parameters and callable(value) else ()
         if not is_there or not set(known).issuperset(name.parameters):
-            raise PoseidonError(f"{self.library} {self.version} has no {name}, which tf_poseidon needs to {name.why}; "
-                                f"{self.remedy}.")
+            raise ConfigurationError(f"{self.library} {self.version} has no {name}, which tf_poseidon needs to "
+                                     f"{name.why}; {self.remedy}.")
         return owner, attribute, value
 
 

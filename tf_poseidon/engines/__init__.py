@@ -8,7 +8,7 @@ import os
 import pathlib
 import typing
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 if typing.TYPE_CHECKING:  # it imports TensorFlow, which the names of engines can do without
     from tf_poseidon.graph_passes.write.site_writer import SiteWriter
@@ -35,8 +35,8 @@ class Engine(typing.Protocol):
     def local_rank(self, environment) -> int | None:
         """Returns which of this machine's processes its launcher says this is, None if it does not say."""
 
-    def join(self, size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
-        """Returns the `Communicator` of this process in a job of `size` processes.
+    def join(self, size, options):
+        """Returns the `Communicator` of this process in a job of `size` processes, with these `JobOptions`.
 
         Raises:
             PoseidonError: If the job cannot be joined.
@@ -89,20 +89,20 @@ def launch(engine=None, environment=os.environ):
         PoseidonError: If there is no such engine, or two launchers say different things.
     """
     if engine is not None and engine not in names():
-        raise PoseidonError(f"engine={engine!r}, expected one of {', '.join(names())}, or None for that of "
+        raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(names())}, or None for that of "
                             "the launcher.")
     told = {name: load(name).launched_size(environment) for name in names()}
     # A launcher that has started one process may have started another launcher in it.
     told = {name: (size, variable) for name, (size, variable) in told.items() if size > 1}
     if len({size for size, _ in told.values()}) > 1:
         sizes = " but ".join(f"{variable}={size}" for size, variable in told.values())
-        raise PoseidonError(f"Two launchers have started this process and disagree, {sizes}: use one of "
+        raise ConfigurationError(f"Two launchers have started this process and disagree, {sizes}: use one of "
                             "them, mpiexec or horovodrun.")
     launchers = [name for name in told if name != DEFAULT] or [DEFAULT]
     size = max((size for size, _ in told.values()), default=1)
     if engine == DEFAULT and told and DEFAULT not in told:
         (launcher, (_, variable)), = told.items()
-        raise PoseidonError(
+        raise ConfigurationError(
             f"engine='{DEFAULT}', but this is one of {size} processes that another launcher has started "
             f"({variable}={size}): launch with mpiexec, or leave engine away to use '{launcher}'.")
     return Launch(engine or launchers[0], size)

@@ -6,6 +6,7 @@ connections of our own, whose addresses the ranks tell each other over Horovod.
 """
 
 import contextlib
+import dataclasses
 import hmac
 import os
 import secrets
@@ -15,7 +16,7 @@ import time
 
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon.engines import mpi
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
 
 writer = horovod_ops.HorovodOps
@@ -42,7 +43,7 @@ def local_rank(environment=os.environ):
     return mpi.local_rank(environment) if found is None else int(found)
 
 
-def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
+def join(size, options):
     """Joins the job that this process was launched in.
 
     Which ranks share a node is Horovod's matter.
@@ -51,32 +52,32 @@ def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_n
         PoseidonError: If Horovod is not installed, sees another number of processes than the launcher,
             or the ranks cannot connect.
     """
-    del ranks_per_node
     hvd = _horovod()
     if not hvd.is_initialized():
         # A rank that never comes is an error for Horovod too, after as long as for us.
-        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(timeout_s / 2))))
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(timeout_s))))
+        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(options.timeout_s / 2))))
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(options.timeout_s))))
         hvd.init()
     if hvd.size() != size:
-        raise PoseidonError(
+        raise JobError(
             f"The launcher started {size} processes, but Horovod sees {hvd.size()}. Launch with "
             f"horovodrun, or with the mpiexec of the MPI that Horovod was built with (this one was "
             f"built {'with' if hvd.mpi_built() else 'without'} MPI; scripts/install_horovod.sh builds it "
             "with the MPI whose mpicxx it finds).")
-    return connect(kv_pair_bytes, timeout_s, startup_timeout_s, servers)
+    return connect(options)
 
 
-def connect(kv_pair_bytes=2 << 20, timeout_s=600.0, startup_timeout_s=120.0, servers=(), may_leave=False):
+def connect(options, may_leave=False):
     """Returns a `Communicator` between the ranks of Horovod, which is initialised.
 
     Args:
-        kv_pair_bytes, timeout_s, startup_timeout_s, servers: As of `PoseidonStrategy`.
+        options: The `JobOptions`.
         may_leave: Whether a rank may end its program before the others end theirs.
     """
     hvd = _horovod()
-    joined = communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, startup_timeout_s), kv_pair_bytes,
-                                           timeout_s, startup_timeout_s, servers)
+    # Which ranks combine is Horovod's matter.
+    joined = communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, options.startup_timeout_s),
+                                           dataclasses.replace(options, ranks_per_node=None))
     threading.Thread(target=_end_with_job, args=(joined, may_leave), daemon=True).start()
     return joined
 
@@ -102,7 +103,7 @@ def _horovod():
     try:
         import horovod.tensorflow as hvd  # late: it is optional, and imports TensorFlow
     except ImportError as error:
-        raise PoseidonError(f"engine='horovod', but Horovod cannot be imported ({error}); run "
+        raise JobError(f"engine='horovod', but Horovod cannot be imported ({error}); run "
                             "scripts/install_horovod.sh from tf_poseidon's source tree.") from error
     return hvd
 
@@ -121,7 +122,7 @@ def _sockets(hvd, timeout_s):
             accepted = _accept(listener, rank, everyone, deadline)
             if accepted is None:
                 missing = [r for r in range(rank + 1, len(sockets)) if sockets[r] is None]
-                raise PoseidonError(
+                raise JobError(
                     f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections of "
                     f"the ranks {missing}; let the hosts reach each other on all TCP ports.")
             peer, connection = accepted
@@ -162,7 +163,7 @@ def _connect_to(peer, rank, everyone, deadline):
             except OSError as error:
                 failures.append(f"{address}: {error}")
         time.sleep(0.2)
-    raise PoseidonError(
+    raise JobError(
         f"Rank {rank} on {socket.gethostname()} cannot connect to rank {peer} ({'; '.join(failures)}); "
         "let the hosts reach each other on all TCP ports.")
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 
 from tf_poseidon import communicator
+from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import send_receive
 
@@ -34,7 +35,7 @@ def local_rank(environment=os.environ):
     return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), None)
 
 
-def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_node):
+def join(size, options):
     """Joins the job that this process was launched in.
 
     Raises:
@@ -42,21 +43,20 @@ def join(size, kv_pair_bytes, timeout_s, startup_timeout_s, servers, ranks_per_n
             number of processes than the launcher.
     """
     if not _TRANSPORT.exists():
-        raise PoseidonError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
+        raise JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
                             "install .` in its source tree, or `make setup`.")
     _load_mpich_wheel()
     _check_only_mpi()
     try:
-        joined = communicator.join_mpi(_TRANSPORT, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                       servers, ranks_per_node)
+        joined = communicator.join_mpi(_TRANSPORT, options)
     except PoseidonError as error:
         if "cannot open shared object file" in str(error):
-            raise PoseidonError(f"MPI was not found: {error}. Install it with `pip install "
+            raise JobError(f"MPI was not found: {error}. Install it with `pip install "
                                 "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
                                 "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
         raise
     if joined.size != size:
-        raise PoseidonError(
+        raise JobError(
             f"The launcher started {size} processes ({launched_size()[1]}={size}), but MPI sees "
             f"{joined.size}: it belongs to another MPI than tf_poseidon was built with. Launch "
             "with the mpiexec of that MPI (of the mpich wheel, the one beside python).")
@@ -85,7 +85,7 @@ def _check_only_mpi():
             if os.path.basename(path).startswith("libmpi.so"):
                 libraries.add(path)
     if len(libraries) > 1:
-        raise PoseidonError(
+        raise JobError(
             f"Two MPI libraries are loaded into this process, {' and '.join(sorted(libraries))}, and would "
             "call each other's functions; build Horovod with the mpicxx of the MPI that tf_poseidon uses "
             "(scripts/install_horovod.sh), or without MPI.")

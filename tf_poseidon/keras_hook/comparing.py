@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import JobError
 
 # After how many calls of a training function: seldom enough that it costs nothing to speak of.
 EVERY = 1000
@@ -45,7 +45,7 @@ def compare(model, variables, when):
     differing = sorted(np.flatnonzero(of_ranks.any(0)), key=lambda i: np.prod(variables[i].shape))
     first, count = differing[0], len(differing)
     rank = int(np.flatnonzero(of_ranks[:, first])[0])
-    raise PoseidonError(
+    raise JobError(
         f"'{variables[first].path}' is another one on rank {rank} than on rank 0 at {when}"
         + (f", and {count - 1} other variables differ" if count > 1 else "")
         + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside of the training "

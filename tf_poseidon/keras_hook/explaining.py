@@ -16,6 +16,8 @@ from tf_poseidon import partitioning
 from tf_poseidon import planning
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
 from tf_poseidon.keras_hook import batch_normalization
@@ -65,13 +67,13 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
         PoseidonError: If the model cannot be traced, or a value is out of range.
     """
     if not isinstance(model, keras.Model):
-        raise PoseidonError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
+        raise ConfigurationError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
                             "one from a file with keras.models.load_model.")
     if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
+        raise ConfigurationError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
                             "whole number.")
     if wire_dtype not in options_lib.WIRE_DTYPES:
-        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+        raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
     cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
                                ranks_per_node)
@@ -91,10 +93,10 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
                     "data=(x, y)" if data is None else "data has to be arrays as fit takes them: x, "
                     "(x, y) or (x, y, sample_weight)")
             text = str(error).strip().split("\n")[-1].strip().rstrip(".")
-            raise PoseidonError(f"The training step of '{model.name}' cannot be traced: "
+            raise GraphError(f"The training step of '{model.name}' cannot be traced: "
                                 f"{type(error).__name__}: {text}; {hint}.") from error
         if not model.trainable_variables:
-            raise PoseidonError(f"The model '{model.name}' has no trainable variables, so there is nothing "
+            raise GraphError(f"The model '{model.name}' has no trainable variables, so there is nothing "
                                 "to synchronise.")
         partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
@@ -102,7 +104,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
         with graph_pass.registered():
             _optimize(partitioned.build(""))
     if graph_pass.plan.refusal:
-        raise PoseidonError(f"The training step of '{model.name}' cannot be planned: "
+        raise GraphError(f"The training step of '{model.name}' cannot be planned: "
                             f"{graph_pass.plan.refusal}")
     return graph_pass.plan
 
@@ -117,7 +119,7 @@ def load(path):
         return keras.models.load_model(path)
     except Exception as error:  # Keras raises many kinds
         text = str(error).strip().split("\n")[0].rstrip(".")
-        raise PoseidonError(f"Keras cannot load '{path}': {text}; it has to be a model of "
+        raise GraphError(f"Keras cannot load '{path}': {text}; it has to be a model of "
                             "model.save('model.keras'), and one with classes of your own is explained "
                             "by poseidon.explain(model, ...) in your program.") from error
 
@@ -125,14 +127,14 @@ def load(path):
 def _check_can_be_planned(model):
     """Refuses what fit would refuse, or run without a plan."""
     if tf.distribute.has_strategy():
-        raise PoseidonError("explain was called inside of a strategy's scope, where it would trace the step for "
+        raise GraphError("explain was called inside of a strategy's scope, where it would trace the step for "
                             "that strategy's job: call it outside of `with strategy.scope():`.")
     # Where there are accelerators, Keras says True of "auto" too, which is False inside of a strategy's scope.
     if model.compiled and model.jit_compile and not tf.config.list_physical_devices("GPU"):
-        raise PoseidonError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
+        raise GraphError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
                             "under PoseidonStrategy refuses; use compile(jit_compile=False).")
     if model.compiled and model.run_eagerly:
-        raise PoseidonError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
+        raise GraphError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
                             "every rank computes the whole batch; use compile(run_eagerly=False).")
 
 
@@ -143,7 +145,7 @@ def _element(model, data):
         return rows if isinstance(rows, tuple) else (rows,)
     functional = keras_compat.functional(model) if isinstance(model, keras.Sequential) else model
     if not isinstance(functional, keras.Function):
-        raise PoseidonError(
+        raise GraphError(
             f"The model '{model.name}' does not say what its inputs are, since it was subclassed or is "
             "not built; give explain a batch: data=(x, y).")
     x = keras.tree.map_structure(_row, functional.input)
@@ -172,7 +174,7 @@ def _target(output, loss):
 def _row(tensor):
     """Returns the spec of one row of a KerasTensor."""
     if None in tensor.shape[1:]:
-        raise PoseidonError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
+        raise GraphError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
                             "depends on all sizes; give explain a batch: data=(x, y).")
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 

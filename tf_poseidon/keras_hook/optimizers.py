@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_poseidon import one_process
 from tf_poseidon import step as step_lib
 from tf_poseidon.compat import keras as keras_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook.common import is_ours
 
 
@@ -18,7 +18,7 @@ def apply(original, optimizer, grads, trainable_variables=None):
     step = step_lib.current()
     if step is None:
         if is_ours(keras_compat.strategy_of(optimizer)) and not one_process.is_inside():
-            raise PoseidonError(
+            raise GraphError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside of "
                 "strategy.run, where they cannot be synchronised; call the training step as "
                 "strategy.run(step, args=(batch,)).")
@@ -49,7 +49,7 @@ def with_inner(optimizer):
 def _check_variables(variables):
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
-            raise PoseidonError(
+            raise GraphError(
                 f"The variable '{variable.path}' is overwritten with its gradient, as in layers that "
                 "compute in float8, and such gradients cannot be summed over ranks; use another "
                 "dtype policy, such as mixed_bfloat16.")

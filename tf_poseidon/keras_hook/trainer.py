@@ -11,7 +11,7 @@ from tf_poseidon import data
 from tf_poseidon import one_process
 from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook.common import is_ours
@@ -41,23 +41,23 @@ def check_model(model):
     """Returns the strategy of a model that can be used in this job, or says why it cannot."""
     strategy = model.distribute_strategy
     if not is_ours(strategy):
-        raise PoseidonError(
+        raise GraphError(
             f"The model '{model.name}' was built outside of strategy.scope(), so its "
             f"{runtime.communicator().size} processes would train apart from each other; build "
             "and compile it inside `with strategy.scope():`.")
     for variable in model.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
-            raise PoseidonError(
+            raise GraphError(
                 f"The variable '{variable.path}' of model '{model.name}' was created outside of "
                 "strategy.scope(), so it may differ between processes; create all layers inside "
                 "`with strategy.scope():`.")
     optimizer = getattr(model, "optimizer", None)  # of models that are not compiled, too
     if optimizer is not None and not is_ours(keras_compat.strategy_of(optimizer)):
-        raise PoseidonError(
+        raise GraphError(
             f"The optimizer '{optimizer.name}' of model '{model.name}' was created outside of "
             "strategy.scope(); create it inside `with strategy.scope():`, as the model.")
     if getattr(model, "jit_compile", False):
-        raise PoseidonError(
+        raise GraphError(
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
             "the exchange with other processes; use compile(jit_compile=False).")
     return strategy
@@ -75,7 +75,7 @@ def _check_function(model, method):
         return
     getattr(model, make)()
     if not getattr(getattr(model, f"{phase}_function"), "runs_steps", False):
-        raise PoseidonError(
+        raise GraphError(
             f"The model '{model.name}' overrides {make} with a function of its own, whose steps cannot be partitioned; "
             f"override {phase}_step instead, or call super().{make}().")
 

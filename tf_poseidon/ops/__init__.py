@@ -8,7 +8,7 @@ import ctypes
 import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.ops import library
 
@@ -121,7 +121,7 @@ def all_reduce(value, site, contributes=True, ordered=True):
         PoseidonError: If values of this type cannot be summed.
     """
     if value.dtype not in SUMMABLE:
-        raise PoseidonError(
+        raise GraphError(
             f"'{site}' has dtype {value.dtype.name}, which cannot be summed over ranks; cast it to "
             f"one of {', '.join(dtype.name for dtype in SUMMABLE)}.")
     with tf.device("CPU:0"):

@@ -8,7 +8,7 @@ import re
 import tensorflow as tf
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 _PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
 
@@ -29,7 +29,7 @@ def load():
             not know.
     """
     if not _PATH.exists():
-        raise PoseidonError(
+        raise ConfigurationError(
             f"tf_poseidon's op library is missing: {_PATH} does not exist. Run `make setup`, or "
             "`pip install .`, in its source tree.")
     check_version(built_for(_PATH.read_bytes()), tf.__version__)
@@ -38,7 +38,7 @@ def load():
         # TensorFlow first: it makes wrappers only for ops that its own loading registers.
         return tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
     except (tf.errors.NotFoundError, OSError) as error:
-        raise PoseidonError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
+        raise ConfigurationError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
                             f"{tf.__version__}: {error}. {_REBUILD}") from error
 
 
@@ -50,6 +50,6 @@ def built_for(library_bytes):
 def check_version(built_for_version, running):
     """Raises PoseidonError unless the library was built for the TensorFlow that runs."""
     if built_for_version != running:
-        raise PoseidonError(
+        raise ConfigurationError(
             f"tf_poseidon's op library was built for TensorFlow {built_for_version}, but "
             f"TensorFlow {running} is running. {_REBUILD}")

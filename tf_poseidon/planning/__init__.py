@@ -26,5 +26,5 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
-__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan", "Planner",
-           "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]
+__all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
+           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]

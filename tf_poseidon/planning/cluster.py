@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Cluster:
         for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-                raise PoseidonError(f"{name}={value!r}, expected a whole number, at least {least}.")
+                raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
         if not self.servers:
             object.__setattr__(self, "servers", self.workers)
         if self.servers > self.workers:
-            raise PoseidonError(
+            raise ConfigurationError(
                 f"servers={self.servers} with workers={self.workers}, but every server is also a "
                 "worker: expected at most as many servers as workers. To use more machines, let "
                 "them work too.")
         for name in ("bandwidth_gbps", "gflops"):
             if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
-                raise PoseidonError(f"{name}={getattr(self, name)!r}, expected a positive number.")
+                raise ConfigurationError(f"{name}={getattr(self, name)!r}, expected a positive number.")
         if not isinstance(self.accelerators, bool):
-            raise PoseidonError(f"accelerators={self.accelerators!r}, expected True or False.")
+            raise ConfigurationError(f"accelerators={self.accelerators!r}, expected True or False.")
         if not (_is_number(self.latency_us) and self.latency_us >= 0):
-            raise PoseidonError(f"latency_us={self.latency_us!r}, expected 0 or more.")
+            raise ConfigurationError(f"latency_us={self.latency_us!r}, expected 0 or more.")
 
     @property
     def nodes(self):

@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
+from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import plan_file
 from tf_poseidon.planning import step_time
@@ -97,12 +98,12 @@ class Plan:
         """
         mine, job = self.cluster.shape, cluster.shape
         if mine != job:
-            raise PoseidonError(f"The plan is for {describe(mine)}, but this job has {describe(job)}; make a "
+            raise PlanError(f"The plan is for {describe(mine)}, but this job has {describe(job)}; make a "
                                 "plan for these.")
         planned, found = self._fingerprints(self.sites), self._fingerprints(sites)
         for name in [*found, *planned]:
             if planned.get(name) != found.get(name):
-                raise PoseidonError(
+                raise PlanError(
                     f"The plan was made for another training graph: the first difference is '{name}', "
                     f"which is {planned.get(name, 'missing')} in the plan and "
                     f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
@@ -158,7 +159,7 @@ class Plan:
             PoseidonError: If the plan is that of a graph that was not rewritten.
         """
         if self.refusal:
-            raise PoseidonError(f"There is no plan to save, since the graph was not rewritten: "
+            raise PlanError(f"There is no plan to save, since the graph was not rewritten: "
                                 f"{self.refusal}")
         pathlib.Path(path).write_text(self.to_text())
 
@@ -172,11 +173,11 @@ class Plan:
         try:
             text = pathlib.Path(path).read_text()
         except (OSError, TypeError, UnicodeDecodeError) as error:
-            raise PoseidonError(f"The plan '{path}' cannot be read: {error}.") from error
+            raise PlanError(f"The plan '{path}' cannot be read: {error}.") from error
         try:
             return cls.from_text(text)
         except PoseidonError as error:
-            raise PoseidonError(f"'{path}': {error}") from error
+            raise PlanError(f"'{path}': {error}") from error
 
     def to_text(self) -> str:
         """Returns the plan as text."""
@@ -199,9 +200,9 @@ class Plan:
             if is_unchanged:
                 plan._check_decisions()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PoseidonError(f"The plan is damaged ({error!r}); make it anew.") from error
+            raise PlanError(f"The plan is damaged ({error!r}); make it anew.") from error
         if not is_unchanged:
-            raise PoseidonError(f"The plan was changed after it was saved: its digest says {digest}, but "
+            raise PlanError(f"The plan was changed after it was saved: its digest says {digest}, but "
                                 f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
         return plan
 
@@ -228,7 +229,7 @@ class Plan:
                 is_leader = leader is not None and leader.scheme == decision.scheme and leader.leader is None
                 is_possible = scheme.can_follow(site, decision.carried, sites[leader.site] if is_leader else None)
             if not is_possible:
-                raise PoseidonError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
+                raise PlanError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
                                     f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
 
     def __str__(self):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import PlanError
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
@@ -47,10 +47,10 @@ def from_text(text: str) -> dict[str, Any]:
         fields = json.loads(text)
         version = fields["tf_poseidon_plan"]
     except (ValueError, KeyError, TypeError) as error:
-        raise PoseidonError("This is not a plan of tf_poseidon; make one with plan.save(...) or "
+        raise PlanError("This is not a plan of tf_poseidon; make one with plan.save(...) or "
                             "tf-poseidon explain --plan.") from error
     if version != VERSION:
-        raise PoseidonError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
+        raise PlanError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
                             "make the plan anew.")
     return {"policy": fields["policy"], "cluster": Cluster(**fields["cluster"]),
             "sites": tuple(_site(dict(entry["site"])) for entry in fields["sites"]),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import merging
 from tf_poseidon.planning import step_time
@@ -118,10 +118,10 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
         PoseidonError: If there is no such policy or scheme.
     """
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise PoseidonError(f"policy={policy!r}, expected one of {', '.join(POLICIES)}.")
+        raise ConfigurationError(f"policy={policy!r}, expected one of {', '.join(POLICIES)}.")
     for pattern, scheme in pins:
         if scheme not in SCHEMES:
-            raise PoseidonError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
+            raise ConfigurationError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
                                 f"{', '.join(SCHEMES)}.")
     sites, exchanges = tuple(sites), tuple(exchanges)
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))

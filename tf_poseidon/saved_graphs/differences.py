@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.saved import inserted
 from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.ops import library
@@ -41,7 +41,7 @@ def diff(source, target):
     library.load()  # what was inserted are ops of ours
     original, rewritten = formats.read(source).graph_def, formats.read(target).graph_def
     if not strip.is_rewritten(rewritten):
-        raise PoseidonError(f"'{target}' was not rewritten; give the original first, and what was made of it second.")
+        raise GraphError(f"'{target}' was not rewritten; give the original first, and what was made of it second.")
     noted = strip.strip(rewritten)
     if noted.SerializeToString(deterministic=True) != original.SerializeToString(deterministic=True):
         return Difference(inserted.steps(original, rewritten), (

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 
 
 def read(path):
@@ -29,12 +29,12 @@ def read(path):
     if os.path.isdir(path):
         return SavedModel(path)
     if not os.path.exists(path):
-        raise PoseidonError(f"There is no file '{path}'; give a SavedModel's folder, a MetaGraph (.meta) or a "
+        raise GraphError(f"There is no file '{path}'; give a SavedModel's folder, a MetaGraph (.meta) or a "
                             "GraphDef (.pb, .pbtxt).")
     for suffixes, kind in (((".meta",), MetaGraph), ((".pb", ".pbtxt"), GraphDef)):
         if path.endswith(suffixes):
             return kind(path)
-    raise PoseidonError(f"'{path}' ends in none of .meta (MetaGraph), .pb and .pbtxt (GraphDef), and is no folder "
+    raise GraphError(f"'{path}' ends in none of .meta (MetaGraph), .pb and .pbtxt (GraphDef), and is no folder "
                         "of a SavedModel; name it after what it is.")
 
 
@@ -76,7 +76,7 @@ class Saved(abc.ABC):
             return {"train_op": names}
         names = ("train",) if signature is None else (signature,) if isinstance(signature, str) else signature
         if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
-            raise PoseidonError(f"signature={signature!r}, expected the name of a signature, or a list of some.")
+            raise GraphError(f"signature={signature!r}, expected the name of a signature, or a list of some.")
         return {name: self._outputs(name) for name in names}
 
     def targets(self, signature=None, train_op=()):
@@ -92,10 +92,10 @@ class Saved(abc.ABC):
             hint = (f"it has {there}" if there else "it has none") + "; name one with --signature"
             if self.kind != "SavedModel":
                 hint += ", or its update ops with --train_op"
-            raise PoseidonError(f"'{self.path}' has no signature '{name}': {hint}.")
+            raise GraphError(f"'{self.path}' has no signature '{name}': {hint}.")
         outputs = [info.name for info in signatures[name].outputs.values()]
         if not outputs:
-            raise PoseidonError(f"Signature '{name}' of '{self.path}' returns nothing, so nothing says what runs "
+            raise GraphError(f"Signature '{name}' of '{self.path}' returns nothing, so nothing says what runs "
                                 "when it is called; let it return the loss.")
         return tuple(sorted(outputs))
 
@@ -128,11 +128,11 @@ class SavedModel(Saved):
         super().__init__(path)
         files = [name for name in (self._PROTO, self._TEXT) if os.path.exists(os.path.join(path, name))]
         if not files:
-            raise PoseidonError(f"The folder '{path}' has no {self._PROTO}, so it is no SavedModel.")
+            raise GraphError(f"The folder '{path}' has no {self._PROTO}, so it is no SavedModel.")
         self._file = files[0]
         self._proto = _parse(os.path.join(path, self._file), saved_model_pb2.SavedModel)
         if len(self._proto.meta_graphs) != 1:
-            raise PoseidonError(f"The SavedModel '{path}' holds {len(self._proto.meta_graphs)} graphs, expected one.")
+            raise GraphError(f"The SavedModel '{path}' holds {len(self._proto.meta_graphs)} graphs, expected one.")
 
     @property
     def graph_def(self):
@@ -186,7 +186,7 @@ class MetaGraph(Saved):
     def write(self, target):
         target = os.fspath(target)
         if not target.endswith(".meta"):
-            raise PoseidonError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
+            raise GraphError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
         prefix, own = target.removesuffix(".meta"), self.path.removesuffix(".meta")
         with contextlib.ExitStack() as stack:
             # The graph last: who finds it finds its checkpoint too.
@@ -220,7 +220,7 @@ class GraphDef(Saved):
     def write(self, target):
         target = os.fspath(target)
         if not target.endswith((".pb", ".pbtxt")):
-            raise PoseidonError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
+            raise GraphError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
                                 "rename it.")
         with _whole(target) as file:
             _serialize(self._proto, file, is_text=target.endswith(".pbtxt"))
@@ -244,7 +244,7 @@ def _parse(path, kind):
             proto.ParseFromString(data)
     except (message.DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError) as error:
         text = str(error).strip().split("\n")[0].rstrip(".")
-        raise PoseidonError(f"'{path}' cannot be read as a {kind.DESCRIPTOR.name}: {text}; it is damaged, or "
+        raise GraphError(f"'{path}' cannot be read as a {kind.DESCRIPTOR.name}: {text}; it is damaged, or "
                             "another kind of file.") from error
     return proto
 
@@ -263,15 +263,15 @@ def _whole(target):
     """Gives a path to write to, which becomes `target` at the end; nothing stays after a failure."""
     folder, name = os.path.split(target)
     if os.path.lexists(target):
-        raise PoseidonError(f"'{target}' exists already; remove it, or name another.")
+        raise GraphError(f"'{target}' exists already; remove it, or name another.")
     if not name or not os.path.isdir(folder or "."):
-        raise PoseidonError(f"'{target}' cannot be written: there is no folder '{folder}'.")
+        raise GraphError(f"'{target}' cannot be written: there is no folder '{folder}'.")
     temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.rename(temporary, target)
     except OSError as error:
-        raise PoseidonError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+        raise GraphError(f"'{target}' cannot be written: {error.strerror or error}.") from error
     finally:
         if os.path.isdir(temporary):
             shutil.rmtree(temporary, ignore_errors=True)

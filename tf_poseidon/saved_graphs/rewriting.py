@@ -6,7 +6,8 @@ import os
 from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.saved import rewriting as rewriting_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
@@ -104,7 +105,7 @@ def rewrite_graph_def(source, target, train_op, **options):
     Returns, Raises: As `rewrite_saved_model`.
     """
     if not train_op:
-        raise PoseidonError("A GraphDef does not say what makes a training step; name its update ops: train_op.")
+        raise GraphError("A GraphDef does not say what makes a training step; name its update ops: train_op.")
     return _rewrite(_of_kind(source, formats.GraphDef), target, None, train_op, **options)
 
 
@@ -112,7 +113,7 @@ def rewrite(source, target, signature=None, train_op=(), **options):
     """Rewrites whatever a path holds; arguments as those of the functions above."""
     graph = formats.read(source)
     if isinstance(graph, formats.GraphDef) and not train_op:
-        raise PoseidonError(f"'{source}' does not say what makes a training step; name its update ops with "
+        raise GraphError(f"'{source}' does not say what makes a training step; name its update ops with "
                             "--train_op.")
     return _rewrite(graph, target, signature, train_op, **options)
 
@@ -125,7 +126,7 @@ def strip(source, target):
     """
     graph = formats.read(source)
     if not strip_lib.is_rewritten(graph.graph_def):
-        raise PoseidonError(f"'{source}' was not rewritten, so there is nothing to strip.")
+        raise GraphError(f"'{source}' was not rewritten, so there is nothing to strip.")
     graph.graph_def.CopyFrom(strip_lib.strip(graph.graph_def))
     graph.write(target)
 
@@ -133,7 +134,7 @@ def strip(source, target):
 def _of_kind(path, kind):
     graph = formats.read(path)
     if not isinstance(graph, kind):
-        raise PoseidonError(f"'{path}' is a {graph.kind}, expected a {kind.kind}.")
+        raise ConfigurationError(f"'{path}' is a {graph.kind}, expected a {kind.kind}.")
     return graph
 
 
@@ -143,41 +144,41 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
              engine=engines.DEFAULT, progress=lambda what: None):
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
-        raise PoseidonError(f"train_op={train_op!r}, expected names of ops.")
+        raise ConfigurationError(f"train_op={train_op!r}, expected names of ops.")
     if wire_dtype not in (None, "bfloat16"):
-        raise PoseidonError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
+        raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     if engine not in engines.names():
-        raise PoseidonError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
+        raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
     engine = engines.load(engine)
     engine.register_ops()
     for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1)):
         if value != default and engine.writer.has_to_agree:
-            raise PoseidonError(f"{name}={value!r} is for the engine 'mpi' only; leave it away.")
+            raise ConfigurationError(f"{name}={value!r} is for the engine 'mpi' only; leave it away.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
                                    or not 1 <= batch_size < 1 << 31):
-        raise PoseidonError(f"batch_size={batch_size!r}, expected at least one row for each worker.")
+        raise ConfigurationError(f"batch_size={batch_size!r}, expected at least one row for each worker.")
     if not isinstance(pins or {}, dict):
-        raise PoseidonError(f"pins={pins!r}, expected a dictionary of patterns and schemes.")
+        raise ConfigurationError(f"pins={pins!r}, expected a dictionary of patterns and schemes.")
     if plan is not None:
         plan = plan if isinstance(plan, planning.Plan) else planning.Plan.load(plan)
         planner = planning.Planner(plan.cluster, given=plan)
     elif workers is None:
-        raise PoseidonError("Neither a number of workers nor a plan is given; say for how many ranks to plan.")
+        raise ConfigurationError("Neither a number of workers nor a plan is given; say for how many ranks to plan.")
     else:
         cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
                                    ranks_per_node)
         planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
     if not isinstance(inputs or {}, dict):
-        raise PoseidonError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension for a name.")
+        raise ConfigurationError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension for a name.")
     if os.path.lexists(target):
-        raise PoseidonError(f"'{target}' exists already; remove it, or name another.")
+        raise ConfigurationError(f"'{target}' exists already; remove it, or name another.")
     if not graph.graph_def.node:
-        raise PoseidonError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
+        raise GraphError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
     library.load()  # TensorFlow has to know our ops
     steps = graph.steps(signature, train_op)
     if plan is not None and len(steps) > 1:
-        raise PoseidonError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
+        raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
                             "one of a single step.")
     options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.writer, progress)

@@ -6,7 +6,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.saved_graphs import formats
 
 v1 = tf.compat.v1
@@ -40,7 +40,7 @@ class _FunctionRunner:
         self._model = tf.saved_model.load(path)
         name = signature or "train"
         if name not in self._model.signatures:
-            raise PoseidonError(f"'{graph.path}' has no signature '{name}'; name one with --signature.")
+            raise GraphError(f"'{graph.path}' has no signature '{name}'; name one with --signature.")
         self._step = self._model.signatures[name]
         specs = self._step.structured_input_signature[1]
         self.inputs = {key: (spec.dtype, spec.shape) for key, spec in specs.items()}
@@ -85,7 +85,7 @@ class _SessionRunner:
         elif restore:
             self._session.run(restore[0], {restore[1]: restore[2]})
         elif not is_restored:
-            raise PoseidonError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
+            raise GraphError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
                                 "first values with --initializer.")
         ready = self._session.run(self._is_ready)
         self._used = [i for i, is_ready in enumerate(ready) if is_ready]
@@ -172,7 +172,7 @@ def random_inputs(inputs, rows, seed):
     rng, arrays = np.random.default_rng(seed), {}
     for name, (dtype, shape) in sorted(inputs.items()):
         if shape.rank is None or None in shape.as_list()[1:]:
-            raise PoseidonError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
+            raise GraphError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
                                 "arrays with --arrays.")
         sizes = [rows if size is None else size for size in shape.as_list()]
         if dtype.is_floating:
@@ -180,6 +180,6 @@ def random_inputs(inputs, rows, seed):
         elif dtype.is_integer or dtype.is_bool:
             arrays[name] = rng.integers(0, 2, sizes).astype(dtype.as_numpy_dtype)
         else:
-            raise PoseidonError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
+            raise GraphError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
                                 "arrays with --arrays.")
     return arrays

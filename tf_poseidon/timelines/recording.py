@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace
@@ -78,7 +78,7 @@ def record(communicator, path, plan):
         plan: A function that returns the `Plan` at the end.
     """
     if communicator in _recording:
-        raise PoseidonError(f"strategy.timeline('{path}') was entered inside of another one; leave that one "
+        raise ConfigurationError(f"strategy.timeline('{path}') was entered inside of another one; leave that one "
                             "first.")
     path = pathlib.Path(path)
     if communicator.rank == 0:  # now, not after hours of training
@@ -86,7 +86,7 @@ def record(communicator, path, plan):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("ab").close()
         except OSError as error:
-            raise PoseidonError(f"strategy.timeline cannot write the trace '{path}' ({error.strerror}); give "
+            raise ConfigurationError(f"strategy.timeline cannot write the trace '{path}' ({error.strerror}); give "
                                 "it the path of a file that rank 0 may write.") from error
     timeline = Timeline(path, communicator.rank)
     _recording.add(communicator)

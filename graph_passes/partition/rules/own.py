@@ -2,7 +2,7 @@
 
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
@@ -16,7 +16,7 @@ def begun(case):
         return None
     shape = case.shape(0)
     if shape is None or shape and shape[0] is None:
-        raise PoseidonError(f"'{case.node.input[0]}' is to be cut into the rows of each rank, but how many it has is "
+        raise GraphError(f"'{case.node.input[0]}' is to be cut into the rows of each rank, but how many it has is "
                             "unknown, expected a multiple of the batch's; give it a shape that follows from its "
                             "inputs, say by tf.reshape(x, tf.shape(inputs)).")
     if shape and case_lib.of_rows(shape[0]):
