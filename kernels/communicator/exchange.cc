@@ -1,3 +1,5 @@
+// Compares what two ranks say of one exchange.
+
 #include "exchange.h"
 
 #include <sstream>

@@ -1,3 +1,6 @@
+// Gives all ranks the factors of all: sends this rank's, collects and passes on those of others, and falls back to
+// the dense gradient when not all ranks have factors of the same form.
+
 #include "factors.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Cuts tensors into KV pairs and spreads these over the servers.
+
 #include "kv_pairs.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Puts frames that leave together into packets, and takes packets that have arrived apart again.
+
 #include "packets.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// What one rank does with what is submitted to it and with what arrives, and how it finds out that others fail,
+// leave, or are late.
+
 #include "protocol.h"
 
 #include <algorithm>

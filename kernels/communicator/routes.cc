@@ -1,3 +1,5 @@
+// Works out, for one rank, whom it gives what it has and whose parts it adds up or passes on.
+
 #include "routes.h"
 
 #include <map>

@@ -1,3 +1,5 @@
+// Keeps what ranks contribute to a KV pair until the last part is in, then hands all to whoever adds them up.
+
 #include "server.h"
 
 #include <algorithm>
