@@ -31,7 +31,7 @@ Options WithServers(Options options, int size) {
 
 uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
   std::ostringstream text;
-  text << "poseidon frames 2;" << options.kv_pair_bytes << ";nodes";
+  text << "poseidon frames 3;" << options.kv_pair_bytes << ";nodes";
   for (int node : nodes) text << ';' << node;
   text << ";servers";
   for (int server : options.servers) text << ';' << server;
