@@ -49,9 +49,9 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.site = key.first;
     header.step = key.second;
     header.count = own->form;
-    header.offset = part;
+    header.offset = factor.row_bytes;
     header.length = factor.bytes;
-    header.detail = static_cast<uint32_t>(factor.row_bytes);
+    header.detail = static_cast<uint32_t>(part);
     own->statistics->sent_bytes += factor.bytes;
     if (!routes_->IsLocal(peer)) own->statistics->network_bytes += factor.bytes;
     ++own->sending;
@@ -71,7 +71,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   arrival->data.reset(new char[header.length]);
   if (!IsOver(key)) {
     State& state = states_[key];
-    state.arrivals[{header.root, header.offset}] = arrival;
+    state.arrivals[{header.root, header.detail}] = arrival;
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
@@ -107,12 +107,12 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
   for (const auto& [from, arrival] : state.arrivals) {
     const FrameHeader& theirs = arrival->header;
     if (theirs.count != state.own->form) continue;  // no part of a sum, see OtherForm
-    const bool is_known = theirs.offset < mine.parts.size();
-    const size_t row_bytes = is_known ? mine.parts[theirs.offset].row_bytes : 0;
-    if (is_known && theirs.detail == row_bytes) continue;
+    const bool is_known = theirs.detail < mine.parts.size();
+    const size_t row_bytes = is_known ? mine.parts[theirs.detail].row_bytes : 0;
+    if (is_known && theirs.offset == row_bytes) continue;
     std::ostringstream text;
     text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first
-         << " sends rows of " << theirs.detail << " bytes as part " << theirs.offset << ", rank "
+         << " sends rows of " << theirs.offset << " bytes as part " << theirs.detail << ", rank "
          << transport_->rank() << " of " << row_bytes
          << ". Build the same model on all ranks.";
     return text.str();
