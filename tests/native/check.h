@@ -31,12 +31,12 @@ struct Registration {
   throw std::logic_error(out.str());
 }
 
-template <typename A, typename B>
-void Equal(const char* file, int line, const char* text, const A& a, const B& b, const std::string& where) {
+template <typename A, typename B, typename Where>
+void Equal(const char* file, int line, const char* text, const A& a, const B& b, const Where& where) {
   if (a == b) return;
   std::ostringstream out;
   out << text << ": " << a << " and " << b;
-  Fail(file, line, out.str(), where);
+  Fail(file, line, out.str(), where());
 }
 
 inline void Contains(const char* file, int line, const std::string& text, const std::string& part) {
@@ -52,7 +52,8 @@ inline void Contains(const char* file, int line, const std::string& text, const 
 // The tests end at the first check that fails; `where`, a text, says for which case of a table.
 #define EXPECT(condition, where) \
   ((condition) ? void() : check::Fail(__FILE__, __LINE__, #condition, where))
-#define EXPECT_EQ(a, b, where) check::Equal(__FILE__, __LINE__, #a " == " #b, a, b, where)
+#define EXPECT_EQ(a, b, where) \
+  check::Equal(__FILE__, __LINE__, #a " == " #b, a, b, [&] { return std::string(where); })
 #define EXPECT_HOLDS(text, part) check::Contains(__FILE__, __LINE__, text, part)
 
 #endif  // POSEIDON_TESTS_NATIVE_CHECK_H_
