@@ -43,6 +43,12 @@ class Communicator::Impl {
  public:
   explicit Impl(Options options) : options_(std::move(options)) {}
 
+  void CheckOptions() const {
+    if (options_.kv_pair_bytes >= kLeastKvPairBytes) return;
+    throw std::runtime_error("kv_pair_bytes=" + std::to_string(options_.kv_pair_bytes) + ", expected " +
+                             std::to_string(kLeastKvPairBytes) + " or more; the default is 2 MiB.");
+  }
+
   // Runs on the progress thread.
   void Main(const TransportFactory& open) {
     std::unique_ptr<Transport> transport;
@@ -298,6 +304,7 @@ class Communicator::Impl {
 
 Communicator::Communicator(TransportFactory open, Options options, double startup_timeout_s)
     : impl_(std::make_shared<Impl>(std::move(options))) {
+  impl_->CheckOptions();
   // Detached: nobody can join a thread that is stuck in opening the transport.
   std::thread([impl = impl_, open = std::move(open)] { impl->Main(open); }).detach();
   impl_->WaitUntilOpen(startup_timeout_s);

@@ -10,6 +10,9 @@
 
 namespace poseidon {
 
+// The smallest size of KV pairs that can be asked for: it leaves enough blocks of 64 bytes for all servers.
+inline constexpr int64_t kLeastKvPairBytes = 4096;
+
 struct KvPair {
   int server;     // rank that owns it
   size_t offset;  // first byte in the tensor
@@ -19,7 +22,7 @@ struct KvPair {
 // The KV pairs of one tensor, in order of offset. Their sizes differ by less than 128 bytes; the first is the largest.
 class KvPairs {
  public:
-  // A KV pair has at most `kv_pair_bytes`, which must be 4096 or more. A tensor of more KV pairs than servers gives
+  // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. A tensor of more KV pairs than servers gives
   // every server the same number of them; of fewer, each to another one. `site` (a hash) decides where the first one
   // goes, so that many small tensors spread evenly as well. `servers` must outlive the KV pairs.
   KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers);
