@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -21,13 +22,17 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
     return "";
   }
   const Key key{site, state_of_site.step};
+  State& state = states_[key];
+  if (state.own) {
+    done("'" + factors.site + "' is already being exchanged: one site cannot be in flight twice.", {});
+    return "";
+  }
   auto own = std::make_shared<Own>();
   own->factors = std::move(factors);
   own->done = std::move(done);
   own->form = form;
   own->statistics = &statistics;
   own->start = submitted;
-  State& state = states_[key];
   state.own = own;
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
@@ -68,10 +73,18 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   const Key key{header.site, header.step};
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
-  arrival->data.reset(new char[header.length]);
+  arrival->data.reset(new (std::nothrow) char[header.length]);
+  if (!arrival->data) {
+    std::ostringstream text;
+    text << "Rank " << header.root << " gives factors of " << header.length << " bytes, for which rank "
+         << transport_->rank() << " has no memory: train with smaller batches, or with policy='ps'.";
+    return text.str();
+  }
   if (!IsOver(key)) {
     State& state = states_[key];
-    state.arrivals[{header.root, header.detail}] = arrival;
+    if (!state.arrivals.emplace(std::make_pair(header.root, header.detail), arrival).second) {
+      return Twice(peer, header, "factors,");
+    }
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
