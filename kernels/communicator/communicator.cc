@@ -37,6 +37,14 @@ constexpr std::chrono::milliseconds kDeadlineInterval{50};
 // A group of which one does not come leaves without it: waiting is for speed, never needed.
 constexpr std::chrono::milliseconds kLongestHold{5};
 
+// After a failure the network may still write to our buffers: they live as long as the process.
+void KeepForEver(std::unique_ptr<Protocol> protocol) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<Protocol>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(protocol));
+}
+
 }  // namespace
 
 class Communicator::Impl {
@@ -74,8 +82,7 @@ class Communicator::Impl {
         std::move(transport), options_, nodes_, &statistics_,
         [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
-    // After a failure the network may still write to our buffers: they live as long as the process.
-    if (protocol->has_failed()) protocol.release();
+    if (protocol->has_failed()) KeepForEver(std::move(protocol));
     End();
   }
 
