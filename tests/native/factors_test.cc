@@ -6,6 +6,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -153,8 +154,10 @@ TEST(IfOneRankRefusesOrHasAnotherFormAllFallBackInThatStep) {
             start_dense(rank);
             continue;
           }
+          Factors factors = matrices[rank].Of("w", rank == odd_one ? "other" : "");
+          if (rank == odd_one) std::swap(factors.parts[0], factors.parts[1]);  // of which its form tells
           job.protocol(rank).StartFactors(
-              matrices[rank].Of("w", rank == odd_one ? "other" : ""),
+              std::move(factors),
               [&, rank](const std::string& error, GatheredFactors gathered) {
                 EXPECT_EQ(error, "", "a refusal is no failure");
                 complete += gathered.is_complete;

@@ -70,6 +70,12 @@ TEST(APacketMayBeExactlyAsLongAsAllowed) {
   packets.Append(1, Header(frames, 0), nullptr);
   EXPECT_EQ(transport.packets.size(), size_t{1}, "one more does not");
   EXPECT_EQ(transport.packets[0].second, kMaxPacketBytes, "");
+
+  packets.Flush();
+  transport.packets.clear();
+  const std::string longer = payload + "x";
+  for (size_t i = 0; i < frames; ++i) packets.Append(1, Header(i, length + (i == 0)), longer.data());
+  EXPECT_EQ(transport.packets.size(), size_t{1}, "one byte more does not fit");
 }
 
 TEST(BulkPayloadsStayOutsideAndWhatIsClearedIsNotSent) {

@@ -59,7 +59,7 @@ struct Alone {
     rank->protocol->Flush();
   }
 
-  // What another rank sends when it does the same: frames of `kind` that rank 0 has sent, seen from there.
+  // The frames of `kind` that rank 0 has sent.
   std::vector<Frame> Sent(FrameKind kind) const {
     std::vector<Frame> frames;
     for (const Frame& frame : transport->sent) {
