@@ -19,7 +19,8 @@ struct KvPair {
   size_t bytes;
 };
 
-// The KV pairs of one tensor, in order of offset. Their sizes differ by less than 128 bytes; the first is the largest.
+// The KV pairs of one tensor, in order of offset. Their sizes differ by less than 128 bytes; the first is
+// the largest.
 class KvPairs {
  public:
   // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. A tensor of more KV pairs than servers gives

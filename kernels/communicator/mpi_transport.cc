@@ -51,8 +51,9 @@ class MpiTransport : public Transport {
  public:
   explicit MpiTransport(size_t piece_bytes) : piece_bytes_(piece_bytes) {
     if (piece_bytes_ < 1 || piece_bytes_ > INT_MAX) {
-      throw TransportError("The MPI transport got pieces of " + std::to_string(piece_bytes_) + " bytes, expected 1 to " +
-                           std::to_string(INT_MAX) + ", which MPI can count; use kMpiPieceBytes.");
+      throw TransportError("The MPI transport got pieces of " + std::to_string(piece_bytes_) +
+                           " bytes, expected 1 to " + std::to_string(INT_MAX) +
+                           ", which MPI can count; use kMpiPieceBytes.");
     }
     int is_initialized = 0, provided = 0;
     Check(MPI_Initialized(&is_initialized), "MPI_Initialized");

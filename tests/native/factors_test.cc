@@ -241,7 +241,8 @@ TEST(FactorsThatNoMemoryHoldsEndTheJobByName) {
   header.is_bulk = 1;
   Alone alone;
   alone.Take(header);
-  EXPECT_HOLDS(alone.rank->failure, "Rank 1 gives factors of 3458764513820540928 bytes, for which rank 0 has no memory");
+  EXPECT_HOLDS(alone.rank->failure,
+               "Rank 1 gives factors of 3458764513820540928 bytes, for which rank 0 has no memory");
 }
 
 TEST(ARefusalThatComesFirstEndsTheTryAtOnce) {

@@ -15,7 +15,9 @@ int main(int count, char** arguments) {
   const auto begin = std::chrono::steady_clock::now();
   int passed = 0, failed = 0;
   for (const check::Test& test : check::Tests()) {
-    const auto is_part = [&](const std::string& name) { return std::string(test.name).find(name) != std::string::npos; };
+    const auto is_part = [&](const std::string& name) {
+      return std::string(test.name).find(name) != std::string::npos;
+    };
     if (!wanted.empty() && std::none_of(wanted.begin(), wanted.end(), is_part)) continue;
     try {
       test.run();

@@ -140,7 +140,9 @@ TEST(BulkTransfersArriveWheneverTheyAreAskedFor) {
       } else if (when == "backwards") {
         // Some have arrived in part.
         for (int turn = 0; turn < 20; ++turn) {
-          for (auto& transport : transports) transport->Poll([&](int, const char*, size_t) { packets[1].push_back({}); });
+          for (auto& transport : transports) {
+            transport->Poll([&](int, const char*, size_t) { packets[1].push_back({}); });
+          }
         }
         for (size_t i = sizes.size(); i-- > 0;) receive(i);
       }
