@@ -1,6 +1,8 @@
 # make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
 # make test    sets everything up and runs the tests (some 20 minutes on 2 cores)
+# make test-native  builds the communicator's C++ tests, also with sanitizers, and runs them (some 2 minutes; needs
+#                   g++ and Python alone)
 # make bench   measures all that docs/results/ has (some hours; parts of it as root alone)
 # make paper   sets the paper's results beside what was measured and simulated: docs/results/paper.md
 
@@ -15,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo test test-full bench paper clean
+.PHONY: setup horovod demo test test-full test-native bench paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -42,6 +44,9 @@ test: setup
 
 test-full: setup
 	$(PYTEST) --full
+
+test-native:
+	$(MAKE) --no-print-directory --directory=tests/native --jobs=$$(nproc) --output-sync PYTHON=$(PYTHON)
 
 bench: horovod
 	mkdir -p docs/results

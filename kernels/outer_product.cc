@@ -1,3 +1,5 @@
+// Multiplies factors, and adds up their rows, on the CPU.
+//
 // A tile of the result stays in registers while its products are added up; the factors are packed
 // so that the inner loop reads both in order (K. Goto and R. van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008). Compiled for several instruction sets and chosen

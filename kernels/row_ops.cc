@@ -49,7 +49,12 @@ absl::Status RowsShape(InferenceContext* c) {
     }
     TF_RETURN_IF_ERROR(c->WithRankAtLeast(shape, dimensions[i] + 1, &shape));
     if (rows >= 0 && c->RankKnown(shape)) {
-      TF_RETURN_IF_ERROR(c->ReplaceDim(shape, dimensions[i], c->MakeDim(rows * elements[i]), &shape));
+      int64_t size;
+      if (__builtin_mul_overflow(rows, elements[i], &size)) {
+        return absl::InvalidArgumentError(absl::StrCat("'rows' is ", rows, " and 'elements' has ", elements[i],
+                                                       ", expected a product of at most 2^63 - 1."));
+      }
+      TF_RETURN_IF_ERROR(c->ReplaceDim(shape, dimensions[i], c->MakeDim(size), &shape));
     }
     c->set_output(i, shape);
   }

@@ -1,3 +1,5 @@
+// Sorts slices by index, and adds up the rows of one index.
+
 #include "slices.h"
 
 #include <algorithm>

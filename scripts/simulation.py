@@ -48,6 +48,7 @@ from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
 _MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
+_BLOCK_BYTES = 64  # kBlock
 _ROOT = 0  # the kind of the node whose value others take: the first one's
 _STEPS = 6  # without a barrier, until one is like the one before
 
@@ -196,7 +197,8 @@ class System:
                               ("order", ("fifo", "priority")), ("balance", ("round_robin", "greedy"))):
             if getattr(self, name) not in allowed:
                 raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
-        _check_at_least_0("kv_pair_bytes", self.kv_pair_bytes, is_more=True)
+        if not self.kv_pair_bytes >= 4096:
+            raise PoseidonError(f"kv_pair_bytes={self.kv_pair_bytes!r}, expected 4096 or more, as of PoseidonStrategy.")
 
 
 SYSTEMS = {
@@ -312,7 +314,7 @@ class Result:
 
 def cut(num_bytes, kv_pair_bytes, servers):
     """Returns how many KV pairs a tensor is cut into, as kernels/communicator/kv_pairs.cc does."""
-    parts = math.ceil(num_bytes / kv_pair_bytes)
+    parts = math.ceil(math.ceil(num_bytes / _BLOCK_BYTES) / (kv_pair_bytes // _BLOCK_BYTES))
     parts = max(parts, min(servers, math.ceil(num_bytes / _MIN_KV_PAIR_BYTES)))
     return math.ceil(parts / servers) * servers if parts > servers else parts
 

@@ -206,6 +206,11 @@ def test_rows_refuses(dimensions, names, message):
     assert message in str(error.value)
 
 
+def test_rows_refuses_sizes_without_a_number():
+    with pytest.raises(ValueError, match="'rows' is 4611686018427387904 and 'elements' has 2, expected a product of"):
+        run(lambda: raw().poseidon_rows(values=[tf.zeros([4])], dimensions=[0], names=["x"], elements=[2], rows=2**62))
+
+
 @pytest.mark.parametrize("size", RANKS)
 def test_sums_over_the_ranks_of_one_graph(size):
     def build():

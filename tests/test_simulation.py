@@ -1,5 +1,6 @@
 """The simulated step: closed forms, the paper's table 1, bounds, nodes of one kind against each by itself."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -141,11 +142,20 @@ def test_slices_go_to_all():
     assert set(result.node_bytes) == {2 * 3 * 20 * 44}
 
 
-@pytest.mark.parametrize("num_bytes, kv_pair_bytes, servers, count", [
-    (1, 2 << 20, 8, 1), (64 << 10, 2 << 20, 8, 2), (1 << 20, 2 << 20, 8, 8), (64 << 20, 2 << 20, 8, 32),
-    ((64 << 20) + 1, 2 << 20, 8, 40), (10 << 20, 2 << 20, 3, 6)])
-def test_tensors_are_cut_as_the_runtime_does(num_bytes, kv_pair_bytes, servers, count):
-    assert simulation.cut(num_bytes, kv_pair_bytes, servers) == count
+def cases_of_cutting():
+    """Returns the rows of tests/native/kv_pairs.csv, which the communicator's own test reads too."""
+    with open(pathlib.Path(__file__).parent / "native" / "kv_pairs.csv") as table:
+        return [{name: int(value) for name, value in row.items()} for row in csv.DictReader(table)]
+
+
+@pytest.mark.parametrize("case", cases_of_cutting(), ids=lambda case: "-".join(map(str, case.values())))
+def test_tensors_are_cut_as_the_runtime_does(case):
+    arguments = case["tensor_bytes"], case["kv_pair_bytes"], case["servers"]
+    assert simulation.cut(*arguments) == case["pairs"]
+    placement = simulation._Placement(machines(case["servers"]), simulation.System(kv_pair_bytes=case["kv_pair_bytes"]))
+    owners = [owner for part in placement.pairs(case["tensor_bytes"]) for owner in part.owners]
+    assert len(owners) == case["pairs"]
+    assert len(set(owners)) == min(case["pairs"], case["servers"])
 
 
 # ---- any system: bounds ------------------------------------------------------------------------
@@ -329,7 +339,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: machines(4, efficiency=1.5), "efficiency=1.5, expected at most 1"),
     (lambda: machines(4, gpus_per_node=0), "gpus_per_node=0, expected a whole number"),
     (lambda: simulation.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
-    (lambda: simulation.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected more than 0"),
+    (lambda: simulation.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
     (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The shape of 'odd' is None"),
     (lambda: simulation.simulate(work_of(ONE), machines(4), simulation.System(), planning.make_plan(

@@ -1,3 +1,6 @@
+// Lets ranks compare what they train: rank 0 broadcasts its form as text, and each rank looks for the first line
+// in which its own differs.
+
 #include "agreement.h"
 
 #include <algorithm>

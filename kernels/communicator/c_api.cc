@@ -1,3 +1,6 @@
+// The communicator as C functions: turns pointers and numbers into C++ values, exceptions into texts, and callbacks
+// into handles that a caller waits for.
+
 #include "c_api.h"
 
 #include <dlfcn.h>

@@ -37,11 +37,25 @@ constexpr std::chrono::milliseconds kDeadlineInterval{50};
 // A group of which one does not come leaves without it: waiting is for speed, never needed.
 constexpr std::chrono::milliseconds kLongestHold{5};
 
+// After a failure the network may still write to our buffers: they live as long as the process.
+void KeepForEver(std::unique_ptr<Protocol> protocol) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<Protocol>>;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(protocol));
+}
+
 }  // namespace
 
 class Communicator::Impl {
  public:
   explicit Impl(Options options) : options_(std::move(options)) {}
+
+  void CheckOptions() const {
+    if (options_.kv_pair_bytes >= kLeastKvPairBytes) return;
+    throw std::runtime_error("kv_pair_bytes=" + std::to_string(options_.kv_pair_bytes) + ", expected " +
+                             std::to_string(kLeastKvPairBytes) + " or more; the default is 2 MiB.");
+  }
 
   // Runs on the progress thread.
   void Main(const TransportFactory& open) {
@@ -68,8 +82,7 @@ class Communicator::Impl {
         std::move(transport), options_, nodes_, &statistics_,
         [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
-    // After a failure the network may still write to our buffers: they live as long as the process.
-    if (protocol->has_failed()) protocol.release();
+    if (protocol->has_failed()) KeepForEver(std::move(protocol));
     End();
   }
 
@@ -298,6 +311,7 @@ class Communicator::Impl {
 
 Communicator::Communicator(TransportFactory open, Options options, double startup_timeout_s)
     : impl_(std::make_shared<Impl>(std::move(options))) {
+  impl_->CheckOptions();
   // Detached: nobody can join a thread that is stuck in opening the transport.
   std::thread([impl = impl_, open = std::move(open)] { impl->Main(open); }).detach();
   impl_->WaitUntilOpen(startup_timeout_s);

@@ -1,3 +1,5 @@
+// Keeps events while somebody records them, and writes them as JSON.
+
 #include "event_log.h"
 
 #include <sstream>

@@ -66,6 +66,8 @@ struct ActiveExchange {
         statistics(statistics),
         start(start),
         pending(this->pairs.size() + 1),
+        is_added_up(this->pairs.size()),
+        has_header(this->pairs.size()),
         has_result(this->pairs.size()),
         is_sending(this->pairs.size()) {}
 
@@ -91,11 +93,19 @@ struct ActiveExchange {
   // What must still happen: results to come, bulk sends from input or output to leave, and the
   // start itself to end.
   size_t pending;
-  std::vector<char> has_result;  // by KV pair
+  std::vector<char> is_added_up;  // by KV pair: all parts that this rank adds up were there
+  std::vector<char> has_header;   // by KV pair: a result was announced
+  std::vector<char> has_result;   // by KV pair
   // By KV pair: the network still reads what the result overwrites, an input in place or a node's sum.
   std::vector<char> is_sending;
   std::map<size_t, FrameHeader> deferred;  // results by KV pair, until `is_sending` has passed
 };
+
+// Says that `peer` has sent `what` more than once, of the KV pair or part of factors in `header`.
+std::string Twice(int peer, const FrameHeader& header, const std::string& what);
+
+// Says that a rank has sent what no rank of this job would, which is `what`.
+std::string Malformed(int peer, const std::string& what);
 
 // Says how a frame of `peer` and this rank's exchange of the same site differ; empty if not.
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine);

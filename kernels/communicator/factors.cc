@@ -1,8 +1,12 @@
+// Gives all ranks the factors of all: sends this rank's, collects and passes on those of others, and falls back to
+// the dense gradient when not all ranks have factors of the same form.
+
 #include "factors.h"
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -18,13 +22,17 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
     return "";
   }
   const Key key{site, state_of_site.step};
+  State& state = states_[key];
+  if (state.own) {
+    done("'" + factors.site + "' is already being exchanged: one site cannot be in flight twice.", {});
+    return "";
+  }
   auto own = std::make_shared<Own>();
   own->factors = std::move(factors);
   own->done = std::move(done);
   own->form = form;
   own->statistics = &statistics;
   own->start = submitted;
-  State& state = states_[key];
   state.own = own;
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
@@ -46,9 +54,9 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.site = key.first;
     header.step = key.second;
     header.count = own->form;
-    header.offset = part;
+    header.offset = factor.row_bytes;
     header.length = factor.bytes;
-    header.detail = static_cast<uint32_t>(factor.row_bytes);
+    header.detail = static_cast<uint32_t>(part);
     own->statistics->sent_bytes += factor.bytes;
     if (!routes_->IsLocal(peer)) own->statistics->network_bytes += factor.bytes;
     ++own->sending;
@@ -65,10 +73,18 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   const Key key{header.site, header.step};
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
-  arrival->data.reset(new char[header.length]);
+  arrival->data.reset(new (std::nothrow) char[header.length]);
+  if (!arrival->data) {
+    std::ostringstream text;
+    text << "Rank " << header.root << " gives factors of " << header.length << " bytes, for which rank "
+         << transport_->rank() << " has no memory: train with smaller batches, or with policy='ps'.";
+    return text.str();
+  }
   if (!IsOver(key)) {
     State& state = states_[key];
-    state.arrivals[{header.root, header.offset}] = arrival;
+    if (!state.arrivals.emplace(std::make_pair(header.root, header.detail), arrival).second) {
+      return Twice(peer, header, "factors,");
+    }
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
@@ -104,12 +120,12 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
   for (const auto& [from, arrival] : state.arrivals) {
     const FrameHeader& theirs = arrival->header;
     if (theirs.count != state.own->form) continue;  // no part of a sum, see OtherForm
-    const bool is_known = theirs.offset < mine.parts.size();
-    const size_t row_bytes = is_known ? mine.parts[theirs.offset].row_bytes : 0;
-    if (is_known && theirs.detail == row_bytes) continue;
+    const bool is_known = theirs.detail < mine.parts.size();
+    const size_t row_bytes = is_known ? mine.parts[theirs.detail].row_bytes : 0;
+    if (is_known && theirs.offset == row_bytes) continue;
     std::ostringstream text;
     text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first
-         << " sends rows of " << theirs.detail << " bytes as part " << theirs.offset << ", rank "
+         << " sends rows of " << theirs.offset << " bytes as part " << theirs.detail << ", rank "
          << transport_->rank() << " of " << row_bytes
          << ". Build the same model on all ranks.";
     return text.str();

@@ -135,7 +135,7 @@ class FactorBroadcasting {
   };
   struct State {
     std::shared_ptr<Own> own;  // null until this rank starts
-    std::map<std::pair<int, uint64_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
+    std::map<std::pair<int, uint32_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
     int refused_by = -1;
   };
   struct Site {

@@ -38,13 +38,15 @@ struct FrameHeader {
   uint64_t step;        // how often this site was exchanged before
   uint64_t plan;        // digest of everything that decides how bytes are cut and routed
   uint64_t count;       // elements of the whole tensor; of factors, the digest of their form
-  uint64_t offset;      // first byte of this KV pair in the tensor; of factors, which part
+  uint64_t offset;      // first byte of this KV pair in the tensor; of factors, the bytes of one row
   uint64_t length;      // bytes of payload
   uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer
-  uint32_t detail;      // of factors: bytes of one row; of a gradient: see DenseForm in factors.h
+  uint32_t detail;      // of factors: which part; of a gradient: see DenseForm in factors.h
 };
 
-static_assert(sizeof(FrameHeader) == 64, "FrameHeader is sent as it lies in memory");
+static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, root) == 4 && offsetof(FrameHeader, site) == 8 &&
+                  offsetof(FrameHeader, tag) == 56,
+              "FrameHeader is sent as it lies in memory, where nothing may lie between its fields");
 
 // Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
 inline constexpr size_t kInlineBytes = size_t{32} << 10;

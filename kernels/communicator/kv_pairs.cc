@@ -1,3 +1,6 @@
+// Cuts tensors into KV pairs and spreads these over the servers. scripts/simulation.py cuts alike:
+// tests/native/kv_pairs.csv holds both to that.
+
 #include "kv_pairs.h"
 
 #include <algorithm>
@@ -8,24 +11,37 @@ namespace {
 // Cutting finer than this costs more in messages than it gains in balance.
 constexpr size_t kMinKvPairBytes = size_t{32} << 10;
 
-// Keeps every KV pair aligned for all element types and for cache lines.
-constexpr size_t kAlignment = 64;
+// Bytes that stay together, so that every KV pair is aligned for all element types and for cache lines.
+constexpr size_t kBlock = 64;
 
-size_t CeilDiv(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
 KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes,
-                 const std::vector<int>& servers) {
-  const size_t num_servers = servers.size();
-  size_t parts = CeilDiv(bytes, kv_pair_bytes);
-  parts = std::max(parts, std::min(num_servers, CeilDiv(bytes, kMinKvPairBytes)));
-  if (parts > num_servers) parts = CeilDiv(parts, num_servers) * num_servers;
-  stride_ = CeilDiv(CeilDiv(bytes, std::max<size_t>(parts, 1)), kAlignment) * kAlignment;
-  for (size_t offset = 0; offset < bytes; offset += stride_) {
-    const int server = servers[(site + pairs_.size()) % num_servers];
-    pairs_.push_back({server, offset, std::min(stride_, bytes - offset)});
-  }
+                 const std::vector<int>& servers)
+    : bytes_(bytes), first_server_(site % servers.size()), servers_(&servers) {
+  const size_t num_servers = servers.size(), blocks = CeilDiv(bytes, kBlock);
+  size_ = CeilDiv(blocks, kv_pair_bytes / kBlock);
+  size_ = std::max(size_, std::min(num_servers, CeilDiv(bytes, kMinKvPairBytes)));
+  if (size_ > num_servers) size_ = CeilDiv(size_, num_servers) * num_servers;
+  if (size_ == 0) return;
+  blocks_ = blocks / size_;
+  longer_ = blocks % size_;
+}
+
+KvPair KvPairs::operator[](size_t index) const {
+  const size_t offset = Offset(index), end = std::min(Offset(index + 1), bytes_);
+  return {(*servers_)[(first_server_ + index) % servers_->size()], offset, end - offset};
+}
+
+size_t KvPairs::IndexOf(size_t offset) const {
+  const size_t block = offset / kBlock, of_longer = longer_ * (blocks_ + 1);
+  return block < of_longer ? block / (blocks_ + 1) : longer_ + (block - of_longer) / blocks_;
+}
+
+size_t KvPairs::Offset(size_t index) const {
+  return (index * blocks_ + std::min(index, longer_)) * kBlock;
 }
 
 }  // namespace poseidon

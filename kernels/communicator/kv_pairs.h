@@ -10,27 +10,40 @@
 
 namespace poseidon {
 
+// The smallest size of KV pairs that can be asked for: it leaves enough blocks of 64 bytes for all servers.
+inline constexpr int64_t kLeastKvPairBytes = 4096;
+
 struct KvPair {
   int server;     // rank that owns it
   size_t offset;  // first byte in the tensor
   size_t bytes;
 };
 
-// The KV pairs of one tensor, in order of offset. All have the same size except the last.
+// The KV pairs of one tensor, in order of offset. Their sizes differ by less than 128 bytes; the first is
+// the largest.
 class KvPairs {
  public:
-  // A KV pair has at most `kv_pair_bytes`. A tensor of several KV pairs gives every server the
-  // same number of them; `site` (a hash) decides where the first one goes, so that many small
-  // tensors spread evenly as well.
+  // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. A tensor of more KV pairs than servers gives
+  // every server the same number of them; of fewer, each to another one. `site` (a hash) decides where the first one
+  // goes, so that many small tensors spread evenly as well. `servers` must outlive the KV pairs.
   KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers);
 
-  size_t size() const { return pairs_.size(); }
-  const KvPair& operator[](size_t index) const { return pairs_[index]; }
-  size_t IndexOf(size_t offset) const { return offset / stride_; }
+  size_t size() const { return size_; }
+  KvPair operator[](size_t index) const;
+
+  // The index of the KV pair that holds the byte at `offset`.
+  size_t IndexOf(size_t offset) const;
 
  private:
-  size_t stride_;
-  std::vector<KvPair> pairs_;
+  // Pairs consist of whole blocks, the tensor's last one perhaps cut off; `longer_` pairs have one block more.
+  size_t Offset(size_t index) const;
+
+  size_t bytes_;
+  size_t size_;          // pairs
+  size_t blocks_ = 0;    // of a pair
+  size_t longer_ = 0;
+  size_t first_server_;  // index in servers_
+  const std::vector<int>* servers_;
 };
 
 }  // namespace poseidon

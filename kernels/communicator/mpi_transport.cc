@@ -3,20 +3,29 @@
 //
 // Every call is non-blocking except MPI_Init_thread, MPI_Finalize and, when all ranks have met, those
 // that find out which share a node. Packets are received into a ring of buffers posted in advance;
-// bulk data goes from and into the caller's memory.
+// bulk data goes from and into the caller's memory, in pieces, since MPI counts bytes with an int.
+//
+// MPI promises 15 bits of a tag, so every 32768th transfer to a rank has the same one. Of messages with equal tags
+// between two ranks, MPI gives the first that is sent to the first that is asked for. Transfers are sent in the order
+// of their tags, with all pieces of one after the other; so it is right if they are asked for in that order as well
+// (see TagOrder).
+
+#include "mpi_transport.h"
 
 #include <mpi.h>
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "frame.h"
-#include "transport.h"
+#include "tag_order.h"
 
 namespace poseidon {
 namespace {
@@ -33,12 +42,19 @@ void Check(int code, const char* call) {
   throw TransportError(std::string(call) + " failed: " + std::string(text, length));
 }
 
-// A tag that every MPI accepts: the standard only promises 0 to 32767.
-int WireTag(uint32_t tag) { return static_cast<int>(tag & 0x7fff); }
+// Tags that every MPI accepts: the standard only promises 0 to 32767.
+constexpr uint32_t kTags = 1 << 15;
+
+int WireTag(uint32_t tag) { return static_cast<int>(tag % kTags); }
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport() {
+  explicit MpiTransport(size_t piece_bytes) : piece_bytes_(piece_bytes) {
+    if (piece_bytes_ < 1 || piece_bytes_ > INT_MAX) {
+      throw TransportError("The MPI transport got pieces of " + std::to_string(piece_bytes_) +
+                           " bytes, expected 1 to " + std::to_string(INT_MAX) +
+                           ", which MPI can count; use kMpiPieceBytes.");
+    }
     int is_initialized = 0, provided = 0;
     Check(MPI_Initialized(&is_initialized), "MPI_Initialized");
     if (is_initialized) {  // by another library, such as mpi4py, which calls it from its threads
@@ -61,6 +77,7 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_rank(packets_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(packets_, &size_), "MPI_Comm_size");
     FindNodes();
+    orders_.assign(size_, TagOrder<Receive>(kTags));
     for (int slot = 0; slot < kRingSize; ++slot) {
       ring_[slot].resize(kMaxPacketBytes);
       Post(slot);
@@ -80,17 +97,20 @@ class MpiTransport : public Transport {
   }
 
   void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
-    MPI_Request request;
-    Check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, WireTag(tag), bulk_, &request),
-          "MPI_Isend");
-    Track(request, std::move(done));
+    InPieces(bytes, std::move(done), [&](size_t begin, int length, MPI_Request* request) {
+      Check(MPI_Isend(static_cast<const char*>(data) + begin, length, MPI_BYTE, peer, WireTag(tag),
+                      bulk_, request),
+            "MPI_Isend");
+    });
   }
 
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
-    MPI_Request request;
-    Check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, WireTag(tag), bulk_, &request),
-          "MPI_Irecv");
-    Track(request, std::move(done));
+    orders_[peer].Add(tag, {data, bytes, std::move(done)}, [&](uint32_t tag, Receive receive) {
+      char* to = static_cast<char*>(receive.data);
+      InPieces(receive.bytes, std::move(receive.done), [&](size_t begin, int length, MPI_Request* request) {
+        Check(MPI_Irecv(to + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request), "MPI_Irecv");
+      });
+    });
   }
 
   bool Poll(const PacketHandler& on_packet) override {
@@ -137,6 +157,16 @@ class MpiTransport : public Transport {
     std::vector<char> packet;
     MPI_Request request;
   };
+  struct Receive {
+    void* data;
+    size_t bytes;
+    Completion done;
+  };
+  // A bulk transfer, some of whose pieces are under way.
+  struct Transfer {
+    size_t pieces;
+    Completion done;
+  };
 
   // As MPI_Comm_dup, which would burn a core until the last rank has come.
   static MPI_Comm Duplicate(MPI_Comm comm) {
@@ -169,9 +199,16 @@ class MpiTransport : public Transport {
           "MPI_Irecv");
   }
 
-  void Track(MPI_Request request, Completion done) {
-    requests_.push_back(request);
-    completions_.push_back(std::move(done));
+  // Starts all pieces of a transfer, by start(first byte, bytes, where the request goes); none of bytes is one too.
+  template <typename Start>
+  void InPieces(size_t bytes, Completion done, const Start& start) {
+    const size_t count = std::max<size_t>(1, bytes / piece_bytes_ + (bytes % piece_bytes_ != 0));
+    auto transfer = std::make_shared<Transfer>(Transfer{count, std::move(done)});
+    for (size_t piece = 0; piece < count; ++piece) {
+      const size_t begin = piece * piece_bytes_;
+      start(begin, static_cast<int>(std::min(piece_bytes_, bytes - begin)), &requests_.emplace_back());
+      transfers_.push_back(transfer);
+    }
   }
 
   bool TestBulk() {
@@ -184,15 +221,19 @@ class MpiTransport : public Transport {
     // Take the finished ones out before calling back: a completion may start new transfers.
     std::vector<Completion> done;
     std::sort(finished_.begin(), finished_.begin() + count);
-    for (int i = 0; i < count; ++i) done.push_back(std::move(completions_[finished_[i]]));
+    for (int i = 0; i < count; ++i) {
+      Transfer& transfer = *transfers_[finished_[i]];
+      if (--transfer.pieces == 0) done.push_back(std::move(transfer.done));
+    }
     for (int i = count - 1; i >= 0; --i) {
       requests_.erase(requests_.begin() + finished_[i]);
-      completions_.erase(completions_.begin() + finished_[i]);
+      transfers_.erase(transfers_.begin() + finished_[i]);
     }
     for (Completion& completion : done) completion();
     return true;
   }
 
+  const size_t piece_bytes_;
   bool owns_mpi_ = false;  // whether we started MPI, and so finalize it
   MPI_Comm packets_, bulk_;
   int rank_ = 0, size_ = 1;
@@ -201,12 +242,18 @@ class MpiTransport : public Transport {
   MPI_Request ring_requests_[kRingSize];
   int head_ = 0;
   std::deque<Outgoing> outgoing_;
-  std::vector<MPI_Request> requests_;
-  std::vector<Completion> completions_;
+  std::vector<TagOrder<Receive>> orders_;  // by peer
+  std::vector<MPI_Request> requests_;      // of pieces
+  std::vector<std::shared_ptr<Transfer>> transfers_;  // of each request
   std::vector<int> finished_;
 };
 
 }  // namespace
+
+std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes) {
+  return std::make_unique<MpiTransport>(piece_bytes);
+}
+
 }  // namespace poseidon
 
 // Starts MPI on the calling thread and returns its transport; on failure returns null and writes
@@ -214,7 +261,7 @@ class MpiTransport : public Transport {
 extern "C" __attribute__((visibility("default"))) poseidon::Transport*
 poseidon_open_mpi_transport(char* error, size_t error_bytes) {
   try {
-    return new poseidon::MpiTransport();
+    return poseidon::MakeMpiTransport(poseidon::kMpiPieceBytes).release();
   } catch (const std::exception& e) {
     std::strncpy(error, e.what(), error_bytes - 1);
     error[error_bytes - 1] = '\0';

@@ -1,3 +1,5 @@
+// Puts frames that leave together into packets, and takes packets that have arrived apart again.
+
 #include "packets.h"
 
 #include <algorithm>
@@ -39,15 +41,25 @@ bool Packets::IsEmpty() const {
                      [](const std::vector<char>& packet) { return packet.empty(); });
 }
 
-void Packets::Unpack(const char* data, size_t bytes,
-                     const std::function<void(const FrameHeader&, const char*)>& on_frame) {
+std::string Packets::Unpack(const char* data, size_t bytes,
+                            const std::function<void(const FrameHeader&, const char*)>& on_frame) {
   for (size_t position = 0; position < bytes;) {
     FrameHeader header;
+    const size_t left = bytes - position;
+    if (left < sizeof(header)) {
+      return "a packet ends after " + std::to_string(left) + " bytes of a header, expected " +
+             std::to_string(sizeof(header));
+    }
     std::memcpy(&header, data + position, sizeof(header));
-    position += sizeof(header);
-    on_frame(header, data + position);
-    position += InlineBytes(header);
+    const size_t payload = InlineBytes(header), left_for_it = left - sizeof(header);
+    if (left_for_it < payload) {
+      return "a packet ends after " + std::to_string(left_for_it) + " bytes of a payload, expected " +
+             std::to_string(payload);
+    }
+    on_frame(header, data + position + sizeof(header));
+    position += sizeof(header) + payload;
   }
+  return "";
 }
 
 }  // namespace poseidon

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "frame.h"
@@ -31,9 +32,10 @@ class Packets {
 
   bool IsEmpty() const;
 
-  // Calls `on_frame(header, payload)` for each frame of a packet that has arrived.
-  static void Unpack(const char* data, size_t bytes,
-                     const std::function<void(const FrameHeader&, const char*)>& on_frame);
+  // Calls `on_frame(header, payload)` for each frame of a packet that has arrived. Returns what is wrong with the
+  // packet if it ends within a frame, which is not given to `on_frame`, or an empty text.
+  static std::string Unpack(const char* data, size_t bytes,
+                            const std::function<void(const FrameHeader&, const char*)>& on_frame);
 
  private:
   Transport* const transport_;

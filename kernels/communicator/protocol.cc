@@ -1,6 +1,10 @@
+// What one rank does with what is submitted to it and with what arrives, and how it finds out that others fail,
+// leave, or are late.
+
 #include "protocol.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -10,6 +14,13 @@
 
 namespace poseidon {
 namespace {
+
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
 
 // FNV-1a, 64 bits.
 uint64_t Hash(const std::string& text) {
@@ -28,7 +39,7 @@ Options WithServers(Options options, int size) {
 
 uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes) {
   std::ostringstream text;
-  text << "poseidon frames 2;" << options.kv_pair_bytes << ";nodes";
+  text << "poseidon frames 3;" << options.kv_pair_bytes << ";nodes";
   for (int node : nodes) text << ';' << node;
   text << ";servers";
   for (int server : options.servers) text << ';' << server;
@@ -171,6 +182,7 @@ void Protocol::OnResult(int peer, const FrameHeader& header, const char* payload
   FailIf(Disagreement(peer, header, rank_, active->exchange));
   if (has_failed()) return;
   const size_t pair = active->pairs.IndexOf(header.offset);
+  if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(peer, header, "the result of"));
   active->statistics.received_bytes += header.length;
   if (!header.is_bulk) {
     std::memcpy(active->output(pair), payload, header.length);
@@ -203,8 +215,9 @@ void Protocol::TakeEarlyResult(const std::shared_ptr<ActiveExchange>& active,
                                const std::shared_ptr<EarlyResult>& early) {
   FailIf(Disagreement(early->peer, early->header, rank_, active->exchange));
   if (has_failed()) return;
-  auto take = [this, active, early = early.get()] {
-    const size_t pair = active->pairs.IndexOf(early->header.offset);
+  const size_t pair = active->pairs.IndexOf(early->header.offset);
+  if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(early->peer, early->header, "the result of"));
+  auto take = [this, active, pair, early = early.get()] {
     std::memcpy(active->output(pair), early->payload.data(), early->payload.size());
     active->statistics.received_bytes += early->header.length;
     TakeResult(active, pair, early->header.detail);
@@ -256,6 +269,7 @@ void Protocol::Complete(const std::shared_ptr<ActiveExchange>& active) {
 // All parts that this rank adds up are there.
 void Protocol::AddUp(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                      const Server::Contributions& contributions, uint32_t common_form) {
+  active->is_added_up[pair] = 1;
   SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes,
             active->output(pair));
   const int up = routes_.Up(active->pairs[pair].server);
@@ -315,14 +329,16 @@ void Protocol::Send(const std::shared_ptr<ActiveExchange>& active, size_t pair, 
 
 bool Protocol::Poll() {
   return transport_->Poll([this](int peer, const char* data, size_t bytes) {
-    Packets::Unpack(data, bytes, [this, peer](const FrameHeader& header, const char* payload) {
-      OnFrame(peer, header, payload);
-    });
+    const std::string wrong = Packets::Unpack(
+        data, bytes, [this, peer](const FrameHeader& header, const char* payload) {
+          OnFrame(peer, header, payload);
+        });
+    if (!wrong.empty()) Fail(Malformed(peer, wrong), /*tell_peers=*/true);
   });
 }
 
 void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload) {
-  if (header.kind == FrameKind::kAbort) {
+  if (header.kind == FrameKind::kAbort && !header.is_bulk) {
     return Fail(std::string(payload, header.length), /*tell_peers=*/false);
   }
   if (has_failed()) return;  // the step is lost
@@ -337,6 +353,18 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
             "ranks_per_node, and install the same tf_poseidon, on all ranks.";
     return Fail(text.str(), /*tell_peers=*/true);
   }
+  const std::string wrong = Wrong(peer, header);
+  if (!wrong.empty()) return Fail(Malformed(peer, wrong), /*tell_peers=*/true);
+  const bool is_kv_pair = header.kind == FrameKind::kContribution || header.kind == FrameKind::kResult;
+  if (auto site = sites_.find(header.site); is_kv_pair && site != sites_.end() && header.step < site->second.steps) {
+    auto found = active_.find(header.site);
+    if (found == active_.end() || found->second->step != header.step) {
+      return Fail(Text("Rank ", peer, " exchanges '", site->second.name, "' for the ", header.step + 1,
+                       ". time, which is over on rank ", rank_,
+                       ": all ranks must exchange the same under each name. Build the same model on all ranks."),
+                  /*tell_peers=*/true);
+    }
+  }
   switch (header.kind) {
     case FrameKind::kResult:
       return OnResult(peer, header, payload);
@@ -344,10 +372,86 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
       return FailIf(broadcasting_.OnFactors(peer, header, payload));
     case FrameKind::kRefusal:
       return broadcasting_.OnRefusal(peer, header);
-    default:
+    default:  // a contribution
       FailIf(server_.Add(peer, header, payload));
       return FailIfLeftBehind();
   }
+}
+
+std::string Protocol::Wrong(int peer, const FrameHeader& header) const {
+  if (header.is_bulk != (header.length > kInlineBytes)) {
+    return Text("a payload of ", header.length, " bytes that travels ", header.is_bulk ? "by itself" : "in a packet",
+                ", expected up to ", kInlineBytes, " in packets and more by themselves");
+  }
+  switch (header.kind) {
+    case FrameKind::kContribution:
+    case FrameKind::kResult:
+      return WrongKvPair(peer, header);
+    case FrameKind::kFactors:
+      return WrongFactors(peer, header);
+    case FrameKind::kRefusal:
+      return header.length == 0 ? "" : Text("a refusal of ", header.length, " bytes, expected none");
+    default:
+      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected 0 to 3");
+  }
+}
+
+std::string Protocol::WrongKvPair(int peer, const FrameHeader& header) const {
+  const bool is_sum = header.scheme == Scheme::kParameterServer, is_result = header.kind == FrameKind::kResult;
+  const auto dtype = static_cast<DataType>(header.dtype);
+  if (dtype > DataType::kBytes || (is_sum && dtype == DataType::kBytes)) {
+    return Text("element type ", int{header.dtype}, ", expected 0 to ", static_cast<int>(DataType::kBytes) - is_sum);
+  }
+  const bool is_root = is_sum ? header.root == -1 : header.root >= 0 && header.root < size_;
+  if (!is_root || (!is_sum && header.scheme != Scheme::kBroadcast)) {
+    return Text("a KV pair of scheme ", static_cast<int>(header.scheme), " and root ", header.root,
+                ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1);
+  }
+  if (header.count > SIZE_MAX / ElementBytes(dtype)) {
+    return Text(header.count, " elements of ", Name(dtype), ", expected as many as have an address");
+  }
+  const size_t bytes = header.count * ElementBytes(dtype);
+  const KvPairs pairs(header.site, bytes, static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
+  const size_t index = header.offset < bytes ? pairs.IndexOf(header.offset) : 0;
+  if (header.offset >= bytes || pairs[index].offset != header.offset) {
+    return Text("a KV pair at byte ", header.offset, " of ", bytes, ", expected where one begins");
+  }
+  const KvPair pair = pairs[index];
+  const bool may_be_empty = is_sum && !is_result;
+  if (header.length != pair.bytes && !(may_be_empty && header.length == 0)) {
+    return Text("a KV pair of ", header.length, " bytes, expected ", pair.bytes, may_be_empty ? " or none" : "");
+  }
+  bool is_way = peer == routes_.Up(pair.server) && header.root != rank_;
+  if (!is_result && is_sum) {
+    const std::vector<int>& sources = routes_.Sources(pair.server);
+    is_way = std::count(sources.begin(), sources.end(), peer) > 0;
+  } else if (!is_result) {
+    is_way = peer == routes_.SourceOf(header.root, pair.server);
+  }
+  if (!is_way) {
+    return Text(is_result ? "a result" : "a part", " of a KV pair of server ", pair.server,
+                ", expected from those alone that the nodes of the ranks let send it");
+  }
+  auto found = active_.find(header.site);
+  const bool is_active = found != active_.end() && found->second->step == header.step;
+  if (is_result && is_sum && !is_active) {
+    return Text("the result of a sum in step ", header.step, ", expected when this rank has given its part");
+  }
+  if (!is_result && is_active && index < found->second->pairs.size() && found->second->is_added_up[index]) {
+    return Text("a part of the KV pair at byte ", header.offset, ", expected before all have been added up");
+  }
+  return "";
+}
+
+std::string Protocol::WrongFactors(int peer, const FrameHeader& header) const {
+  if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_.GiverOf(header.root)) {
+    return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
+                " ranks from whom the nodes of the ranks let send them");
+  }
+  if (header.offset == 0 ? header.length > 0 : header.length % header.offset != 0) {
+    return Text("factors of ", header.length, " bytes in rows of ", header.offset, ", expected whole rows");
+  }
+  return "";
 }
 
 void Protocol::SayGoodbye() {

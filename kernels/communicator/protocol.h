@@ -108,6 +108,11 @@ class Protocol {
             const void* data, uint32_t form);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
 
+  // Say what is wrong with a frame that no rank of this job would send; empty if its numbers can be relied on.
+  std::string Wrong(int peer, const FrameHeader& header) const;
+  std::string WrongKvPair(int peer, const FrameHeader& header) const;
+  std::string WrongFactors(int peer, const FrameHeader& header) const;
+
   void SendGoodbye();
 
   // Failures.

@@ -1,3 +1,5 @@
+// Works out, for one rank, whom it gives what it has and whose parts it adds up or passes on.
+
 #include "routes.h"
 
 #include <map>
@@ -53,8 +55,9 @@ int Routes::SourceOf(int root, int server) const {
   return server == rank_ ? Gateway(nodes_[root], server) : -1;
 }
 
-bool Routes::IsDirect(int origin) const {
-  return IsLocal(origin) || Gateway(nodes_[rank_], origin) == rank_;
+int Routes::GiverOf(int origin) const {
+  const int gateway = Gateway(nodes_[rank_], origin);  // of the own node, `origin` itself
+  return gateway == rank_ ? origin : gateway;
 }
 
 std::vector<int> Routes::PassesOnTo(int origin) const {

@@ -44,8 +44,11 @@ class Routes {
   // Whom this rank sends its own factors, beginning with the next one.
   const std::vector<int>& Receivers() const { return receivers_; }
 
+  // Who gives this rank the factors of `origin`, another rank.
+  int GiverOf(int origin) const;
+
   // Whether `origin` sends its factors to this rank itself.
-  bool IsDirect(int origin) const;
+  bool IsDirect(int origin) const { return GiverOf(origin) == origin; }
 
   // Whom this rank passes the factors of `origin` on to.
   std::vector<int> PassesOnTo(int origin) const;

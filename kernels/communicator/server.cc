@@ -1,3 +1,5 @@
+// Keeps what ranks contribute to a KV pair until the last part is in, then hands all to whoever adds them up.
+
 #include "server.h"
 
 #include <algorithm>
@@ -35,6 +37,7 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
     if (!disagreement.empty()) return disagreement;
   }
   Contribution& contribution = state.contributions[peer];
+  if (contribution.state != State::kMissing) return Twice(peer, header, "its part of");
   contribution.header = header;
   if (header.length > 0) {
     contribution.buffer = pool_.Take(header.length);

@@ -13,8 +13,10 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <sstream>
+#include <string>
 #include <utility>
 
 #include "frame.h"
@@ -85,8 +87,10 @@ class Stream {
 
   void Close(bool agreed) {
     if (agreed) {
+      // Waits for room: a peer that reads late, and finds no such message at the end, takes us for lost. If nobody is
+      // there any more, the peer has no need of it.
       const MessageHeader header = {MessageHeader::kClose, 0, 0};
-      // If it does not fit, or nobody is there any more, the peer has no need of it.
+      fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) & ~O_NONBLOCK);
       [[maybe_unused]] auto sent = send(socket_, &header, sizeof(header), MSG_NOSIGNAL);
     }
     close(socket_);
@@ -177,7 +181,11 @@ class Stream {
       default:
         Throw("it sends what no rank of this job sends");
     }
-    buffer_.resize(incoming_.bytes);
+    try {
+      buffer_.resize(incoming_.bytes);
+    } catch (const std::exception&) {  // too long for a vector, or for the memory
+      Throw("it sends a bulk transfer of " + std::to_string(incoming_.bytes) + " bytes, which no memory holds");
+    }
     payload_ = buffer_.data();
   }
 
@@ -206,7 +214,7 @@ class Stream {
     if (place.bytes != bytes) Throw("a bulk transfer has another size than its receiver");
   }
 
-  [[noreturn]] void Throw(const char* reason) const {
+  [[noreturn]] void Throw(const std::string& reason) const {
     std::ostringstream text;
     text << "The connection to rank " << peer_ << " is lost: " << reason << '.';
     throw TransportError(text.str());

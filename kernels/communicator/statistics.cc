@@ -1,3 +1,5 @@
+// Counts what one rank has exchanged, and writes the counters as JSON.
+
 #include "statistics.h"
 
 #include <sstream>

@@ -8,7 +8,8 @@
 
 #include "arithmetic.h"
 
-#if defined(__x86_64__)
+// Choosing comes before the sanitizer of threads is ready, which crashes in it.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define POSEIDON_MULTIVERSION __attribute__((target_clones("default", "arch=haswell")))
 #else
 #define POSEIDON_MULTIVERSION

@@ -38,12 +38,13 @@ class Transport {
   // Sends `packet` (at most kMaxPacketBytes). Packets from one rank to another arrive in order.
   virtual void SendPacket(int peer, std::vector<char> packet) = 0;
 
-  // Sends `bytes` bytes to `peer`, to the ReceiveBulk of the same tag. `data` must stay unchanged
-  // until `done` is called, from Poll.
+  // Sends `bytes` bytes to `peer`, to the ReceiveBulk of the same tag. The tags of what is sent to one peer
+  // count from 0, and from 0 again after 2^32. `data` must stay unchanged until `done` is called, from Poll.
   virtual void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes,
                         Completion done) = 0;
 
-  // Receives the bulk transfer `tag` of `peer` into `data`; `done` is called from Poll.
+  // Receives the bulk transfer `tag` of `peer` into `data`; `done` is called from Poll. Transfers may be
+  // asked for in any order, before or after they are sent, but all of them must be at last.
   virtual void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) = 0;
 
   // Delivers what has arrived or completed, and returns whether anything had.

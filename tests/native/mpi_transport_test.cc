@@ -1,0 +1,143 @@
+// The MPI transport on 2 ranks, cutting bulk transfers into pieces of 1,000 bytes. All ranks run the same tests.
+
+#include "mpi_transport.h"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+using poseidon::Transport;
+
+namespace {
+
+constexpr size_t kPieceBytes = 1000;
+constexpr uint32_t kWireTags = 1 << 15;  // after so many transfers, MPI sees the same tag again
+
+Transport& Mpi() {
+  static Transport* transport = poseidon::MakeMpiTransport(kPieceBytes).release();
+  return *transport;
+}
+
+int Other() { return 1 - Mpi().rank(); }
+
+int packets = 0;  // that have arrived
+uint32_t next_tag = 0;  // of both directions: the tests send as much as they receive, or skip
+
+template <typename Condition>
+void PollUntil(Condition condition, const std::string& where) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    EXPECT(std::chrono::steady_clock::now() < deadline, where + ": waited 20 s");
+    Mpi().Poll([](int, const char*, size_t) { ++packets; });
+  }
+}
+
+// Tells the other rank that this one is here; returns when it is, too.
+void Meet() {
+  static int met = 0;
+  Mpi().SendPacket(Other(), {'x'});
+  ++met;
+  PollUntil([] { return packets >= met && Mpi().Flushed(); }, "meeting");
+}
+
+std::vector<char> Pattern(int rank, uint32_t tag, size_t bytes) {
+  std::vector<char> data(bytes);
+  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(31 * i + i / kPieceBytes + 7 * tag + tag / 999 + rank);
+  return data;
+}
+
+}  // namespace
+
+TEST(ATransferIsDoneWhenAllItsPiecesAre) {
+  EXPECT_EQ(Mpi().size(), 2, "run this under mpiexec -n 2");
+  for (bool asks_first : {true, false}) {
+    for (size_t bytes : {0, 1, 999, 1000, 1001, 2000, 12345, 3000001}) {
+      const std::string where = std::to_string(bytes) + " bytes";
+      const uint32_t tag = next_tag++;
+      const std::vector<char> mine = Pattern(Mpi().rank(), tag, bytes), theirs = Pattern(Other(), tag, bytes);
+      std::vector<char> got(bytes + 1, 'x');
+      int sent = 0, received = 0;
+      auto receive = [&] { Mpi().ReceiveBulk(Other(), tag, got.data(), bytes, [&] {
+        ++received;
+        EXPECT(std::equal(theirs.begin(), theirs.end(), got.begin()), where);
+      }); };
+      if (asks_first) receive();
+      Meet();
+      Mpi().SendBulk(Other(), tag, mine.data(), bytes, [&] { ++sent; });
+      if (!asks_first) receive();
+      PollUntil([&] { return sent > 0 && received > 0; }, where);
+      EXPECT_EQ(got[bytes], 'x', where);
+      EXPECT_EQ(sent, 1, where);
+      EXPECT_EQ(received, 1, where);
+      Meet();
+    }
+  }
+}
+
+TEST(PiecesOfSeveralTransfersAreNotMixedUp) {
+  const size_t count = 20, bytes = 7654;
+  std::vector<std::vector<char>> mine, got(count, std::vector<char>(bytes));
+  size_t sent = 0, received = 0;
+  for (size_t i = 0; i < count; ++i) mine.push_back(Pattern(Mpi().rank(), next_tag + i, bytes));
+  for (size_t i = 0; i < count; ++i) Mpi().SendBulk(Other(), next_tag + i, mine[i].data(), bytes, [&] { ++sent; });
+  for (size_t i = count; i-- > 0;) {
+    Mpi().ReceiveBulk(Other(), next_tag + i, got[i].data(), bytes, [&] { ++received; });
+  }
+  PollUntil([&] { return sent == count && received == count; }, "20 transfers");
+  for (size_t i = 0; i < count; ++i) EXPECT(got[i] == Pattern(Other(), next_tag + i, bytes), std::to_string(i));
+  next_tag += count;
+  Meet();
+}
+
+TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
+  const size_t long_bytes = 2500, short_bytes = 4;
+  const uint32_t first = next_tag, last = first + kWireTags;
+  const bool sends = Mpi().rank() == 0;
+  const std::vector<char> of_first = Pattern(0, first, long_bytes), of_last = Pattern(0, last, long_bytes);
+  std::vector<char> got_first(long_bytes), got_last(long_bytes);
+  size_t done = 0;
+  auto count = [&] { ++done; };
+  if (sends) Mpi().SendBulk(1, first, of_first.data(), long_bytes, count);
+  // All transfers in between, some at a time. The first one is not asked for.
+  const uint32_t window = 512;
+  for (uint32_t begin = first + 1; begin < last; begin += window) {
+    const uint32_t size = std::min(window, last - begin);
+    std::vector<std::vector<char>> data;
+    size_t moved = 0;
+    for (uint32_t i = 0; i < size; ++i) {
+      data.push_back(sends ? Pattern(0, begin + i, short_bytes) : std::vector<char>(short_bytes));
+    }
+    for (uint32_t i = 0; i < size; ++i) {
+      if (sends) {
+        Mpi().SendBulk(1, begin + i, data[i].data(), short_bytes, [&] { ++moved; });
+      } else {
+        Mpi().ReceiveBulk(0, begin + i, data[i].data(), short_bytes, [&] { ++moved; });
+      }
+    }
+    PollUntil([&] { return moved == size; }, "a window");
+    for (uint32_t i = 0; i < size; ++i) EXPECT(data[i] == Pattern(0, begin + i, short_bytes), std::to_string(i));
+    Meet();
+  }
+  if (sends) {
+    Mpi().SendBulk(1, last, of_last.data(), long_bytes, count);
+    Meet();
+  } else {
+    Mpi().ReceiveBulk(0, last, got_last.data(), long_bytes, count);
+    Meet();
+    Mpi().ReceiveBulk(0, first, got_first.data(), long_bytes, count);
+  }
+  PollUntil([&] { return done == 2; }, "the first and the last transfer");
+  if (!sends) {
+    EXPECT(got_first == of_first, "the first one's data");
+    EXPECT(got_last == of_last, "the last one's data");
+  }
+  Meet();
+}
+
+TEST(RanksLeaveTogether) {
+  Mpi().Close(/*agreed=*/true);
+}

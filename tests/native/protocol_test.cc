@@ -1,0 +1,492 @@
+// The protocol of ranks without threads: exchanges in any order of events, frames that lie, ranks that fail, leave or
+// are late.
+
+#include "protocol.h"
+
+#include <cstdint>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "job.h"
+
+using namespace poseidon;
+
+namespace {
+
+Exchange Sum(const std::string& site, std::vector<float>* value, std::vector<float>* result) {
+  Exchange exchange;
+  exchange.site = site;
+  exchange.count = static_cast<int64_t>(value->size());
+  exchange.input = value->data();
+  exchange.output = result->data();
+  return exchange;
+}
+
+Exchange Broadcast(const std::string& site, int root, std::vector<float>* value, std::vector<float>* result) {
+  Exchange exchange = Sum(site, value, result);
+  exchange.root = root;
+  return exchange;
+}
+
+float Value(int rank, size_t i) { return static_cast<float>((i % 11) + 3 * rank); }
+
+std::vector<float> Values(int rank, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = Value(rank, i);
+  return values;
+}
+
+// A rank 0 of 2, whose other rank is the test.
+struct Alone {
+  explicit Alone(Options options = SmallOptions(), int size = 2) {
+    auto owned = std::make_unique<ScriptedTransport>(0, size);
+    transport = owned.get();
+    rank = std::make_unique<Rank>(std::move(owned), options);
+  }
+
+  static Options SmallOptions() {
+    Options options;
+    options.kv_pair_bytes = 64 << 10;
+    return options;
+  }
+
+  void Take(int peer, std::vector<char> packet) {
+    transport->Arrive(peer, std::move(packet));
+    rank->protocol->Poll();
+    rank->protocol->Flush();
+  }
+
+  // The frames of `kind` that rank 0 has sent.
+  std::vector<Frame> Sent(FrameKind kind) const {
+    std::vector<Frame> frames;
+    for (const Frame& frame : transport->sent) {
+      if (frame.header.kind == kind) frames.push_back(frame);
+    }
+    return frames;
+  }
+
+  ScriptedTransport* transport;
+  std::unique_ptr<Rank> rank;
+};
+
+}  // namespace
+
+TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
+  const std::vector<std::vector<int>> arrangements = {{}, {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1, 1, 2}};
+  for (const std::vector<int>& nodes : arrangements) {
+    const int size = nodes.empty() ? 3 : static_cast<int>(nodes.size());
+    for (const std::vector<int>& servers : {std::vector<int>{}, {0}, {size - 1, 0}}) {
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        Options options = Alone::SmallOptions();
+        options.servers = servers;
+        Job job(size, nodes, options, seed);
+        std::ostringstream where;
+        where << size << " ranks, " << nodes.size() << " known nodes, " << servers.size() << " servers, seed " << seed;
+        const std::vector<size_t> counts = {0, 1, 1000, 8192, 8193, 40001};
+        int done = 0, expected = 0;
+        // Of two steps each, in place in the second.
+        for (int step = 0; step < 2; ++step) {
+          std::vector<std::vector<float>> values, results;
+          for (int rank = 0; rank < size; ++rank) {
+            for (size_t count : counts) {
+              values.push_back(Values(rank + step, count));
+              results.emplace_back(count, -1);
+            }
+          }
+          std::vector<std::pair<int, size_t>> starts;
+          for (int rank = 0; rank < size; ++rank) {
+            for (size_t i = 0; i < counts.size(); ++i) starts.emplace_back(rank, i);
+          }
+          std::shuffle(starts.begin(), starts.end(), job.random());
+          for (const auto& [rank, i] : starts) {
+            const size_t at = rank * counts.size() + i;
+            Exchange exchange = Sum("x" + std::to_string(i), &values[at], step ? &values[at] : &results[at]);
+            exchange.contributes = rank != 1 || i != 3;
+            job.protocol(rank).Start(exchange, [&](const std::string& error) {
+              EXPECT_EQ(error, "", where.str());
+              ++done;
+            }, Clock::now());
+            ++expected;
+            // Some of what follows from it happens before the next one starts.
+            for (int turn = 0; turn < static_cast<int>(seed); ++turn) {
+              Protocol& protocol = job.protocol(job.random()() % size);
+              protocol.Flush();
+              protocol.Poll();
+            }
+          }
+          job.Run([&] { return done == expected; }, where.str());
+          for (int rank = 0; rank < size; ++rank) {
+            for (size_t i = 0; i < counts.size(); ++i) {
+              const std::vector<float>& got = (step ? values : results)[rank * counts.size() + i];
+              std::vector<float> sum(counts[i]);
+              for (int r = 0; r < size; ++r) {
+                for (size_t k = 0; k < sum.size() && (r != 1 || i != 3); ++k) sum[k] += Value(r + step, k);
+              }
+              EXPECT(got == sum, where.str());
+            }
+          }
+        }
+        // All say goodbye, and nobody complains.
+        for (int rank = 0; rank < size; ++rank) job.protocol(rank).SayGoodbye();
+        job.Run([&] {
+          for (int rank = 0; rank < size; ++rank) {
+            if (!job.protocol(rank).MissingGoodbyes().empty()) return false;
+          }
+          return true;
+        }, where.str());
+        for (int rank = 0; rank < size; ++rank) EXPECT_EQ(job.rank(rank).failure, "", where.str());
+      }
+    }
+  }
+}
+
+TEST(AllRanksGetWhatTheRootBroadcastsThoughTheyAskLate) {
+  for (const std::vector<int>& nodes : {std::vector<int>{0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0}}) {
+    const int size = static_cast<int>(nodes.size());
+    for (int root = 0; root < size; ++root) {
+      for (size_t count : {1, 9000, 100001}) {
+        Job job(size, nodes, Alone::SmallOptions(), root);
+        std::vector<std::vector<float>> values, results(size, std::vector<float>(count, -1));
+        for (int rank = 0; rank < size; ++rank) values.push_back(Values(rank, count));
+        int done = 0;
+        for (int step = 0; step < size; ++step) {
+          const int rank = (root + step) % size;
+          job.protocol(rank).Start(Broadcast("b", root, &values[rank], &results[rank]),
+                                   [&](const std::string& error) { done += error.empty(); }, Clock::now());
+          // The others do what they can before the next one comes.
+          for (int turn = 0; turn < 50; ++turn) {
+            job.protocol(turn % size).Flush();
+            job.protocol(turn % size).Poll();
+          }
+        }
+        job.Run([&] { return done == size; }, "a broadcast");
+        for (int rank = 0; rank < size; ++rank) EXPECT(results[rank] == Values(root, count), std::to_string(root));
+      }
+    }
+  }
+}
+
+// ---- frames that lie
+
+namespace {
+
+// What a frame says wrongly, of a sum of 50,000 floats in KV pairs of 64 KiB, and what the refusal says.
+struct Lie {
+  const char* says;
+  std::function<void(FrameHeader*)> change;
+};
+
+const std::vector<Lie>& Lies() {
+  static const std::vector<Lie> lies = {
+      {"a frame of kind 17", [](FrameHeader* h) { h->kind = static_cast<FrameKind>(17); }},
+      {"a frame of kind 4", [](FrameHeader* h) { h->kind = FrameKind::kAbort; }},
+      {"element type 7, expected 0 to 5", [](FrameHeader* h) { h->dtype = 7; }},
+      {"element type 255", [](FrameHeader* h) { h->dtype = 255; }},
+      {"element type 6, expected 0 to 5", [](FrameHeader* h) { h->dtype = 6; }},
+      {"scheme 9", [](FrameHeader* h) { h->scheme = static_cast<Scheme>(9); }},
+      {"root 0, expected a sum of root -1", [](FrameHeader* h) { h->root = 0; }},
+      {"root 2, expected a sum of root -1 or a broadcast of root 0 to 1",
+       [](FrameHeader* h) { h->scheme = Scheme::kBroadcast; h->root = 2; }},
+      {"root -7", [](FrameHeader* h) { h->scheme = Scheme::kBroadcast; h->root = -7; }},
+      {"9223372036854775808 elements", [](FrameHeader* h) { h->count = uint64_t{1} << 63; }},
+      {"a KV pair at byte 1 of", [](FrameHeader* h) { h->offset += 1; }},
+      {"a KV pair at byte 18446744073709551615 of 200000", [](FrameHeader* h) { h->offset = UINT64_MAX; }},
+      {"a KV pair at byte 0 of 0", [](FrameHeader* h) { h->count = 0; }},
+      {"a payload of 50048 bytes that travels in a packet", [](FrameHeader* h) { h->is_bulk = 0; }},
+      {"a payload of 64 bytes that travels by itself", [](FrameHeader* h) { h->length = 64; }},
+      {"a KV pair of 50112 bytes, expected 50048", [](FrameHeader* h) { h->length += 64; }},
+      {"a KV pair of 4611686018427387904 bytes", [](FrameHeader* h) { h->length = uint64_t{1} << 62; }},
+      {"a payload of 50048 bytes that travels in",
+       [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->is_bulk = 0; }},
+      {"factors of rank 9", [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->root = 9; }},
+      {"factors of rank -1", [](FrameHeader* h) { h->kind = FrameKind::kFactors; }},
+      {"factors of rank 0", [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->root = 0; }},
+      {"factors of 50048 bytes in rows of 3", [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors; h->root = 1; h->offset = 3; }},
+      {"factors of 50048 bytes in rows of 0", [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors; h->root = 1; h->offset = 0; }},
+      {"a refusal of 50048 bytes", [](FrameHeader* h) { h->kind = FrameKind::kRefusal; }},
+  };
+  return lies;
+}
+
+// Its first KV pair belongs to rank 0.
+constexpr char kSite[] = "y";
+
+// The frame of rank 1 with its part of that KV pair.
+FrameHeader Honest(std::vector<float>* value) {
+  Alone other;
+  std::vector<float> result(value->size());
+  other.rank->protocol->Start(Sum(kSite, value, &result), [](const std::string&) {}, Clock::now());
+  other.rank->protocol->Flush();
+  FrameHeader header = other.Sent(FrameKind::kContribution).at(0).header;
+  const std::vector<int> servers = {0, 1};
+  const KvPair first = KvPairs(header.site, value->size() * sizeof(float), 64 << 10, servers)[0];
+  EXPECT_EQ(first.server, 0, kSite);
+  header.offset = first.offset;
+  header.length = first.bytes;
+  return header;
+}
+
+}  // namespace
+
+TEST(FramesThatLieAreRefusedBeforeAndAfterTheExchangeHasBegun) {
+  for (const Lie& lie : Lies()) {
+    for (bool has_begun : {false, true}) {
+      std::vector<float> value = Values(0, 50000), result(50000);
+      Alone alone;
+      FrameHeader header = Honest(&value);
+      std::string reason;
+      if (has_begun) {
+        alone.rank->protocol->Start(Sum(kSite, &value, &result), [&](const std::string& error) { reason = error; },
+                                    Clock::now());
+      }
+      lie.change(&header);
+      alone.Take(1, Packet(header, std::string(header.is_bulk ? 0 : header.length, 'x')));
+      const std::string where = std::string(lie.says) + (has_begun ? ", begun" : "");
+      EXPECT(!alone.rank->failure.empty(), where);
+      EXPECT_HOLDS(alone.rank->failure, "Rank 1 has sent what no rank of this job sends: ");
+      EXPECT_HOLDS(alone.rank->failure, lie.says);
+      EXPECT_HOLDS(alone.rank->failure, "Install the same tf_poseidon on all ranks");
+      EXPECT_EQ(alone.Sent(FrameKind::kAbort).size(), size_t{1}, where);  // the others are told
+      EXPECT_EQ(alone.transport->receives.size(), size_t{0}, where);      // nothing is received of it
+      if (has_begun) EXPECT_EQ(reason, alone.rank->failure, where);
+    }
+  }
+}
+
+TEST(AnHonestFrameIsTaken) {
+  std::vector<float> value = Values(0, 50000);
+  Alone alone;
+  alone.Take(1, Packet(Honest(&value)));
+  EXPECT_EQ(alone.rank->failure, "", "");
+  EXPECT_EQ(alone.transport->receives.size(), size_t{1}, "");
+}
+
+TEST(FramesOfAnotherPlanAndBrokenPacketsEndTheJob) {
+  std::vector<float> value = Values(0, 50000);
+  FrameHeader header = Honest(&value);
+  Alone broken;
+  std::vector<char> packet = Packet(header);
+  packet.pop_back();
+  broken.Take(1, packet);
+  EXPECT_HOLDS(broken.rank->failure, "a packet ends after 63 bytes of a header, expected 64");
+  EXPECT_EQ(broken.Sent(FrameKind::kAbort).size(), size_t{1}, "");
+
+  Alone other_plan;
+  header.plan ^= 1;
+  other_plan.Take(1, Packet(header));
+  EXPECT_HOLDS(other_plan.rank->failure, "Rank 1 and rank 0 cut tensors differently");
+}
+
+TEST(WhatIsSentTwiceIsRefused) {
+  std::vector<float> value = Values(0, 50000), result(50000);
+  const FrameHeader header = Honest(&value);
+  Alone alone;
+  alone.Take(1, Packet(header));
+  FrameHeader again = header;
+  again.tag = header.tag + 1;
+  alone.Take(1, Packet(again));
+  EXPECT_HOLDS(alone.rank->failure, "its part of the KV pair at byte 0 twice in step 0");
+
+  Alone late;  // all parts have been added up
+  late.rank->protocol->Start(Sum(kSite, &value, &result), [](const std::string&) {}, Clock::now());
+  late.Take(1, Packet(header));
+  late.transport->Finish(late.transport->receives.at(0));
+  late.rank->protocol->Poll();
+  EXPECT_EQ(late.rank->failure, "", "");
+  late.Take(1, Packet(again));
+  EXPECT_HOLDS(late.rank->failure, "expected before all have been added up");
+}
+
+TEST(ResultsAreTakenOnceAndOfOthersKvPairsAlone) {
+  std::vector<float> value = Values(0, 50000), result(50000);
+  Alone alone;
+  alone.rank->protocol->Start(Sum(kSite, &value, &result), [](const std::string&) {}, Clock::now());
+  alone.rank->protocol->Flush();
+  FrameHeader header = alone.Sent(FrameKind::kContribution).at(0).header;  // to rank 1, which owns it
+  header.kind = FrameKind::kResult;
+  alone.Take(1, Packet(header));
+  EXPECT_EQ(alone.transport->receives.size(), size_t{1}, "");
+  EXPECT_EQ(alone.rank->failure, "", "");
+  alone.Take(1, Packet(header));
+  EXPECT_HOLDS(alone.rank->failure, "the result of the KV pair");
+  EXPECT_HOLDS(alone.rank->failure, "twice");
+
+  Alone other;
+  other.rank->protocol->Start(Sum(kSite, &value, &result), [](const std::string&) {}, Clock::now());
+  FrameHeader own = Honest(&value);  // of a KV pair of rank 0
+  own.kind = FrameKind::kResult;
+  other.Take(1, Packet(own));
+  EXPECT_HOLDS(other.rank->failure, "a result of a KV pair of server 0");
+
+  Alone early;  // a sum to which rank 0 has given nothing
+  early.Take(1, Packet(header));
+  EXPECT_HOLDS(early.rank->failure, "the result of a sum in step 0");
+}
+
+TEST(WhatIsOverOnThisRankIsRefusedByName) {
+  std::vector<float> value = {1}, result = {0};
+  Options options = Alone::SmallOptions();
+  options.servers = {1};
+  Alone alone(options);
+  int done = 0;
+  alone.rank->protocol->Start(Broadcast("x", 0, &value, &result), [&](const std::string&) { ++done; }, Clock::now());
+  EXPECT_EQ(done, 1, "");  // a root waits for nobody
+  alone.rank->protocol->Flush();
+  FrameHeader header = alone.Sent(FrameKind::kContribution).at(0).header;
+  header.kind = FrameKind::kResult;
+  header.root = 1;
+  alone.Take(1, Packet(header, std::string(4, 'x')));
+  EXPECT_HOLDS(alone.rank->failure, "Rank 1 exchanges 'x' for the 1. time, which is over on rank 0");
+}
+
+// ---- the order of transfers
+
+TEST(AResultIsAskedForWhenTheInputThatItOverwritesHasLeft) {
+  std::vector<float> x = Values(0, 50000), y = Values(0, 50000), result(50000);
+  Options options = Alone::SmallOptions();
+  options.servers = {1};
+  Alone alone(options);
+  int done = 0;
+  auto count = [&](const std::string& error) { done += error.empty(); };
+  alone.rank->protocol->Start(Sum("x", &x, &x), count, Clock::now());
+  alone.rank->protocol->Start(Sum("y", &y, &result), count, Clock::now());
+  alone.rank->protocol->Flush();
+  std::vector<Frame> sent = alone.Sent(FrameKind::kContribution);
+  EXPECT_EQ(sent.size(), alone.transport->sends.size(), "");
+  // Results in the order of their tags: those of x, whose parts have not left, wait; those of y do not.
+  std::stable_sort(sent.begin(), sent.end(), [&](const Frame& a, const Frame& b) {
+    return (a.header.site == sent[0].header.site) > (b.header.site == sent[0].header.site);
+  });
+  uint32_t tag = 0;
+  for (Frame& frame : sent) {
+    frame.header.kind = FrameKind::kResult;
+    frame.header.tag = tag++;
+    alone.Take(1, Packet(frame.header));
+  }
+  const uint32_t of_x = tag / 2;
+  EXPECT_EQ(alone.transport->receives.size(), size_t{tag - of_x}, "those of y");
+  // So transfers are not always asked for in the order of their tags, and the MPI transport may not rely on it.
+  EXPECT_EQ(alone.transport->receives.at(0).tag, of_x, "");
+  for (const auto& send : std::vector<ScriptedTransport::Bulk>(alone.transport->sends)) alone.transport->Finish(send);
+  alone.rank->protocol->Poll();
+  EXPECT_EQ(alone.transport->receives.size(), size_t{tag}, "all");
+  for (const auto& receive : std::vector<ScriptedTransport::Bulk>(alone.transport->receives)) {
+    alone.transport->Finish(receive);
+  }
+  alone.rank->protocol->Poll();
+  EXPECT_EQ(done, 2, "");
+}
+
+TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
+  std::vector<float> value(6 << 20), result(6 << 20);  // 24 MiB: more than may be under way at a time
+  Options options = Alone::SmallOptions();
+  options.kv_pair_bytes = 1 << 20;
+  options.servers = {1};
+  Alone alone(options);
+  alone.rank->protocol->Start(Sum("x", &value, &result), [](const std::string&) {}, Clock::now());
+  for (size_t next = 0; next < 24;) {
+    alone.rank->protocol->Flush();
+    EXPECT(alone.transport->sends.size() > next, "nothing more leaves");
+    EXPECT(alone.transport->sends.size() - next <= 8, "more than 8 MiB at a time");
+    while (next < alone.transport->sends.size()) {
+      EXPECT_EQ(alone.transport->sends[next].tag, static_cast<uint32_t>(next), "");
+      EXPECT_EQ(alone.Sent(FrameKind::kContribution).at(next).header.tag, static_cast<uint32_t>(next), "");
+      alone.transport->Finish(alone.transport->sends[next++]);
+    }
+    alone.rank->protocol->Poll();
+  }
+}
+
+// ---- ranks that fail, leave or are late
+
+TEST(ASiteCannotBeInFlightTwice) {
+  std::vector<float> value = {1}, result = {0};
+  Alone alone;
+  std::string error;
+  alone.rank->protocol->Start(Sum("x", &value, &result), [](const std::string&) {}, Clock::now());
+  alone.rank->protocol->Start(Sum("x", &value, &result), [&](const std::string& e) { error = e; }, Clock::now());
+  EXPECT_HOLDS(error, "'x' is already being exchanged");
+  Factors factors;
+  factors.site = "f";
+  factors.parts.push_back({value.data(), 4, 4});
+  std::vector<std::string> errors;
+  for (int i = 0; i < 2; ++i) {
+    alone.rank->protocol->StartFactors(
+        factors, [&](const std::string& e, GatheredFactors) { errors.push_back(e); }, Clock::now());
+  }
+  EXPECT_EQ(errors.size(), size_t{1}, "the first one goes on");
+  EXPECT_HOLDS(errors.at(0), "'f' is already being exchanged");
+}
+
+TEST(AFailureEndsTheExchangesOfAllRanks) {
+  Job job(3, {}, Alone::SmallOptions());
+  std::vector<float> value = Values(0, 100000), result(100000);
+  std::vector<std::string> errors;
+  for (int rank : {0, 1}) {
+    job.protocol(rank).Start(Sum("x", &value, &result), [&](const std::string& e) { errors.push_back(e); },
+                             Clock::now());
+  }
+  job.protocol(2).Fail("the disk is full", /*tell_peers=*/true);
+  job.Run([&] { return errors.size() == 2; }, "a failure");
+  for (const std::string& error : errors) EXPECT_EQ(error, "the disk is full", "");
+  job.protocol(1).Start(Sum("y", &value, &result), [&](const std::string& e) { errors.push_back(e); }, Clock::now());
+  EXPECT_EQ(errors.at(2), "the disk is full", "what comes later fails too");
+}
+
+TEST(ARankThatLeavesOthersWaitingIsNamed) {
+  for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1}, {0, 1, 1}}) {
+    for (bool is_factors : {false, true}) {
+      Job job(3, nodes, Alone::SmallOptions());
+      std::vector<float> value = Values(0, 100000), result(100000);
+      int failed = 0;
+      for (int rank : {0, 1}) {
+        if (is_factors) {
+          Factors factors;
+          factors.site = "x";
+          factors.parts.push_back({value.data(), value.size() * 4, 4});
+          job.protocol(rank).StartFactors(factors, [&](const std::string& e, GatheredFactors) { failed += !e.empty(); },
+                                          Clock::now());
+        } else {
+          job.protocol(rank).Start(Sum("x", &value, &result), [&](const std::string& e) { failed += !e.empty(); },
+                                   Clock::now());
+        }
+      }
+      job.protocol(2).SayGoodbye();
+      job.Run([&] { return failed == 2; }, "a rank that leaves");
+      EXPECT_HOLDS(job.rank(0).failure, "Rank 2 has ended its program, but rank ");
+      EXPECT_HOLDS(job.rank(0).failure, "all ranks must make the same number of steps");
+    }
+  }
+}
+
+TEST(ARankThatIsLateIsNamed) {
+  for (int size : {2, 4}) {
+    for (int late = 0; late < size; ++late) {
+      Options options = Alone::SmallOptions();
+      options.timeout_s = 0.01;
+      Job job(size, {}, options, late);
+      std::vector<float> value = Values(0, 100000), result(100000);
+      const auto begin = Clock::now();
+      for (int rank = 0; rank < size; ++rank) {
+        if (rank == late) continue;
+        job.protocol(rank).Start(Sum("x", &value, &result), [](const std::string&) {}, begin);
+      }
+      job.Run([&] {
+        for (int rank = 0; rank < size; ++rank) job.protocol(rank).CheckDeadlines();
+        for (int rank = 0; rank < size; ++rank) {
+          if (job.rank(rank).failure.empty()) return false;
+        }
+        return true;
+      }, "a late rank");
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_HOLDS(job.rank(rank).failure, "waited 0.01 s for");
+        EXPECT_HOLDS(job.rank(rank).failure, "to exchange 'x' (ps)");
+      }
+    }
+  }
+}
