@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_poseidon import job
 from tf_poseidon import runtime
+from tf_poseidon import tables
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -54,10 +55,8 @@ class Verification:
     def __str__(self):
         rows = [("", "", "values", "largest error / bound"),
                 *((kind, name, f"{number:,}", f"{error:.3g}") for (kind, name), (number, error) in self.errors.items())]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{self.steps} steps on {self.size} ranks, against the original in one process:"]
-        lines += [f"  {kind:{widths[0]}}  {name:{widths[1]}}  {number:>{widths[2]}}  {error}"
-                  for kind, name, number, error in rows]
+        lines = [f"{self.steps} steps on {self.size} ranks, against the original in one process:",
+                 *tables.aligned(rows, left=(0, 1, 3), indent="  ")]
         lines.append("on all ranks: " + ("the same bits" if not self.differing else
                                          "other bits of " + ", ".join(name for _, name in self.differing)))
         return "\n".join([*lines, *(f"WRONG: {failure}" for failure in self.failures),
