@@ -1,12 +1,12 @@
-"""Sets the paper's results (paper_claims.py) beside ours: emulated where they are, simulated beyond.
+"""Sets the paper's results (claims.py) beside ours: emulated where they are, simulated beyond.
 
-    python scripts/paper_tables.py                          # all parts: some minutes
-    python scripts/paper_tables.py --parts traffic,stalls   # these anew; the report has all
-    python scripts/paper_tables.py --parts ''               # the report anew, from what is stored
+    python scripts/paper/tables.py                          # all parts: some minutes
+    python scripts/paper/tables.py --parts traffic,stalls   # these anew; the report has all
+    python scripts/paper/tables.py --parts ''               # the report anew, from what is stored
 
 Each part is kept as docs/results/paper/PART.json, with a plot; docs/results/paper.md is made of these alone.
 Emulated points are those of docs/results/emulated.json (bench_emulated.py), by model, accelerator, system,
-rate and nodes. Everything else is scripts/simulation.py at one setting, that of EFFICIENCY and LATENCY_US.
+rate and nodes. Everything else is scripts/simulation/simulation.py at one setting, that of EFFICIENCY and LATENCY_US.
 """
 
 import dataclasses
@@ -14,16 +14,20 @@ import functools
 import json
 import math
 import pathlib
+import sys
 
 from absl import app
 from absl import flags
-import paper_claims
-from paper_claims import CLAIMS
+import claims
+from claims import CLAIMS
 import rich.console
 import rich.progress
-import simulation
 
 from tf_poseidon.planning import cost
+
+_SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[1:1] = [str(_SCRIPTS / room) for room in ("simulation", "benchmarks")]  # see scripts/README.md
+import simulation  # noqa: E402
 
 _PARTS = flags.DEFINE_list("parts", None, "What to compute anew: all by default.")
 _OUT = flags.DEFINE_string("out", "docs/results", "Directory of emulated.json and paper.md.")
@@ -48,7 +52,7 @@ LAYERS = {"VGG19 fc6": (25088, 4096), "VGG19 fc7": (4096, 4096), "VGG19 fc8": (4
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One step to be simulated; attributes as of `paper_claims.Claim`, rates as told."""
+    """One step to be simulated; attributes as of `claims.Claim`, rates as told."""
 
     model: str
     profile: str
@@ -403,19 +407,19 @@ def compare(claim, data):
     value = simulated if emulated is None else emulated
     accelerators = claim.nodes * claim.gpus
     name = f"{claim.part}: {_name(claim)}, {_where(claim)}"
-    most = accelerators * (1 + paper_claims.TOLERANCE) if claim.unit == "x" else math.inf
+    most = accelerators * (1 + claims.TOLERANCE) if claim.unit == "x" else math.inf
     if not isinstance(value, str) and not (math.isfinite(value) and 0 <= value <= most):
         raise SystemExit(f"{name} has {value} {claim.unit}, expected a finite number, not negative, and a "
                          f"speed-up of at most {accelerators}: compute the part again.")
     difference, reason = claim.difference(value), ""
-    if difference is not None and abs(difference) > paper_claims.TOLERANCE:
+    if difference is not None and abs(difference) > claims.TOLERANCE:
         if claim.reason:
-            reason = paper_claims.REASONS[claim.reason].format(**data["facts"], efficiency=data["efficiency"])
-        if emulated and abs(emulated / simulated - 1) > paper_claims.TOLERANCE:
-            reason += paper_claims.EMULATION.format(value=abs(emulated / simulated - 1))
+            reason = claims.REASONS[claim.reason].format(**data["facts"], efficiency=data["efficiency"])
+        if emulated and abs(emulated / simulated - 1) > claims.TOLERANCE:
+            reason += claims.EMULATION.format(value=abs(emulated / simulated - 1))
         if claim.is_checked and not reason:
             raise SystemExit(f"{name} has {value:.4g} {claim.unit}, expected the paper's {claim.number:g} "
-                             f"within {paper_claims.TOLERANCE:.0%}: give the claim a reason, or mend the "
+                             f"within {claims.TOLERANCE:.0%}: give the claim a reason, or mend the "
                              "number.")
     return emulated, simulated, difference, reason.strip()
 
@@ -527,14 +531,14 @@ def rates_table(facts):
                      f"{row['paper']:.2f}", claim.grade, f"{row['nominal']:.2f}",
                      f"{row['gbps']:.1f}" if row["gbps"] else "", f"{row['one_rate']:.2f}"])
     header = ["what", "nodes at Gbit/s", "paper", "grade", "ours", "rate it needs", "ours at one rate"]
-    text = paper_claims.RATES.format(**facts)
+    text = claims.RATES.format(**facts)
     return ["### What single rate explains WFBP", "", text, "", *_lines(header, rows)]
 
 
 def summary(parts):
     """Returns the lines at the top: what agrees, what does not, and why."""
     compared = [(c, *compare(c, parts[c.part])) for c in CLAIMS if c.is_checked]
-    off = [row for row in compared if abs(row[3]) > paper_claims.TOLERANCE]
+    off = [row for row in compared if abs(row[3]) > claims.TOLERANCE]
     counts = {}
     for is_derived, suffix in ((False, ""), (True, "_d")):
         of = [row for row in compared if (row[0].grade == "D") == is_derived]
@@ -552,7 +556,7 @@ def summary(parts):
           for system in ("poseidon", "poseidon-paper", "wfbp")}
     exceptions = [f"{_name(row[0])}, {_where(row[0])} Gbit/s" for row in off if row[0].system == "poseidon-paper"]
     slower, row = _worst_gain(parts)
-    text = paper_claims.SUMMARY.format(
+    text = claims.SUMMARY.format(
         **caffe | at | counts | caffe["facts"] | tensorflow["facts"], emulation=emulation, slower=slower - 1,
         where=f"{LABELS[row['model']]} on {row['nodes']} {_profile_label(row)} over {row['gbps']:g} Gbit/s",
         exceptions="; ".join(exceptions) or "nowhere",
@@ -590,7 +594,7 @@ def report(parts):
     """Returns the text of paper.md, of the stored parts alone."""
     lines = ["# The paper's results beside ours", "", *summary(parts),
              "## How sure the paper's numbers are", "",
-             *_lines(["grade", "meaning"], [list(item) for item in paper_claims.GRADES.items()])]
+             *_lines(["grade", "meaning"], [list(item) for item in claims.GRADES.items()])]
     for name, part in PARTS.items():
         data = parts[name]
         lines += [f"## {part.title}", "", part.about.format(**data["facts"]), ""]
