@@ -10,9 +10,12 @@ import sys
 
 import claims
 from claims import CLAIMS
+import parts as parts_lib
+from parts import PARTS
+import points
+from points import Point
 import pytest
-import tables
-from tables import PARTS, Point
+import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TABLES = ROOT / "scripts" / "paper" / "tables.py"
@@ -21,7 +24,7 @@ RESULTS = ROOT / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def parts():
-    return tables.stored(RESULTS)
+    return report.stored(RESULTS)
 
 
 def section(text, name):
@@ -41,13 +44,13 @@ def put(parts, point, **values):
 # ---- the stored report -------------------------------------------------------------------------
 
 def test_the_stored_report_is_made_of_what_is_stored(parts):
-    assert (RESULTS / "paper.md").read_text() == tables.report(parts)
+    assert (RESULTS / "paper.md").read_text() == report.report(parts)
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_the_report_prints_every_claim_as_it_is(parts, name):
     """One row for each, in this order: the number with its unit, and the grade."""
-    rows = [line.strip("| ").split(" | ") for line in section(tables.report(parts), name)]
+    rows = [line.strip("| ").split(" | ") for line in section(report.report(parts), name)]
     start = next(i for i, row in enumerate(rows) if row[:3] == ["what", "nodes at Gbit/s", "paper"]) + 2
     told = [claim for claim in CLAIMS if claim.part == name]
     for claim, row in zip(told, rows[start:start + len(told)], strict=True):
@@ -60,9 +63,9 @@ def test_the_report_prints_every_claim_as_it_is(parts, name):
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.number is not None], ids=str)
 def test_a_claim_is_matched_or_has_a_reason(parts, claim):
-    _, _, difference, reason = tables.compare(claim, parts[claim.part])
+    _, _, difference, reason = report.compare(claim, parts[claim.part])
     if abs(difference) > claims.TOLERANCE:
-        assert reason in tables.report(parts) and len(reason) > 40
+        assert reason in report.report(parts) and len(reason) > 40
     else:
         assert reason == ""
 
@@ -91,7 +94,7 @@ def test_what_is_missing_or_doubtful_is_no_check():
     ("gpus", Point("vgg19", "k80", "poseidon-paper", 4, 10, 8)),
     ("beyond", Point("bert_base_head", "a100", "horovod", 1024, 100))])
 def test_stored_points_are_what_the_simulator_says(parts, name, point):
-    computed, stored = tables.measure(point), parts[name]["rows"][point.key]
+    computed, stored = points.measure(point), parts[name]["rows"][point.key]
     for key in ("step_s", "speed_up", "gb_worst", "waiting"):
         assert computed[key] == pytest.approx(stored[key], rel=1e-5, abs=1e-9)
 
@@ -101,7 +104,7 @@ def test_gain_is_over_what_others_have(parts):
             if (row["model"], row["nodes"], row["gbps"], row["profile"]) == ("vgg19_22k", 16, 10, "titan_x")}
     gain = f"{rows['wfbp']['step_s'] / rows['poseidon']['step_s']:.2f}"
     assert float(gain) > 1.5
-    line = next(line for line in section(tables.report(parts), "bandwidth")
+    line = next(line for line in section(report.report(parts), "bandwidth")
                 if line.startswith("| VGG19-22K | 16 |"))
     assert line.endswith(f"| {gain} |")
 
@@ -109,9 +112,9 @@ def test_gain_is_over_what_others_have(parts):
 def test_parts_run_apart_give_what_they_give_together(tmp_path, parts, monkeypatch):
     """Of a few points: two parts in either order, and at once."""
     monkeypatch.setitem(PARTS, "gpus", dataclasses.replace(PARTS["gpus"], points=PARTS["gpus"].points[:12]))
-    together = {name: tables.compute(name, []) for name in ("stalls", "gpus")}
-    apart = {name: tables.compute(name, []) for name in ("gpus", "stalls")}
-    assert tables.report(parts | together) == tables.report(parts | apart)
+    together = {name: parts_lib.compute(name, []) for name in ("stalls", "gpus")}
+    apart = {name: parts_lib.compute(name, []) for name in ("gpus", "stalls")}
+    assert report.report(parts | together) == report.report(parts | apart)
     stored = {**parts["stalls"], "rows": {**parts["stalls"]["rows"]}}
     for row in stored["rows"].values():
         row["emulated"] = None
@@ -120,15 +123,15 @@ def test_parts_run_apart_give_what_they_give_together(tmp_path, parts, monkeypat
 
 def test_the_rate_that_explains_a_time_gives_that_time():
     point = Point("vgg19_22k", "titan_x", "wfbp", 8, 40)
-    rate = tables.rate_for(point, 1.21)
-    assert tables.simulate(point, rate).step_seconds == pytest.approx(1.21, rel=0.01)
+    rate = points.rate_for(point, 1.21)
+    assert points.simulate(point, rate).step_seconds == pytest.approx(1.21, rel=0.01)
     assert rate == pytest.approx(0.35 * 40, rel=0.05)
 
 
 @pytest.mark.parametrize("layer, k", [("VGG19 fc6", 32), ("GoogLeNet", 128), ("BERT-base head", 8)])
 def test_factors_pay_until_rows_of_all_are_the_harmonic_mean(layer, k):
-    m, n = tables.LAYERS[layer]
-    assert tables.largest_nodes(m, n, k) == math.floor(2 * m * n / (m + n) / k)
+    m, n = parts_lib.LAYERS[layer]
+    assert parts_lib.largest_nodes(m, n, k) == math.floor(2 * m * n / (m + n) / k)
 
 
 # ---- emulated points ---------------------------------------------------------------------------
@@ -146,12 +149,12 @@ def test_emulated_points_are_compared_where_they_are(parts):
     point = Point("vgg19_22k", "titan_x", "wfbp", 8, 40)
     runs = [emulated(1300), emulated(1200, shrink=4), emulated(1, shrink=1, profile=None),
             emulated(1, shrink=1, hosts=4), emulated(1, shrink=1, ranks_per_host=2)]
-    found = tables.measure(point, runs)["emulated"]
+    found = points.measure(point, runs)["emulated"]
     assert found == {"step_s": 1.2, "speed_up": pytest.approx(8 * 920 / 1200), "gb_mean": 8.0}
     claim = next(c for c in CLAIMS if (c.system, c.nodes, c.unit) == ("wfbp", 8, "s"))
     data = put(parts, point, emulated=found)
-    assert tables.compare(claim, data["scaling_caffe"])[::2] == (1.2, pytest.approx(1.2 / 1.21 - 1))
-    text = tables.report(data)
+    assert report.compare(claim, data["scaling_caffe"])[::2] == (1.2, pytest.approx(1.2 / 1.21 - 1))
+    text = report.report(data)
     assert "(6.13)" in text and "points are emulated too" in text
 
 
@@ -166,12 +169,12 @@ BROKEN = Point("vgg19_22k", "titan_x", "poseidon-paper", 16, 10)
     (12.0, "has 12 x, expected the paper's 15.5 within 5%: give the claim a reason, or mend the number")])
 def test_a_broken_number_is_refused(parts, speed_up, message):
     with pytest.raises(SystemExit, match=message):
-        tables.report(put(parts, BROKEN, speed_up=speed_up))
+        report.report(put(parts, BROKEN, speed_up=speed_up))
 
 
 def test_a_changed_number_is_noticed(parts):
     row = parts["bandwidth"]["rows"][BROKEN.key]
-    changed = tables.report(put(parts, BROKEN, speed_up=row["speed_up"] + 0.01))
+    changed = report.report(put(parts, BROKEN, speed_up=row["speed_up"] + 0.01))
     assert changed != (RESULTS / "paper.md").read_text()
 
 
