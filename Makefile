@@ -51,30 +51,30 @@ test-native:
 bench: horovod
 	mkdir -p docs/results
 	for ranks in 2 4; do \
-	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_sync.py --peers= \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/benchmarks/bench_sync.py --peers= \
 	    --json docs/results/bench_sync_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/bench_sync.py \
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmarks/bench_sync.py \
 	  --json docs/results/bench_sync_peers_4.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
-	  $(BIN)/python scripts/bench_sync.py --peers= --json docs/results/bench_sync_2x2.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
-	  $(BIN)/python scripts/bench_sync.py --peers= --ranks_per_node=1 \
+	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	  $(BIN)/python scripts/benchmarks/bench_sync.py --peers= --json docs/results/bench_sync_2x2.json
+	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 2 --ranks_per_host 2 -- \
+	  $(BIN)/python scripts/benchmarks/bench_sync.py --peers= --ranks_per_node=1 \
 	  --json docs/results/bench_sync_2x2_apart.json
-	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/bench_partition.py --json docs/results/bench_partition.json
+	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/benchmarks/bench_partition.py --json docs/results/bench_partition.json
 	for ranks in 2 4; do \
-	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/bench_slices.py \
+	  $(BIN)/mpiexec -n $$ranks $(BIN)/python scripts/benchmarks/bench_slices.py \
 	    --json docs/results/bench_slices_$$ranks.json || exit 1; done
-	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmark.py --system $(COMPUTED) \
+	$(BIN)/mpiexec -n 4 $(BIN)/python scripts/benchmarks/benchmark.py --system $(COMPUTED) \
 	  --json docs/results/benchmark_loopback.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
-	  $(BIN)/python scripts/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
-	test $$(id -u) != 0 || $(BIN)/python scripts/bench_emulated.py --again
-	$(BIN)/python scripts/bench_overhead.py --json docs/results/bench_overhead.json
-	$(BIN)/python scripts/bench_outer_product.py --json docs/results/bench_outer_product.json
-	$(BIN)/python scripts/bench_rewrite.py --json docs/results/bench_rewrite.json
+	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
+	  $(BIN)/python scripts/benchmarks/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
+	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/bench_emulated.py --again
+	$(BIN)/python scripts/benchmarks/bench_overhead.py --json docs/results/bench_overhead.json
+	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
+	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
 
 paper: setup
-	$(BIN)/python scripts/paper_tables.py
+	$(BIN)/python scripts/paper/tables.py
 
 clean:
 	rm -rf build dist *.egg-info $(VENV)

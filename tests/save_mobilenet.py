@@ -5,7 +5,7 @@ import sys
 
 import keras
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"))
 import bench_rewrite  # noqa: E402
 
 if __name__ == "__main__":

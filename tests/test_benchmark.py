@@ -4,24 +4,20 @@ import importlib.util
 import json
 import math
 import pathlib
-import sys
 import time
 
+import emulation
 import launch
 import numpy as np
+import profiles
 import pytest
+import systems
 import tensorflow as tf
+import zoo
 
 from tf_poseidon.ops import library
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
-sys.path.append(str(SCRIPTS))
-import emulation  # noqa: E402
-import profiles  # noqa: E402
-import systems  # noqa: E402
-import zoo  # noqa: E402
-
-BENCHMARK = str(SCRIPTS / "benchmark.py")
+BENCHMARK = str(pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmarks" / "benchmark.py")
 
 
 @pytest.mark.parametrize("name, parameters, gigaoperations", [

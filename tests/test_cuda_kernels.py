@@ -14,19 +14,15 @@ import os
 import pathlib
 import runpy
 import subprocess
-import sys
 import time
 
+import gpu_check
+import gpu_outer_product as outer_product
+from gpu_outer_product import Case
 import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "scripts"))
-
-import gpu_check  # noqa: E402
-import gpu_outer_product as outer_product  # noqa: E402
-from gpu_outer_product import Case  # noqa: E402
-
 ALL_TILES = 2 ** 62
 
 

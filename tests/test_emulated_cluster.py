@@ -1,6 +1,5 @@
 """The emulated cluster shapes links, counts bytes, passes on the status, leaves nothing behind."""
 
-import importlib
 import importlib.util
 import json
 import os
@@ -13,10 +12,11 @@ import subprocess
 import sys
 import sysconfig
 
+import emulated_cluster
 import launch
 import pytest
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
+SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmarks" / "emulated_cluster.py"
 MEGABYTES = 2
 # Ranks 0 and 1 are connected.
 CONNECT = """
@@ -129,16 +129,9 @@ def able():
         pytest.skip(f"no hosts can be made: {reason}")
 
 
-@pytest.fixture
-def emulated_cluster(monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("emulated_cluster")
-
-
 def start(*arguments, hosts=2):
     return subprocess.Popen(
-        [sys.executable, SCRIPTS / "emulated_cluster.py", "--hosts", str(hosts), *arguments],
+        [sys.executable, SCRIPT, "--hosts", str(hosts), *arguments],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "OF_CALLER": "passed on"})
 
@@ -274,12 +267,12 @@ def test_next_one_removes_what_a_killed_one_left(able):
     (["nan"], r"--gbps=nan is no list of rates"),
     (1000, r"--gbps=1000 is no list of rates, .*: give one for all hosts or one for each, with"),
     ([], r"--gbps= is no list of rates")])
-def test_refusals_of_rates(emulated_cluster, gbps, text):
+def test_refusals_of_rates(gbps, text):
     with pytest.raises(SystemExit, match=text):
         emulated_cluster.EmulatedCluster(3, gbps)
 
 
-def test_refusals_of_launchers(emulated_cluster, monkeypatch, tmp_path):
+def test_refusals_of_launchers(monkeypatch, tmp_path):
     cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
     with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun or mwms"):
         cluster.run(["true"], launcher="ssh")
@@ -288,7 +281,7 @@ def test_refusals_of_launchers(emulated_cluster, monkeypatch, tmp_path):
         cluster.run(["true"], launcher="horovodrun")
 
 
-def test_refusals(emulated_cluster, monkeypatch):
+def test_refusals(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(SystemExit, match=r"program ip is in none of .*: install iproute2"):
@@ -317,7 +310,7 @@ def train_on_hosts(cluster, file, *arguments):
     return ranks, cluster.bytes()[-1][0] - before[-1][0]
 
 
-def test_ranks_of_a_host_combine(emulated_cluster, able, tmp_path):
+def test_ranks_of_a_host_combine(able, tmp_path):
     """Each gradient crosses a host's link once, as planned; twice if ranks are told to be on their own."""
     alone, = said(launch.run_ok(["nodes.py"], 0, timeout_s=60).output)
     with emulated_cluster.EmulatedCluster(2, 1) as cluster:

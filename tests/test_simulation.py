@@ -9,19 +9,18 @@ import subprocess
 import sys
 import time
 
+import links
 from plans import dense_site
 from plans import TABLE
 import pytest
+import simulation
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import cost
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
-sys.path.append(str(SCRIPTS))
-import links  # noqa: E402
-import simulation  # noqa: E402
-
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SIMULATE = ROOT / "scripts" / "simulation" / "simulate.py"
 GBPS = 8.0  # 10^9 bytes per second
 RATE = GBPS * 1e9 / 8
 SYSTEMS = tuple(simulation.SYSTEMS)
@@ -351,7 +350,7 @@ def test_refusals(make, message):
 
 
 def simulate(*arguments):
-    return subprocess.run([sys.executable, SCRIPTS / "simulate.py", *map(str, arguments)],
+    return subprocess.run([sys.executable, SIMULATE, *map(str, arguments)],
                           capture_output=True, text=True, timeout=120)
 
 
@@ -363,7 +362,7 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
     for name in ("keras", "tensorflow"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "simulate.py", "--plan", tmp_path / "plan.json", "--nodes", "1,2,4",
+        [sys.executable, SIMULATE, "--plan", tmp_path / "plan.json", "--nodes", "1,2,4",
          "--gbps", "10", "--latency_us", "0", "--system", "poseidon-ps,horovod", "--batch_size", "32",
          "--json", tmp_path / "out.json", "--trace", tmp_path / "trace.json"],
         env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
@@ -409,7 +408,7 @@ def test_command_simulates_a_model(arguments):
 
 # ---- against the emulated cluster --------------------------------------------------------------
 
-EMULATED = [entry for entry in json.loads((SCRIPTS.parent / "docs/results/emulated.json").read_text())
+EMULATED = [entry for entry in json.loads((ROOT / "docs/results/emulated.json").read_text())
             if entry["run"]["profile"]]
 OURS = ("poseidon", "poseidon-paper", "poseidon-ps")
 # Where all is communication, the factors of two layers came at the same time and not one after the other, which

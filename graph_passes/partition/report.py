@@ -5,6 +5,8 @@ import math
 
 import tensorflow as tf
 
+from tf_poseidon import tables
+
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
@@ -102,9 +104,7 @@ class Report:
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]
         rows = [(e.kind, _shape_text(e.shape), str(e.bytes), e.site + (", waited for" if e.is_waited_for else "")
                  + (f" (in loop '{e.loop}')" if e.loop else "")) for e in self.exchanges]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        lines += ["  " + "  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[-1]])
-                  for row in rows]
+        lines += tables.aligned(rows, left=range(4), indent="  ")
         if self.whole:
             lines.append(f"{len(self.whole)} nodes run whole on every rank, since there is no rule for them:")
             lines += [f"  {op.op} '{op.node}', whose inputs have {op.bytes}" for op in self.whole]

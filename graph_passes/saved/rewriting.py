@@ -14,6 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
+from tf_poseidon import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import check
@@ -82,9 +83,8 @@ class Step:
     exchanges: report_lib.Report
 
     def __str__(self):
-        lines = [str(self.plan), "", str(self.exchanges), "inputs:"]
-        width = max(len(each.name) for each in self.inputs)
-        return "\n".join([*lines, *(f"  {each.name:{width}}  {each.text()}" for each in self.inputs)])
+        inputs = tables.aligned([(each.name, each.text()) for each in self.inputs], left=(0, 1), indent="  ")
+        return "\n".join([str(self.plan), "", str(self.exchanges), "inputs:", *inputs])
 
 
 @dataclasses.dataclass(frozen=True)

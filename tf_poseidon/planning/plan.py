@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
+from tf_poseidon import tables
 from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import plan_file
@@ -249,12 +250,8 @@ class Plan:
                      f"{1e3 * sum(cost.seconds for cost in total):.3g}", "",
                      f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
                      "in a step, half of it in each direction"))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        left = (0, 1, 2, 5, 6)
-        lines = ["  ".join(f"{text:{'<' if i in left else '>'}{widths[i]}}"
-                           for i, text in enumerate(row)).rstrip() for row in rows]
-        return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}", *lines,
-                          *self._whole_ops(), *self._expectation()])
+        return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}",
+                          *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation()])
 
     def _whole_ops(self):
         """Returns what every rank computes for the rows of all, as lines of text."""

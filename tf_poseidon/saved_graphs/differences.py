@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tf_poseidon import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.saved import inserted
 from tf_poseidon.graph_passes.saved import strip
@@ -59,9 +60,8 @@ def _lines(step):
         rides = f" (rides on {exchange.rides_on})" if exchange.rides_on else ""
         rows.append((exchange.kind, exchange.scheme, f"{exchange.site}{rides}", ", ".join(
             f"{number} {op}" if number > 1 else op for op, number in exchange.ops.items())))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [f"{where}: {step.before:,} nodes, now {step.after:,}; {len(every)} exchanges:"]
-    lines += ["  " + "  ".join(f"{text:{width}}" for text, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [f"{where}: {step.before:,} nodes, now {step.after:,}; {len(every)} exchanges:",
+             *tables.aligned(rows, left=range(4), indent="  ")]
     if fetched:
         lines.append(f"  and {fetched} that happen only where a program fetches what the step does not need whole")
     return lines

@@ -4,6 +4,7 @@ import collections
 import statistics
 
 from tf_poseidon import planning
+from tf_poseidon import tables
 from tf_poseidon.timelines import steps as steps_lib
 
 
@@ -64,9 +65,7 @@ def table(ranks, rank, plan=None):
     rows.append(("total", "", compute, mean(_covered), exposed,
                  mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)), "", "", _ms(predicted),
                  total))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(f"{text:{'<' if i < 2 else '>'}{widths[i]}}" for i, text in enumerate(row)).rstrip()
-             for row in rows]
+    lines = tables.aligned(rows, left=(0, 1))
     lines.append(f"a step of {total} ms: {compute} ms compute; then {exposed} ms waiting for exchanges, and "
                  f"{rebuild} ms rebuilding gradients")
     if ranks[rank].dropped:

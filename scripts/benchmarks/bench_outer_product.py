@@ -1,6 +1,6 @@
 """Times SufficientFactorOuterProduct against tf.matmul(u, v, transpose_a=True) on the CPU.
 
-    python scripts/bench_outer_product.py --json out.json
+    python scripts/benchmarks/bench_outer_product.py --json out.json
 
 Both are called inside a tf.function, and take turns. Results are verified before anything is timed.
 """

@@ -1,6 +1,6 @@
 """Times steps that were partitioned by rows against the same steps in `strategy.run`, taking turns in one job.
 
-    mpiexec -n 4 python scripts/bench_partition.py --json out.json
+    mpiexec -n 4 python scripts/benchmarks/bench_partition.py --json out.json
 
 All train equal weights on equal batches: by `poseidon.distribute` and from a rewritten SavedModel, both written for
 one process; and by tf.distribute's rules (the loss scaled by hand, gradients synchronised by the strategy). After the

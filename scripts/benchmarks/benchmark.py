@@ -1,9 +1,9 @@
 """Compares ways to train a model on several machines: this project by policy, Horovod, MWMS, one process.
 
-    mpiexec -n 4 -hosts a,b,c,d python scripts/benchmark.py --model vgg19 --system poseidon,horovod
-    horovodrun --gloo -np 4 -H a:1,b:1,c:1,d:1 python scripts/benchmark.py --system poseidon,horovod
-    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
-        python scripts/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
+    mpiexec -n 4 -hosts a,b,c,d python scripts/benchmarks/benchmark.py --model vgg19 --system poseidon,horovod
+    horovodrun --gloo -np 4 -H a:1,b:1,c:1,d:1 python scripts/benchmarks/benchmark.py --system poseidon,horovod
+    sudo env "PATH=$PATH" python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
+        python scripts/benchmarks/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
 
 Every system (systems.py) trains a model of its own with random data, and they take turns, each round in another
 order. Before anything is timed, all make the same steps from the same weights and are compared: bit by bit
@@ -67,7 +67,7 @@ _DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything 
                                lower_bound=0.01)
 _SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors are emulated.", lower_bound=1)
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a node's link as it is, in each direction; that of "
-                                "scripts/emulated_cluster.py, or what is measured, by default.")
+                                "scripts/benchmarks/emulated_cluster.py, or what is measured, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "As of PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "

@@ -1,6 +1,6 @@
 """Times the sum of tensors over ranks, against MPI_Iallreduce of the same MPI and other libraries in the same run.
 
-    mpiexec -n 4 python scripts/bench_sync.py --json out.json
+    mpiexec -n 4 python scripts/benchmarks/bench_sync.py --json out.json
 
 Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy
 arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns

@@ -1,9 +1,9 @@
 """Simulates training on many nodes, with our runtime and with others, and prints a table.
 
-    python scripts/simulate.py --model vgg19 --nodes 1,2,4,8,16,32 --gbps 40 \
+    python scripts/simulation/simulate.py --model vgg19 --nodes 1,2,4,8,16,32 --gbps 40 \
         --system poseidon,wfbp,horovod,tensorflow --profile titan_x
     tf-poseidon explain model.keras --batch_size 32 --workers 8 --plan plan.json
-    python scripts/simulate.py --plan plan.json --batch_size 32 --nodes 8,64,512 --gbps 10
+    python scripts/simulation/simulate.py --plan plan.json --batch_size 32 --nodes 8,64,512 --gbps 10
 
 What is simulated, and what is left out, stands at the top of simulation.py. --trace writes the step with the
 most nodes for chrome://tracing or ui.perfetto.dev: a process for each system and node, of nodes that do the
@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import sys
 
 from absl import app
 from absl import flags
@@ -24,6 +25,8 @@ import simulation
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))  # see scripts/README.md
 
 _MODEL = flags.DEFINE_string("model", "vgg19", "One of zoo.MODELS.")
 _PLAN = flags.DEFINE_string("plan", None, "File of a plan: its exchanges are simulated instead of a model's, "

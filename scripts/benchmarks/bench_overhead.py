@@ -1,6 +1,6 @@
 """Times one process under PoseidonStrategy against plain Keras, taking turns in one run.
 
-    python scripts/bench_overhead.py --json out.json
+    python scripts/benchmarks/bench_overhead.py --json out.json
 
 Two equal models train on the same data, one built under the strategy, one not. The ratio is the
 median of the ratios of neighbouring calls of `fit`, over several pairs of models, since equal

@@ -1,6 +1,6 @@
 """Times an embedding's gradient, exchanged as slices, against its dense sum, taking turns in one run.
 
-    mpiexec -n 2 python scripts/bench_slices.py --json out.json
+    mpiexec -n 2 python scripts/benchmarks/bench_slices.py --json out.json
 
 Each rank has some rows of a large table, with indices drawn as words are in a text: few of them often
 (Zipf's law). They are exchanged as they are, by `tf_poseidon.ops.sync_slices`, or made dense and summed

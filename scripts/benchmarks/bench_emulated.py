@@ -1,9 +1,9 @@
 """Measures tables of models, systems, rates and hosts on emulated clusters, with emulated accelerators.
 
-    sudo env "PATH=$PATH" python scripts/bench_emulated.py --json docs/results/emulated.json
+    sudo env "PATH=$PATH" python scripts/benchmarks/bench_emulated.py --json docs/results/emulated.json
 
-Part "table" compares with Horovod and MWMS on four hosts; part "points" is what scripts/simulate.py has to
-agree with, see tests/test_simulation.py. Every run is one of scripts/benchmark.py, which verifies before it
+Part "table" compares with Horovod and MWMS on four hosts; part "points" is what scripts/simulation/simulate.py has to
+agree with, see tests/test_simulation.py. Every run is one of scripts/benchmarks/benchmark.py, which verifies before it
 times. Runs that the file has already are not made again, so that a part can be continued.
 """
 
@@ -32,7 +32,7 @@ class Run:
     """One job on an emulated cluster.
 
     Attributes:
-        model, systems, profile, batch_size: As of scripts/benchmark.py; without a profile it computes.
+        model, systems, profile, batch_size: As of scripts/benchmarks/benchmark.py; without a profile it computes.
         hosts: How many.
         ranks_per_host: How many accelerators each of them has.
         gbps: Rate of their links, as told.
@@ -121,7 +121,7 @@ def table(results):
 
 
 def measure(run):
-    """Returns what scripts/benchmark.py writes, for a run."""
+    """Returns what scripts/benchmarks/benchmark.py writes, for a run."""
     with tempfile.TemporaryDirectory() as directory:
         out = pathlib.Path(directory) / "results.json"
         command = [sys.executable, _BENCHMARK, f"--model={run.model}", f"--system={run.systems}",

@@ -1,7 +1,7 @@
 """Makes several hosts of one Linux machine, with links of a given rate, and runs a command on them.
 
-    sudo env "PATH=$PATH" python scripts/emulated_cluster.py --hosts 4 --gbps 1 -- \
-        python scripts/bench_sync.py
+    sudo env "PATH=$PATH" python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
+        python scripts/benchmarks/bench_sync.py
 
 Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
 in a namespace of its own. So nothing in the machine's own network changes, and several clusters can

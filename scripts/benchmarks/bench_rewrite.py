@@ -1,6 +1,6 @@
 """Times the rewriting of saved training graphs of keras.applications.
 
-    python scripts/bench_rewrite.py --models ResNet152 --json rewrite.json
+    python scripts/benchmarks/bench_rewrite.py --models ResNet152 --json rewrite.json
 
 Each model is built with random weights, and its training step saved as a program saves it that knows nothing
 of this project. What is rewritten is stripped again, and has to have the bytes of the original before a time counts.

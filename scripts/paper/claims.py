@@ -22,7 +22,7 @@ class Claim:
     """One number of the paper.
 
     Attributes:
-        part: The part of scripts/paper_tables.py that has ours.
+        part: The part of parts.PARTS that has ours.
         model, system, nodes, gbps, gpus: Of zoo.MODELS, of simulation.SYSTEMS, with `gpus` on each
             node. With the unit "nodes" a layer, and `nodes` are its rows on each node.
         number: What the paper says; None if there is none, and `said` says why, or what there is instead.
@@ -201,7 +201,7 @@ EMULATION = (
     "network costs processors.")
 
 SUMMARY = """\
-Made by `make paper` (scripts/paper_tables.py) from docs/results/paper/*.json and scripts/paper_claims.py.
+Made by `make paper` (scripts/paper/tables.py) from docs/results/paper/*.json and scripts/paper/claims.py.
 Links have their nominal rate, {efficiency} of it for payload, and {latency_us:g} us latency: no rate is
 fitted to a row. {emulation}
 

@@ -1,0 +1,49 @@
+"""Sets the paper's results (claims.py) beside ours: emulated where they are, simulated beyond.
+
+    python scripts/paper/tables.py                          # all parts: some minutes
+    python scripts/paper/tables.py --parts traffic,stalls   # these anew; the report has all
+    python scripts/paper/tables.py --parts ''               # the report anew, from what is stored
+
+Each part (parts.py) is kept as docs/results/paper/PART.json, with a plot (plots.py); docs/results/paper.md is made of
+these alone (report.py). What is emulated, and what is simulated, is in points.py.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+import rich.console
+import rich.progress
+
+_SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
+sys.path[1:1] = [str(_SCRIPTS / room) for room in ("simulation", "benchmarks")]  # see scripts/README.md
+import parts  # noqa: E402
+import plots  # noqa: E402
+import report  # noqa: E402
+
+_PARTS = flags.DEFINE_list("parts", None, "What to compute anew: all by default.")
+_OUT = flags.DEFINE_string("out", "docs/results", "Directory of emulated.json and paper.md.")
+
+
+def main(arguments):
+    if len(arguments) > 1:
+        raise SystemExit(f"There is an argument '{arguments[1]}', expected flags only: see --help.")
+    names = list(parts.PARTS) if _PARTS.value is None else _PARTS.value
+    unknown = [name for name in names if name not in parts.PARTS]
+    if unknown:
+        raise SystemExit(f"--parts has '{unknown[0]}', expected some of {', '.join(parts.PARTS)}: choose of these.")
+    out = pathlib.Path(_OUT.value)
+    (out / "paper").mkdir(parents=True, exist_ok=True)
+    emulated = report.load(out / "emulated.json") if (out / "emulated.json").exists() else []
+    with rich.progress.Progress(console=rich.console.Console(stderr=True)) as progress:
+        for name in names:
+            data = parts.compute(name, emulated, progress.track)
+            (out / "paper" / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
+            plots.plot(data, out / "paper")
+    (out / "paper.md").write_text(report.report(report.stored(out)))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,106 @@
+"""How far floats may be from those of one process: as far as rounding explains.
+
+Nothing is known about a step, so that is measured: its original runs again, twice, with its numbers changed in the last
+place. The bound of a value is a factor times the sum of what that changes in it and a last place of its largest number.
+"""
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+# How often the original runs with other last places, and how much more than it shows then may come of rounding.
+RERUNS, _FACTOR = 2, 32
+# From the narrowest: bfloat16 has fewer bits than half.
+_FLOATS = (tf.bfloat16, tf.half, tf.float32, tf.float64)
+_COMPLEX = {tf.complex64: tf.float32, tf.complex128: tf.float64}
+
+
+def changed(value, epsilon, rng):
+    """Returns an array of which each element is a last place larger or smaller; only of floats."""
+    if not _is_float(value.dtype):
+        return value
+    signs = rng.choice([-1, 1], value.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(_wide(value) * (1 + epsilon * signs), value.dtype)
+
+
+def measured(exact, others, epsilon):
+    """Returns how far floats may be from those of one process, by the keys of `exact`; of what is no float, nothing.
+
+    Args:
+        exact: The values of one process, arrays by key.
+        others: The same of runs with other last places.
+        epsilon: The last place of 1.
+    """
+    found = {}
+    for key, value in exact.items():
+        if _is_float(value.dtype):
+            spread = max(_largest(_wide(other[key]) - _wide(value)) if other[key].shape == value.shape else 0
+                         for other in others)
+            found[key] = _FACTOR * (spread + epsilon * _largest(_wide(value)))
+    return found
+
+
+def error(value, wanted, bound):
+    """Returns the largest error in parts of its bound; infinite where only one of both is finite."""
+    value, wanted = _wide(value), _wide(wanted)
+    if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):
+        return np.inf
+    difference = _largest(value - wanted)
+    return difference / bound if bound else (np.inf if difference else 0.0)
+
+
+def num_finite(value):
+    """Returns how many elements are finite: those whose errors count."""
+    return int(np.isfinite(_wide(value)).sum())
+
+
+def epsilon(graph, targets):
+    """Returns the last place of 1 in the narrowest type of floats that a step computes with.
+
+    That of the rewritten graph: it may round what ranks exchange.
+    """
+    found = set()
+    for node in _nodes_of_step(graph, targets):
+        for value in node.attr.values():
+            found.update((value.type, *value.list.type))
+    found.update(real.as_datatype_enum for dtype, real in _COMPLEX.items() if dtype.as_datatype_enum in found)
+    narrowest = next((dtype for dtype in _FLOATS if dtype.as_datatype_enum in found), _FLOATS[-1])
+    return float(ml_dtypes.finfo(narrowest.as_numpy_dtype).eps)
+
+
+def _nodes_of_step(graph, targets):
+    """Returns the nodes that some tensors need, and those of the functions that these call."""
+    main = {node.name: node for node in graph.graph_def.node}
+    functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
+    queue, found = [graph_lib.node_of(target) for target in targets], {}
+    for name in queue:
+        if name not in main:
+            raise ConfigurationError(f"'{graph.path}' has no node '{name}'; name one of its nodes with --train_op.")
+    while queue:
+        name = queue.pop()
+        if name in main and name not in found:
+            found[name] = main[name]
+            queue += map(graph_lib.node_of, main[name].input)
+    nodes = list(found.values())
+    for node in nodes:  # which grows
+        for name in functions_lib.called(node):
+            nodes += functions.pop(name, ())
+    return nodes
+
+
+def _is_float(dtype):
+    return dtype != object and (tf.as_dtype(dtype) in _FLOATS or tf.as_dtype(dtype) in _COMPLEX)
+
+
+def _wide(value):
+    return np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64)
+
+
+def _largest(difference):
+    """Returns the largest magnitude among what is finite."""
+    return float(np.max(np.abs(difference), where=np.isfinite(difference), initial=0))

@@ -1,0 +1,55 @@
+"""Compares what a step has given on all ranks: with what it gives in one process, and between ranks.
+
+What is found is noted in a `verifying.Verification`.
+"""
+
+import hashlib
+
+import numpy as np
+
+from tf_poseidon import runtime
+from tf_poseidon.saved_graphs import bounds
+
+
+def with_one_process(result, values, expected, allowed):
+    """Notes how far values are from those of one process.
+
+    Args:
+        result: The `Verification`.
+        values: What there is after a step, arrays by (kind, name).
+        expected, allowed: The same of one process, and how far floats may be from that: of `Reference.step`.
+    """
+    for key, wanted in expected.items():
+        value = values.get(key)
+        if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
+            error = np.inf
+        elif key in allowed:
+            error = bounds.error(value, wanted, allowed[key])
+        else:
+            error = 0.0 if np.array_equal(value, wanted) else np.inf
+        number, largest = result.errors.get(key, (0, 0.0))
+        compared = bounds.num_finite(wanted) if key in allowed else wanted.size
+        result.errors[key] = number + compared, max(largest, error)
+
+
+def between_ranks(result, step, values):
+    """Notes what ranks do not have with the same bits; all of them have to call it.
+
+    Args:
+        result: The `Verification`.
+        step: Number of the step.
+        values: What there is after it, arrays by (kind, name).
+    """
+    communicator, keys = runtime.communicator(), sorted(values)
+    if communicator is None or not keys:
+        return
+    digests = np.frombuffer(b"".join(_digest(values[key]) for key in keys), np.uint8).reshape(1, len(keys), -1)
+    rows, = communicator.submit_factors(f"verify/{step}", [digests.reshape(1, -1)])()
+    rows = rows.reshape(-1, *digests.shape[1:])
+    differing = {key for i, key in enumerate(keys) if np.any(rows[:, i] != rows[0, i])}
+    result.differing = sorted({*result.differing, *differing})
+
+
+def _digest(value):
+    data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
+    return hashlib.sha256(f"{value.dtype} {value.shape} ".encode() + data).digest()

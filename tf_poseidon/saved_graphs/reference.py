@@ -1,0 +1,52 @@
+"""Runs the original of a rewritten graph in one process: what each step of the latter is compared with."""
+
+import numpy as np
+
+from tf_poseidon.saved_graphs import bounds
+from tf_poseidon.saved_graphs import running
+
+
+class Reference:
+    """The original graph in this process."""
+
+    def __init__(self, original, what, epsilon, seed):
+        """Loads the graph.
+
+        Args:
+            original: The graph, of `formats.read`.
+            what: What makes a step, as `running.runner` takes it by name.
+            epsilon: The last place of 1 in the numbers of the rewritten step, see `bounds.epsilon`.
+            seed: What decides which numbers are a last place larger, and which smaller.
+        """
+        # Each in a runner of its own, so that seeded random ops are where they are in the rewritten graph.
+        self._runners = [running.runner(original, **what) for _ in range(1 + bounds.RERUNS)]
+        self._epsilon = epsilon
+        self._rng = np.random.default_rng([seed, 1])
+
+    def step(self, batch, state):
+        """Runs a step.
+
+        Args:
+            batch: The inputs, arrays by name.
+            state: The variables before the step, arrays by name.
+
+        Returns:
+            (values, bounds), both by (kind, name): the one-process value of each variable and output after the step,
+            and how far floats may be from that.
+        """
+        exact, *others = [self._run(runner, batch, state, is_exact=not i) for i, runner in enumerate(self._runners)]
+        return exact, bounds.measured(exact, others, self._epsilon)
+
+    def _run(self, runner, batch, state, is_exact):
+        def change(value):
+            return value if is_exact else bounds.changed(value, self._epsilon, self._rng)
+
+        runner.set_state([change(state[name]) for name in runner.variables])
+        return run_step(runner, {name: change(value) for name, value in batch.items()})
+
+
+def run_step(runner, batch):
+    """Runs a step; returns what there is afterwards, arrays by ("variable" or "output", name)."""
+    outputs = runner.run(batch)
+    return {**{("variable", name): value for name, value in zip(runner.variables, runner.state())},
+            **{("output", name): value for name, value in outputs.items()}}
