@@ -9,10 +9,11 @@ from rewritten import small_model
 from rewritten import write_report
 
 import tf_poseidon as poseidon
-from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.match import factors as factors_lib
 from tf_poseidon.graph_passes.match import matches
+from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.write import send_receive
+from tf_poseidon.graph_passes.write import writers
 
 EVERY = 2
 
@@ -35,17 +36,17 @@ def scale_factors():
 def double_sums():
     """Makes the passes double dense sums."""
     def wrong_collective(site):
-        total = site._all_reduced("total", site._marker.gradient)
-        site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
+        total = site._all_reduced("total", site.marker.gradient)
+        site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
         site._verify_by_magnitudes()
 
     def wrong(site):
-        total = site._send_and_receive("", "send", "recv", [site._marker.gradient], "ps",
-                                       [site._marker.dtype], [site._marker.shape])
-        site.writer.add("", "AddV2", [total, total], T=site._marker.dtype)
+        total = site._send_and_receive("", "send", "recv", [site.marker.gradient], "ps",
+                                       [site.marker.dtype], [site.marker.shape])
+        site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
 
-    send_receive.SendReceive.dense = wrong
-    collectives.Collectives.dense = wrong_collective
+    writers.WRITERS[send_receive.SendReceive, "ps"] = wrong
+    writers.WRITERS[collectives.Collectives, "ps"] = wrong_collective
 
 
 class ChangeWeights(keras.callbacks.Callback):
