@@ -43,229 +43,10 @@ import itertools
 import math
 
 import links
+import transfers as transfers_lib
 
-from tf_poseidon import planning
-from tf_poseidon.errors import PoseidonError
-
-_MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
 _ROOT = 0  # the kind of the node whose value others take: the first one's
 _STEPS = 6  # without a barrier, until one is like the one before
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What one accelerator does in a step without others.
-
-    Attributes:
-        sites: The `planning.Site`s, in the order of the forward pass, with the rows of one accelerator.
-        operations: Additions and multiplications of a step.
-        seconds: How long they take.
-        rebuild_seconds_per_operation: How long one of them takes in the products that rebuild gradients.
-        accelerators: Whether plans count on exchanges that disturb no computing, see `planning.Cluster`.
-        exchanges: What ranks exchange beside gradients, `planning.Exchange`s; of systems that follow plans.
-    """
-
-    sites: tuple[planning.Site, ...]
-    operations: float
-    seconds: float
-    rebuild_seconds_per_operation: float
-    accelerators: bool = True
-    exchanges: tuple[planning.Exchange, ...] = ()
-
-    def __post_init__(self):
-        for name in ("operations", "seconds", "rebuild_seconds_per_operation"):
-            _check_at_least_0(name, getattr(self, name), is_more=True)
-
-    def ready_seconds(self, operations):
-        """Returns when as many operations are done, after the step's begin."""
-        return min(operations / self.operations, 1.0) * self.seconds
-
-    @functools.cached_property
-    def forward_seconds(self):
-        return min([self.seconds / 3,
-                    *(self.ready_seconds(s.operations) for s in self.sites if not s.is_waited_for)])
-
-    def needed_seconds(self, operations):
-        """Returns when the forward pass needs the variable of a site."""
-        backward = self.seconds - self.forward_seconds
-        return self.forward_seconds * (self.seconds - self.ready_seconds(operations)) / backward
-
-
-@dataclasses.dataclass(frozen=True)
-class Machines:
-    """The nodes and what connects them.
-
-    Attributes:
-        nodes: How many there are. Each computes.
-        gbps: What each sends, and receives at the same time, in 10^9 bits per second; or one for each node.
-        latency_us: From the last byte's leaving one node to its being used on another, in microseconds.
-        servers: How many nodes, the first ones, hold KV pairs; 0 for all.
-        efficiency: Share of `gbps` that payload gets. Of Ethernet with frames of 1500 bytes TCP's is 0.94.
-        message_us: How long each message occupies a link apart from its bytes, in microseconds.
-        gpus_per_node: Accelerators of a node. Their gradients are added up, or their factors laid end to
-            end, on one of them, which alone uses the network.
-        local_gbytes_per_s: The link of that one to the others, in each direction, in 10^9 bytes per second.
-        copy_gbytes_per_s: Copies between accelerator and host, in each direction; none by default.
-        sum_gbytes_per_s: What a server adds up; no limit by default.
-        late_seconds: How much later than the others each node begins to compute; () for no node.
-    """
-
-    nodes: int
-    gbps: float | tuple[float, ...] = 10.0
-    latency_us: float = 50.0
-    servers: int = 0
-    efficiency: float = 1.0
-    message_us: float = 0.0
-    gpus_per_node: int = 1
-    local_gbytes_per_s: float = 10.0
-    copy_gbytes_per_s: float = math.inf
-    sum_gbytes_per_s: float = math.inf
-    late_seconds: tuple[float, ...] = ()
-
-    def __post_init__(self):
-        if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
-            raise PoseidonError(f"gpus_per_node={self.gpus_per_node!r}, expected a whole number, at least 1.")
-        self.cluster(1.0)  # checks nodes, servers and the latency
-        for name in ("gbps", "late_seconds"):
-            values = getattr(self, name)
-            if isinstance(values, tuple) and len(values) not in (self.nodes, *([0] * (name != "gbps"))):
-                raise PoseidonError(f"{name} has {len(values)} values, expected one for each of the "
-                                    f"{self.nodes} nodes: give as many, or one for all.")
-        for name in ("efficiency", "local_gbytes_per_s", "copy_gbytes_per_s", "sum_gbytes_per_s"):
-            _check_at_least_0(name, getattr(self, name), is_more=True)
-        for name, values in (("message_us", (self.message_us,)), ("late_seconds", self.late_seconds)):
-            for value in values:
-                _check_at_least_0(name, value)
-        if self.efficiency > 1:
-            raise PoseidonError(f"efficiency={self.efficiency!r}, expected at most 1: give the share of the "
-                                "link's rate that payload gets.")
-
-    def bytes_per_s(self, node):
-        gbps = self.gbps[node] if isinstance(self.gbps, tuple) else self.gbps
-        return gbps * self.efficiency * 1e9 / 8
-
-    def late(self, node):
-        return self.late_seconds[node] if self.late_seconds else 0.0
-
-    def cluster(self, gflops):
-        """Returns the nodes as planning knows them, at the rate of the slowest link."""
-        slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
-        return planning.Cluster(
-            self.nodes * self.gpus_per_node, self.servers, slowest * self.efficiency, self.latency_us, gflops,
-            ranks_per_node=self.gpus_per_node)
-
-
-def _check_at_least_0(name, value, is_more=False):
-    if not value >= 0 or is_more and value == 0:
-        raise PoseidonError(f"{name}={value!r}, expected {'more than 0' if is_more else 'at least 0'}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class System:
-    """What decides how gradients travel, and when.
-
-    Attributes:
-        exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values
-            are pulled when all of the step are updated) or "adam" (factors to one server and the matrix
-            back; the rest over KV pairs).
-        policy: Of "plan": what makes the plan.
-        overlap: Whether gradients travel during backpropagation.
-        order: "fifo" or "priority", what the forward pass needs first.
-        barrier: Whether a step ends only when all gradients are there.
-        merge: Of "plan": whether small messages wait for each other, see planning/merging.py.
-        kv_pair_bytes: Of "plan" and "adam": size of KV pairs.
-        balance: Of "whole" and "adam": "round_robin" over servers in the order of the variables, as
-            TensorFlow's replica_device_setter does, or "greedy", to the server with the fewest bytes.
-        buffer_bytes: Of "ring": tensors that are ready together share a buffer of this size; 0 for none.
-        cycle_seconds: Of "ring": time between looking for them.
-    """
-
-    exchange: str = "plan"
-    policy: str = "ps"
-    overlap: bool = True
-    order: str = "fifo"
-    barrier: bool = True
-    merge: bool = False
-    kv_pair_bytes: int = 2 << 20
-    balance: str = "round_robin"
-    buffer_bytes: float = 0
-    cycle_seconds: float = 0.0
-
-    def __post_init__(self):
-        for name, allowed in (("exchange", ("plan", "ring", "whole", "adam")),
-                              ("order", ("fifo", "priority")), ("balance", ("round_robin", "greedy"))):
-            if getattr(self, name) not in allowed:
-                raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
-        _check_at_least_0("kv_pair_bytes", self.kv_pair_bytes, is_more=True)
-
-
-SYSTEMS = {
-    "poseidon": System(policy="auto"),
-    "poseidon-paper": System(policy="paper"),
-    "poseidon-ps": System(policy="ps"),
-    "poseidon-sfb": System(policy="sfb"),
-    "wfbp": System(policy="ps"),  # Caffe+WFBP and TF+WFBP of the paper
-    "ps": System(policy="ps", overlap=False),  # Caffe+PS of the paper
-    "ring": System("ring"),
-    # The defaults since Horovod 0.21 (its release notes).
-    "horovod": System("ring", buffer_bytes=128 << 20, cycle_seconds=1e-3),
-    # tf.distribute lays all gradients end to end, so nothing travels before the last one is there.
-    "mwms": System("ring", overlap=False, buffer_bytes=math.inf),
-    # TensorFlow of 2016. Nodes read variables when a step begins, each op as it needs them: no barrier.
-    "tensorflow": System("whole", barrier=False),
-    "tensorflow-greedy": System("whole", barrier=False, balance="greedy"),
-    "adam": System("adam"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """KV pairs of one tensor that travel at the same time, at most one to a server.
-
-    Attributes:
-        owners: Servers that have one.
-        up: Bytes that each node sends to each of them.
-        down: Bytes that each of them sends to each node.
-    """
-
-    owners: tuple[int, ...]
-    up: float
-    down: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """What is done to one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
-
-    Attributes:
-        site: Name of the site.
-        ready: When it may leave, in seconds of computing.
-        needed: When the next forward pass needs it, in seconds of computing.
-        rounds: Over servers: its KV pairs.
-        peer_bytes: To all others: bytes to each of them.
-        root_bytes: The same, of the first node alone.
-        ring_bytes: Over a ring: bytes of the tensor.
-        rebuild: Seconds of each node's device, when all is there.
-        owner_rebuild: Seconds of the server's device, before it answers.
-        up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
-        message_us: As in `Machines`; 0 for what travels with another site.
-        depth, is_waited_for: As of `planning.Site`.
-    """
-
-    site: str
-    ready: float
-    needed: float
-    rounds: tuple[Round, ...] = ()
-    peer_bytes: float | None = None
-    root_bytes: float | None = None
-    ring_bytes: float | None = None
-    rebuild: float = 0.0
-    owner_rebuild: float = 0.0
-    up_seconds: float = 0.0
-    down_seconds: float = 0.0
-    message_us: float = 0.0
-    depth: int = 0
-    is_waited_for: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,166 +89,6 @@ class Result:
     def node_bytes(self):
         """Bytes that each node sends plus receives, as table 1 of the paper counts."""
         return tuple(map(sum, zip(self.sent, self.received, strict=True)))
-
-
-def cut(num_bytes, kv_pair_bytes, servers):
-    """Returns how many KV pairs a tensor is cut into, as kernels/communicator/kv_pairs.cc does."""
-    parts = math.ceil(num_bytes / kv_pair_bytes)
-    parts = max(parts, min(servers, math.ceil(num_bytes / _MIN_KV_PAIR_BYTES)))
-    return math.ceil(parts / servers) * servers if parts > servers else parts
-
-
-def make_plan(work, machines, system):
-    """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
-    cluster = dataclasses.replace(machines.cluster(1e-9 / work.rebuild_seconds_per_operation),
-                                  accelerators=work.accelerators)
-    # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
-    scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
-    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
-    exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
-    plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
-                              merge=system.merge, exchanges=exchanges)
-    groups = {exchange.site: exchange.group for exchange in plan.exchanges}
-    return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
-        dataclasses.replace(exchange, group=groups[exchange.site]) for exchange in work.exchanges))
-
-
-def transfers(work, machines, system, plan):
-    """Returns what is done in a step as `Transfer`s, in the order in which they are ready.
-
-    Args:
-        work: The `Work`.
-        machines: The `Machines`.
-        system: The `System`.
-        plan: Its plan.
-
-    Raises:
-        PoseidonError: If a plan is for other nodes, or bytes are not known.
-    """
-    if plan.cluster.shape != (shape := machines.cluster(1.0).shape):
-        raise PoseidonError(f"The plan is for {planning.describe(plan.cluster.shape)}, expected "
-                            f"{planning.describe(shape)}: make a plan for these.")
-    if machines.nodes * machines.gpus_per_node == 1:
-        return ()
-    exchanges = plan.exchanges if system.exchange == "plan" else ()
-    ready_of, leaders, place, found = {}, {}, _Placement(machines, system), []
-    pairs = [(site.name, site, decision.group) for site, decision in zip(plan.sites, plan.decisions, strict=True)]
-    pairs += [(exchange.site, exchange, exchange.group) for exchange in exchanges]
-    for name, what, group in pairs:
-        ready_of[group or name] = max(ready_of.get(group or name, 0.0), work.ready_seconds(what.operations))
-        leaders.setdefault(group or name, name)
-
-    def add(name, what, group, made):
-        # Where values are pulled when all of the step are updated, nothing comes before its end.
-        is_waited_for = what.is_waited_for and system.exchange != "whole"
-        found.append(Transfer(
-            name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
-            0.0 if is_waited_for else work.needed_seconds(what.operations),
-            message_us=machines.message_us if leaders[group or name] == name else 0.0,
-            depth=what.depth or 0, is_waited_for=is_waited_for, **made))
-
-    for name, what, _ in pairs:
-        if what.num_bytes is None:
-            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected one that is known: "
-                                "make a plan with fixed shapes.")
-    for site, decision in zip(plan.sites, plan.decisions, strict=True):
-        made = _transfer(site, decision, work, machines, system, place)
-        if made is not None:
-            add(site.name, site, decision.group, made)
-    found.reverse()  # ties in the order of backpropagation, from the last variable to the first
-    for exchange in exchanges:
-        add(exchange.site, exchange, exchange.group, _other_transfer(exchange, machines))
-    return tuple(sorted(found, key=lambda transfer: (transfer.ready, transfer.depth)))
-
-
-def _transfer(site, decision, work, machines, system, place):
-    """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
-    gpus, dense = machines.gpus_per_node, site.num_bytes
-    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
-    factors = site.factors if site.factors is not None and site.factors.k is not None else None
-    made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,
-            "down_seconds": (gpus - 1) * dense / local + dense / copy}
-    if system.exchange == "ring":
-        return made | {"ring_bytes": dense}
-    if system.exchange == "whole":
-        return made | {"rounds": (Round((place.one(dense),), dense, dense),)}
-    if system.exchange == "adam" and factors:
-        given, traffic = gpus * factors.num_bytes, planning.SCHEMES[planning.SFB].traffic(site)
-        return made | {"rounds": (Round((place.one(dense),), given, dense),),
-                       "up_seconds": (1 - 1 / gpus) * given / local + given / copy,
-                       "owner_rebuild": _rebuild(traffic, work, machines)}
-    if decision.leader and system.exchange != "adam":
-        return None
-    traffic = planning.SCHEMES[planning.PS if system.exchange == "adam" else decision.scheme].traffic(site)
-    if traffic.kind == planning.SUM:
-        return made | {"rounds": place.pairs(dense)}
-    return _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
-
-
-def _rebuild(traffic, work, machines):
-    """Returns the seconds of what an accelerator makes of what each other one gave."""
-    return traffic.operations * (machines.nodes * machines.gpus_per_node - 1) * work.rebuild_seconds_per_operation
-
-
-def _other_transfer(exchange, machines):
-    """Returns the attributes of the `Transfer` of what is no gradient that are its exchange's."""
-    if exchange.scheme == "gather":
-        return _to_all(exchange.num_bytes, machines)
-    num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
-    copy = num_bytes / (machines.copy_gbytes_per_s * 1e9)
-    return {"root_bytes": num_bytes, "up_seconds": copy,
-            "down_seconds": (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy}
-
-
-def _to_all(num_bytes, machines):
-    """Returns the attributes of a `Transfer` of so many bytes of each accelerator to all others."""
-    gpus, nodes, parts = machines.gpus_per_node, machines.nodes, machines.gpus_per_node * num_bytes
-    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
-    # To each other accelerator of the node go the parts of all but itself.
-    return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
-            "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy}
-
-
-class _Placement:
-    """Which servers own what, one tensor after the other."""
-
-    def __init__(self, machines, system):
-        self._servers = machines.servers or machines.nodes
-        self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
-        self._next, self._loads = 0, [0.0] * self._servers
-
-    def one(self, num_bytes):
-        """Returns the server of a whole tensor."""
-        owner = (self._loads.index(min(self._loads)) if self._is_greedy else self._take(1)[0])
-        self._loads[owner] += num_bytes
-        return owner
-
-    def pairs(self, num_bytes):
-        """Returns the `Round`s of a tensor that is cut."""
-        count = cut(num_bytes, self._kv_pair_bytes, self._servers)
-        return tuple(Round(self._take(min(self._servers, count - i)), num_bytes / count, num_bytes / count)
-                     for i in range(0, count, self._servers))
-
-    def _take(self, count):
-        first, self._next = self._next, (self._next + count) % self._servers
-        return tuple((first + i) % self._servers for i in range(count))
-
-
-def node_bytes(moves, nodes):
-    """Returns (bytes that each node sends, bytes that each receives), two lists, of `Transfer`s."""
-    sent, received, everybody_sent, everybody_received = [0.0] * nodes, [0.0] * nodes, 0.0, 0.0
-    for move in moves:
-        same = (move.peer_bytes or 0.0) * (nodes - 1) + (move.ring_bytes or 0.0) * 2 * (nodes - 1) / nodes
-        for part in move.rounds:
-            for owner in part.owners:  # gets from and gives to the others, but not itself
-                sent[owner] += (nodes - 1) * part.down - part.up
-                received[owner] += (nodes - 1) * part.up - part.down
-        if move.root_bytes is not None:
-            sent[0] += (nodes - 1) * move.root_bytes
-            received = [r + move.root_bytes * (node > 0) for node, r in enumerate(received)]
-        everybody_sent += same + sum(len(part.owners) * part.up for part in move.rounds)
-        everybody_received += same + sum(len(part.owners) * part.down for part in move.rounds)
-    return [everybody_sent + s for s in sent], [everybody_received + r for r in received]
 
 
 class _Run:
@@ -536,7 +157,7 @@ class _Run:
         for kind in self._all:
             self._begin(kind, 0)
         self._clock.run(self._network)
-        sent, received = node_bytes(self._moves, self._machines.nodes)
+        sent, received = transfers_lib.node_bytes(self._moves, self._machines.nodes)
         owned = collections.Counter()
         for move in self._moves:
             owned.update({owner: move.owner_rebuild for part in move.rounds for owner in part.owners})
@@ -749,9 +370,9 @@ def simulate(work, machines, system, plan=None, is_each_by_itself=False):
     """Simulates a step.
 
     Args:
-        work: The `Work` of each accelerator.
-        machines: The `Machines`.
-        system: The `System`, such as one of SYSTEMS.
+        work: The `inputs.Work` of each accelerator.
+        machines: The `inputs.Machines`.
+        system: The `inputs.System`, such as one of inputs.SYSTEMS.
         plan: The `planning.Plan` to follow; by default the system's policy makes one.
         is_each_by_itself: Simulates every node, also those of one kind: slow, and the same.
 
@@ -761,6 +382,6 @@ def simulate(work, machines, system, plan=None, is_each_by_itself=False):
     Raises:
         PoseidonError: If the plan is for other nodes, or its bytes are not known.
     """
-    plan = plan or make_plan(work, machines, system)
-    moves = transfers(work, machines, system, plan)
+    plan = plan or transfers_lib.make_plan(work, machines, system)
+    moves = transfers_lib.transfers(work, machines, system, plan)
     return _Run(work, machines, system, moves, is_each_by_itself).run()
