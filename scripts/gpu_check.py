@@ -13,24 +13,25 @@ operations at the speed of cuBLAS on large square factors of the type. Both are 
 
 import argparse
 import collections
-import ctypes
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import re
 import runpy
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 
+from gpu_cublas import describe
+from gpu_cublas import find_cublas
+from gpu_device import Clock
+from gpu_device import DeviceMemory
+from gpu_device import Driver
 import gpu_outer_product as outer_product
 from gpu_outer_product import Case
 
@@ -69,226 +70,6 @@ def resources(report):
                 r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, "
                 r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers",
                 report, re.DOTALL)]
-
-
-class Driver:
-    """The part of CUDA's driver interface that is needed: its library is there wherever a GPU is."""
-
-    def __init__(self):
-        try:
-            self._library = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            raise SystemExit(
-                "gpu_check: no libcuda.so.1; this machine has no driver for NVIDIA GPUs.") from None
-        self.call("cuInit", 0)
-        device = ctypes.c_int()
-        self.call("cuDeviceGet", ctypes.byref(device), 0)
-        self._device = device.value
-        context = ctypes.c_void_p()
-        # The one that CUDA's runtime, PyTorch and CuPy use.
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-        name = ctypes.create_string_buffer(256)
-        self.call("cuDeviceGetName", name, 256, device)
-        self.name = name.value.decode()
-        self.multiprocessors = self._attribute(16)
-        self.l2_bytes = self._attribute(38)
-
-    def _attribute(self, number):
-        value = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
-        return value.value
-
-    def call(self, name, *arguments):
-        error = getattr(self._library, name)(*arguments)
-        if error:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(error, ctypes.byref(text))
-            raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()}")
-
-
-class DeviceMemory:
-    """Memory of the GPU, as gpu_outer_product.HostMemory is of the host."""
-
-    class Block:
-        def __init__(self, driver, nbytes):
-            self._driver, address = driver, ctypes.c_uint64()
-            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
-            self.address = address.value
-
-        def __del__(self):
-            if hasattr(self, "address"):
-                self._driver.call("cuMemFree_v2", ctypes.c_uint64(self.address))
-
-    def __init__(self, driver):
-        self.driver = driver
-
-    def allocate(self, nbytes):
-        return self.Block(self.driver, nbytes)
-
-    def write(self, block, array):
-        self.driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(block.address),
-                         ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
-
-    def read(self, block, nbytes, offset=0):
-        found = np.empty(nbytes, np.uint8)
-        self.driver.call("cuMemcpyDtoH_v2", ctypes.c_void_p(found.ctypes.data),
-                         ctypes.c_uint64(block.address + offset), ctypes.c_size_t(nbytes))
-        return found
-
-    def fill(self, block, nbytes):
-        """Fills a block with NaN."""
-        self.driver.call("cuMemsetD8_v2", ctypes.c_uint64(block.address), ctypes.c_ubyte(0xff),
-                         ctypes.c_size_t(nbytes))
-
-    def put(self, array):
-        """Returns a block that holds an array."""
-        block = self.allocate(array.nbytes)
-        self.write(block, np.ascontiguousarray(array))
-        return block
-
-
-class Clock:
-    """Measures work on the default stream."""
-    REPEATS = 9
-    BLOCKING_BYTES = 2 << 30
-
-    def __init__(self, driver):
-        self._driver = driver
-        self._blocks = [DeviceMemory(driver).allocate(self.BLOCKING_BYTES) for _ in range(2)]
-        self._events = [ctypes.c_void_p() for _ in range(3)]
-        for event in self._events:
-            driver.call("cuEventCreate", ctypes.byref(event), 0)
-
-    def copy(self):
-        to, source = (ctypes.c_uint64(block.address) for block in self._blocks)
-        self._driver.call("cuMemcpyDtoDAsync_v2", to, source, ctypes.c_size_t(self.BLOCKING_BYTES), None)
-
-    def measure(self, run, launches=20):
-        """Returns the median time of run(i) in seconds, and its quartiles.
-
-        The GPU is kept busy with copies while the calls are put into its queue, so that it does not
-        wait for this process: for twice the time that this took when it was tried.
-        """
-        run(0)  # what is loaded at the first call does not count
-        queueing, copying, _ = self._repeat(run, launches, copies=1)  # also warms up
-        copies = max(1, math.ceil(2 * queueing / copying))
-        times = [self._repeat(run, launches, copies)[2] / launches for _ in range(self.REPEATS)]
-        low, median, high = statistics.quantiles(times, n=4)
-        return median, (low, high)
-
-    def _repeat(self, run, launches, copies):
-        """Returns the seconds of this process for queueing the calls, and of the GPU for copies and calls."""
-        self._record(0)
-        for _ in range(copies):
-            self.copy()
-        self._record(1)
-        began = time.perf_counter()
-        for i in range(launches):
-            run(i)
-        queueing = time.perf_counter() - began
-        self._record(2)
-        self._driver.call("cuEventSynchronize", self._events[2])
-        return queueing, self._elapsed(0), self._elapsed(1)
-
-    def _record(self, number):
-        self._driver.call("cuEventRecord", self._events[number], None)
-
-    def _elapsed(self, number):
-        """Returns the seconds from one event to the next."""
-        milliseconds = ctypes.c_float()
-        self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events[number:number + 2])
-        return milliseconds.value / 1e3
-
-
-class Torch:
-    """cuBLAS, and updates, through PyTorch."""
-
-    def __init__(self):
-        import torch
-        if not torch.cuda.is_available():
-            raise ImportError("this PyTorch is for CPUs")
-        self._torch = torch
-        self._types = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
-                       "half": torch.float16}
-
-    def _draw(self, dtype, *shape):
-        return self._torch.randn(*shape, device="cuda").to(self._types[dtype])
-
-    def product(self, case, sets):
-        """Returns a function of i that computes the case on set i; None if there is no such product."""
-        if case.out not in ("weights", self._out(case)):
-            return None
-        self._torch.backends.cuda.matmul.allow_tf32 = case.factors == "tf32"
-        data = [(self._draw(case.factors, case.k, case.m), self._draw(case.factors, case.k, case.n),
-                 self._draw(self._out(case), case.m, case.n)) for _ in range(sets)]
-
-        def run(i):
-            u, v, out = data[i % sets]
-            self._torch.matmul(u.t(), v, out=out)
-            return out
-
-        return run
-
-    @staticmethod
-    def _out(case):
-        return "float32" if case.factors == "tf32" else case.factors
-
-    def update(self, case, sets):
-        """Returns a function of i that computes the gradient on set i, and then updates the weights."""
-        product = self.product(case, sets)
-        arrays = 1 if case.momentum is None else 2
-        data = [[self._draw("float32", case.m, case.n) for _ in range(arrays)] for _ in range(sets)]
-
-        def run(i):
-            gradient = product(i)
-            weights, *velocity = data[i % sets]
-            if velocity:
-                velocity[0].mul_(case.momentum).add_(gradient, alpha=-case.alpha)
-                weights.add_(velocity[0])
-            else:
-                weights.add_(gradient, alpha=-case.alpha)
-
-        return run
-
-
-class CuPy:
-    """cuBLAS through CuPy, which has neither bfloat16 nor a way to choose TF32 for one call."""
-
-    def __init__(self):
-        import cupy
-        self._cupy = cupy
-
-    def product(self, case, sets):
-        dtype = {"float32": "float32", "half": "float16"}.get(case.factors)
-        if dtype is None or case.out != case.factors:
-            return None
-        data = [tuple(self._cupy.random.standard_normal(shape, "float32").astype(dtype) for shape in
-                      ((case.k, case.m), (case.k, case.n), (case.m, case.n))) for _ in range(sets)]
-
-        def run(i):
-            u, v, out = data[i % sets]
-            self._cupy.matmul(u.T, v, out=out)
-
-        return run
-
-    def update(self, case, sets):
-        return None
-
-
-def find_cublas():
-    """Returns a Torch, a CuPy or None; says why it is not one of the first."""
-    for kind in Torch, CuPy:
-        try:
-            return kind()
-        except Exception as error:  # whatever is wrong with it, our kernels can be measured
-            print(f"no {kind.__name__}: {describe(error)}", flush=True)
-    return None
-
-
-def describe(error):
-    """Returns an exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 # More than the emulation has time for.

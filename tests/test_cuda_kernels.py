@@ -17,6 +17,7 @@ import subprocess
 import time
 
 import gpu_check
+import gpu_cublas
 import gpu_outer_product as outer_product
 from gpu_outer_product import Case
 import numpy as np
@@ -196,7 +197,7 @@ def test_a_wrong_result_is_found(damage, message):
 
 
 class HostDriver:
-    """gpu_check.Driver for memory of the host, and events that are a millisecond apart."""
+    """gpu_device.Driver for memory of the host, and events that are a millisecond apart."""
     name, multiprocessors, l2_bytes = "emulated", 1, 1
 
     def __init__(self):
@@ -231,7 +232,7 @@ def broken():
 
 
 class TooLarge:
-    """gpu_check.CuPy where memory is short."""
+    """gpu_cublas.CuPy where memory is short."""
 
     def product(self, case, sets):
         raise MemoryError("too large")
@@ -253,8 +254,8 @@ def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_check, "LARGEST", [Case("half", "half", 2, 300, 280)])
     monkeypatch.setattr(gpu_check, "TIMED", few)
     monkeypatch.setattr(gpu_check, "sanitize", lambda _: {"compute-sanitizer": "not installed"})
-    monkeypatch.setattr(gpu_check, "Torch", broken)
-    monkeypatch.setattr(gpu_check, "CuPy", TooLarge)
+    monkeypatch.setattr(gpu_cublas, "Torch", broken)
+    monkeypatch.setattr(gpu_cublas, "CuPy", TooLarge)
     monkeypatch.setattr(gpu_check.Clock, "BLOCKING_BYTES", 1000)
 
     gpu_check.main(["--json", str(tmp_path / "out.json"), "--seed", "1"])

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 
+import inputs
 import links
 from plans import dense_site
 from plans import TABLE
 import pytest
 import simulation
+import transfers
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
@@ -23,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIMULATE = ROOT / "scripts" / "simulation" / "simulate.py"
 GBPS = 8.0  # 10^9 bytes per second
 RATE = GBPS * 1e9 / 8
-SYSTEMS = tuple(simulation.SYSTEMS)
+SYSTEMS = tuple(inputs.SYSTEMS)
 DENSE = 64 << 20  # bytes of ONE: whole KV pairs on 2, 4 and 8 servers
 ONE = dense_site(4096, 4096, 32)
 FACTORS = 32 * 8192 * 4
@@ -31,15 +33,15 @@ FACTORS = 32 * 8192 * 4
 
 def work_of(*sites, seconds=1e-6, operations=3e6, rebuild=1e-18):
     """Computing that is over at once, unless seconds are given."""
-    return simulation.Work(sites, operations, seconds, rebuild)
+    return inputs.Work(sites, operations, seconds, rebuild)
 
 
 def machines(nodes, gbps=GBPS, latency_us=0.0, **options):
-    return simulation.Machines(nodes, gbps, latency_us, **options)
+    return inputs.Machines(nodes, gbps, latency_us, **options)
 
 
 def run(work, nodes, system, is_each_by_itself=False, gbps=GBPS, **options):
-    system = simulation.SYSTEMS[system] if isinstance(system, str) else system
+    system = inputs.SYSTEMS[system] if isinstance(system, str) else system
     return simulation.simulate(work, machines(nodes, gbps, **options), system,
                                is_each_by_itself=is_each_by_itself)
 
@@ -55,7 +57,7 @@ def layered(seconds=0.02, rebuild=1e-12):
     for i in reversed(range(3)):
         done += 1e9
         sites.append(planning.Site(f"conv{i}", "float32", 4, (3, 3, 256, 128 * (i + 1)), operations=done))
-    return simulation.Work(tuple(reversed(sites)), operations, seconds, rebuild)
+    return inputs.Work(tuple(reversed(sites)), operations, seconds, rebuild)
 
 
 # ---- one gradient: closed forms ----------------------------------------------------------------
@@ -150,8 +152,8 @@ def cases_of_cutting():
 @pytest.mark.parametrize("case", cases_of_cutting(), ids=lambda case: "-".join(map(str, case.values())))
 def test_tensors_are_cut_as_the_runtime_does(case):
     arguments = case["tensor_bytes"], case["kv_pair_bytes"], case["servers"]
-    assert simulation.cut(*arguments) == case["pairs"]
-    placement = simulation._Placement(machines(case["servers"]), simulation.System(kv_pair_bytes=case["kv_pair_bytes"]))
+    assert transfers.cut(*arguments) == case["pairs"]
+    placement = transfers._Placement(machines(case["servers"]), inputs.System(kv_pair_bytes=case["kv_pair_bytes"]))
     owners = [owner for part in placement.pairs(case["tensor_bytes"]) for owner in part.owners]
     assert len(owners) == case["pairs"]
     assert len(set(owners)) == min(case["pairs"], case["servers"])
@@ -177,13 +179,13 @@ def test_a_step_takes_its_computing_and_its_bytes_and_is_no_slower_with_more_ban
         assert result.exposed_seconds == result.step_seconds - result.compute_seconds
         before = result.step_seconds
     # With links that take no time what is left is rebuilding, and Horovod's cycle.
-    rest = result.rebuild_seconds + simulation.SYSTEMS[system].cycle_seconds
+    rest = result.rebuild_seconds + inputs.SYSTEMS[system].cycle_seconds
     assert before <= work.seconds + rest + 1e-5
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_overlap_is_never_slower_and_events_lie_within_the_step(system):
-    made = simulation.SYSTEMS[system]
+    made = inputs.SYSTEMS[system]
     serial = run(layered(), 4, dataclasses.replace(made, overlap=False, barrier=True))
     result = run(layered(), 4, dataclasses.replace(made, overlap=True, barrier=True))
     assert result.step_seconds <= serial.step_seconds + made.cycle_seconds + 1e-9
@@ -216,7 +218,7 @@ def test_nodes_of_one_kind_are_as_each_by_itself(system, nodes, options):
 def test_whole_kv_pairs_on_all_servers_are_exactly_as_each_by_itself(system):
     sites = tuple(dataclasses.replace(dense_site(1024, 1024, 16, f"kernel{i}"), operations=2e9 + 1e9 * i)
                   for i in range(4))
-    work = simulation.Work(sites, 6e9, 0.02, 1e-12)
+    work = inputs.Work(sites, 6e9, 0.02, 1e-12)
     for nodes in (2, 4, 8):
         together, apart = (run(work, nodes, system, is_each, latency_us=50) for is_each in (False, True))
         assert together.step_seconds == pytest.approx(apart.step_seconds, rel=1e-6)
@@ -263,7 +265,7 @@ def test_many_nodes_take_seconds(system, nodes, limit_s):
     sites = tuple(dataclasses.replace(dense_site(25088, 4096, 32, f"kernel{i}"), operations=2e9 + 1e9 * i)
                   for i in range(4))
     begin = time.monotonic()
-    run(simulation.Work(sites, 6e9, 0.9, 1e-12), nodes, system, gbps=40)
+    run(inputs.Work(sites, 6e9, 0.9, 1e-12), nodes, system, gbps=40)
     assert time.monotonic() - begin < limit_s
 
 
@@ -272,14 +274,14 @@ def test_many_nodes_take_seconds(system, nodes, limit_s):
 def two_layers():
     """1 s forward, 2 s backward. The upper layer's gradient is there first, and needed last."""
     lower, upper = (planning.Site(name, "float32", 4, (1000, 250 * 1000)) for name in ("lower", "upper"))
-    return simulation.Work((dataclasses.replace(lower, operations=3e9),
-                            dataclasses.replace(upper, operations=2e9)), 3e9, 3.0, 1e-18)
+    return inputs.Work((dataclasses.replace(lower, operations=3e9),
+                        dataclasses.replace(upper, operations=2e9)), 3e9, 3.0, 1e-18)
 
 
 @pytest.mark.parametrize("order", ["fifo", "priority"])
 def test_with_a_barrier_the_order_does_not_matter(order):
     """Each gradient is 10^9 bytes, half of which travels to the other node, and half back, in 1 s."""
-    system = simulation.System(order=order, kv_pair_bytes=10_000_000)
+    system = inputs.System(order=order, kv_pair_bytes=10_000_000)
     assert run(two_layers(), 2, system).step_seconds == pytest.approx(3 + 1, rel=1e-2)
 
 
@@ -289,13 +291,13 @@ def test_with_a_barrier_the_order_does_not_matter(order):
     # second later it needs the upper one, which is there at 6 s: the step lasts until then, less that half.
     ("fifo", 6.0), ("priority", 5.5)])
 def test_what_is_needed_first_goes_first(order, expected):
-    system = simulation.System(order=order, barrier=False, kv_pair_bytes=10_000_000)
+    system = inputs.System(order=order, barrier=False, kv_pair_bytes=10_000_000)
     assert run(two_layers(), 2, system, gbps=GBPS / 2).step_seconds == pytest.approx(expected, rel=1e-2)
 
 
 def test_small_messages_that_wait_for_each_other_cost_one_start():
     sites = tuple(planning.Site(f"bias{i}", "float32", 4, (64,), operations=3e6) for i in range(32))
-    costs = [run(work_of(*sites), 4, simulation.System(merge=merge), message_us=100,
+    costs = [run(work_of(*sites), 4, inputs.System(merge=merge), message_us=100,
                  latency_us=50).step_seconds for merge in (False, True)]
     # 8 times on each of 4 servers, 3 messages to it follow each other, and 3 from it; or once.
     assert costs == pytest.approx([8 * 2 * 300e-6 + 50e-6, 2 * 300e-6 + 2 * 50e-6], rel=0.05)
@@ -322,7 +324,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     """Two layers' factors; the first is rebuilt while the second is computed, the second after it."""
     sites = tuple(dataclasses.replace(dense_site(1000, 1000, 10, name), operations=operations)
                   for name, operations in (("lower", 3e9), ("upper", 2e9)))
-    result = run(simulation.Work(sites, 3e9, 3.0, 1e-8), 2, "poseidon-sfb", gbps=1e6)
+    result = run(inputs.Work(sites, 3e9, 3.0, 1e-8), 2, "poseidon-sfb", gbps=1e6)
     assert result.step_seconds == pytest.approx(3.0 + 2 * 0.2, rel=1e-5)
     rebuilds = {e.site: (e.begin, e.end) for e in result.events if e.row == "rebuild" and e.node == 0}
     assert rebuilds["upper"] == pytest.approx((3.0, 3.2), rel=1e-5)
@@ -337,11 +339,11 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: machines(4, late_seconds=(0, 0, 0, -1)), "late_seconds=-1, expected at least 0"),
     (lambda: machines(4, efficiency=1.5), "efficiency=1.5, expected at most 1"),
     (lambda: machines(4, gpus_per_node=0), "gpus_per_node=0, expected a whole number"),
-    (lambda: simulation.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
-    (lambda: simulation.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
+    (lambda: inputs.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
+    (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
     (lambda: run(work_of(planning.Site("odd", "float32", 4, None)), 2, "ring"), "The shape of 'odd' is None"),
-    (lambda: simulation.simulate(work_of(ONE), machines(4), simulation.System(), planning.make_plan(
+    (lambda: simulation.simulate(work_of(ONE), machines(4), inputs.System(), planning.make_plan(
         [ONE], "ps", planning.Cluster(2))), "The plan is for 2 workers, 2 servers, expected 4 workers, 4 servers"),
 ])
 def test_refusals(make, message):
@@ -430,13 +432,13 @@ def test_agrees_with_what_was_measured(entry):
     import zoo
     run, rows = entry["run"], entry["batch_size"]
     profile = profiles.PROFILES[run["profile"]]
-    work = simulation.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
-                           profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
-    there = simulation.Machines(run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"],
-                                efficiency=0.94, gpus_per_node=run["ranks_per_host"],
-                                local_gbytes_per_s=math.inf)
+    work = inputs.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
+                       profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
+    there = inputs.Machines(run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"],
+                            efficiency=0.94, gpus_per_node=run["ranks_per_host"],
+                            local_gbytes_per_s=math.inf)
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in OURS}
-    simulated = {system: 1e3 * simulation.simulate(work, there, simulation.SYSTEMS[system]).step_seconds
+    simulated = {system: 1e3 * simulation.simulate(work, there, inputs.SYSTEMS[system]).step_seconds
                  for system in steps}
     tolerance = LESS_ALIKE.get((run["model"], run["gbps"]), 0.1)
     assert len(steps) >= 2 and simulated == pytest.approx(steps, rel=tolerance)
@@ -494,7 +496,7 @@ def test_rows_wait_for_what_they_are_computed_from(scheme, barrier):
     size = int(RATE / 30)  # to 3 others: a tenth of a second
     hidden, waited = (dataclasses.replace(work, exchanges=(exchange(scheme, size, 5e8, is_waited_for=is_waited_for),))
                       for is_waited_for in (False, True))
-    system = dataclasses.replace(simulation.SYSTEMS["poseidon-ps"], barrier=barrier)
+    system = dataclasses.replace(inputs.SYSTEMS["poseidon-ps"], barrier=barrier)
     alone, *others = (simulation.simulate(w, machines(4), system).step_seconds for w in (work, hidden, waited))
     assert others == pytest.approx([alone, alone + 3 * size / RATE], abs=1e-6)
 

@@ -1,4 +1,4 @@
-// Cuts tensors into KV pairs and spreads these over the servers. scripts/simulation/simulation.py cuts alike:
+// Cuts tensors into KV pairs and spreads these over the servers. scripts/simulation/transfers.py cuts alike:
 // tests/native/kv_pairs.csv holds both to that.
 
 #include "kv_pairs.h"

@@ -23,7 +23,7 @@ class Claim:
 
     Attributes:
         part: The part of parts.PARTS that has ours.
-        model, system, nodes, gbps, gpus: Of zoo.MODELS, of simulation.SYSTEMS, with `gpus` on each
+        model, system, nodes, gbps, gpus: Of zoo.MODELS, of inputs.SYSTEMS, with `gpus` on each
             node. With the unit "nodes" a layer, and `nodes` are its rows on each node.
         number: What the paper says; None if there is none, and `said` says why, or what there is instead.
         grade: One of GRADES.

@@ -9,12 +9,14 @@ import functools
 import json
 import math
 
+import inputs
 import simulation
+import transfers
 
 EFFICIENCY = 0.94  # what TCP's payload is of Ethernet with frames of 1500 bytes
 LATENCY_US = 50.0
 BUS_GBYTES_PER_S = 10.0  # PCI Express 3 with 16 lanes, as it is reached
-# What bench_emulated.py calls the systems of simulation.SYSTEMS.
+# What bench_emulated.py calls the systems of inputs.SYSTEMS.
 EMULATED_AS = {"poseidon": "poseidon", "poseidon-paper": "poseidon-paper", "wfbp": "poseidon-ps",
                "horovod": "horovod", "mwms": "mwms"}
 
@@ -47,18 +49,18 @@ def _profile(name):
 
 @functools.cache
 def work_of(model, profile):
-    """Returns the `simulation.Work` of a model on an accelerator, at the paper's batch."""
+    """Returns the `inputs.Work` of a model on an accelerator, at the paper's batch."""
     import zoo
     profile, rows = _profile(profile), zoo.MODELS[model].batch_size
-    return simulation.Work(zoo.sites(model, rows), rows * zoo.operations(model),
-                           profile.step_seconds(model, rows), 1e-9 / profile.gflops)
+    return inputs.Work(zoo.sites(model, rows), rows * zoo.operations(model),
+                       profile.step_seconds(model, rows), 1e-9 / profile.gflops)
 
 
 def simulate(point, gbps=None, bus=BUS_GBYTES_PER_S, copy=math.inf, message_us=0.0):
     """Returns the `simulation.Result` of a point, at the rate `gbps` of payload if it is given."""
-    machines = simulation.Machines(point.nodes, gbps or EFFICIENCY * point.gbps, LATENCY_US, message_us=message_us,
-                                   gpus_per_node=point.gpus, local_gbytes_per_s=bus, copy_gbytes_per_s=copy)
-    return simulation.simulate(work_of(point.model, point.profile), machines, simulation.SYSTEMS[point.system])
+    machines = inputs.Machines(point.nodes, gbps or EFFICIENCY * point.gbps, LATENCY_US, message_us=message_us,
+                               gpus_per_node=point.gpus, local_gbytes_per_s=bus, copy_gbytes_per_s=copy)
+    return simulation.simulate(work_of(point.model, point.profile), machines, inputs.SYSTEMS[point.system])
 
 
 def measure(point, emulated=()):
@@ -81,8 +83,8 @@ def _schemes(point):
     """Returns how the gradients of dense layers travel, None where that is not planned."""
     if not point.system.startswith("poseidon") or point.nodes * point.gpus == 1:
         return None
-    machines = simulation.Machines(point.nodes, EFFICIENCY * point.gbps, LATENCY_US, gpus_per_node=point.gpus)
-    plan = simulation.make_plan(work_of(point.model, point.profile), machines, simulation.SYSTEMS[point.system])
+    machines = inputs.Machines(point.nodes, EFFICIENCY * point.gbps, LATENCY_US, gpus_per_node=point.gpus)
+    plan = transfers.make_plan(work_of(point.model, point.profile), machines, inputs.SYSTEMS[point.system])
     return ", ".join(d.scheme.upper() for s, d in zip(plan.sites, plan.decisions) if s.factors)
 
 

@@ -18,6 +18,7 @@ import sys
 
 from absl import app
 from absl import flags
+import inputs
 import rich.console
 import rich.progress
 import rich.table
@@ -39,7 +40,7 @@ _BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each accelerator; by 
                               "--plan those that it was made for: only images/s depend on it.", lower_bound=1)
 _NODES = flags.DEFINE_list("nodes", ["1", "2", "4", "8", "16", "32"], "How many nodes.")
 _SYSTEM = flags.DEFINE_list("system", ["poseidon", "wfbp", "horovod"],
-                            f"What to simulate: {', '.join(simulation.SYSTEMS)}.")
+                            f"What to simulate: {', '.join(inputs.SYSTEMS)}.")
 _GBPS = flags.DEFINE_list("gbps", ["10"], "Rate of a node's link in each direction, 10^9 bits per second; "
                           "one for all nodes, or one for each.")
 _LATE = flags.DEFINE_list("late_ms", [], "How much later each node begins to compute; empty for no node.")
@@ -89,7 +90,7 @@ def make_work():
             raise SystemExit(f"The plan '{_PLAN.value}' does not say what arithmetic a step has, expected a "
                              "number of operations: make it anew from a training graph.")
         seconds = plan.cluster.compute_seconds(plan.operations)
-        return _PLAN.value, simulation.Work(
+        return _PLAN.value, inputs.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
             plan.cluster.compute_seconds(1), plan.cluster.accelerators, plan.exchanges), _BATCH.value
     import profiles  # late, since they import Keras, which takes some seconds
@@ -98,21 +99,21 @@ def make_work():
     profile = one_of(_PROFILE, _PROFILE.value, profiles.PROFILES)
     batch_size = _BATCH.value or model.batch_size
     seconds = _COMPUTE.value / 1e3 if _COMPUTE.value else profile.step_seconds(_MODEL.value, batch_size)
-    work = simulation.Work(zoo.sites(_MODEL.value, batch_size),
-                           batch_size * zoo.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
+    work = inputs.Work(zoo.sites(_MODEL.value, batch_size),
+                       batch_size * zoo.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
     return f"{_MODEL.value}, {batch_size} rows on each {profile.name}", work, batch_size
 
 
 def make_system(name):
     """Returns a `System` with what the flags change."""
-    system = one_of(_SYSTEM, name, simulation.SYSTEMS)
+    system = one_of(_SYSTEM, name, inputs.SYSTEMS)
     return dataclasses.replace(system, order=_ORDER.value, merge=_MERGE.value, kv_pair_bytes=_KV_PAIR.value,
                                barrier=system.barrier and (_BARRIER.value or not system.overlap))
 
 
 def make_machines(nodes):
     gbps = numbers(_GBPS, float)
-    return simulation.Machines(
+    return inputs.Machines(
         nodes, gbps[0] if len(gbps) == 1 else gbps, _LATENCY.value, min(_SERVERS.value, nodes),
         _EFFICIENCY.value, _MESSAGE.value, _GPUS.value, _LOCAL.value, _COPY.value, _SUM.value,
         tuple(ms / 1e3 for ms in numbers(_LATE, float)))

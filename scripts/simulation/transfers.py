@@ -1,0 +1,223 @@
+"""What travels in a step: how a system exchanges each tensor, over which servers, and how many bytes that is.
+
+Bytes and schemes are those of `tf_poseidon.planning`; simulation.py says when things happen.
+"""
+
+import dataclasses
+import math
+
+from tf_poseidon import planning
+from tf_poseidon.errors import PoseidonError
+
+_MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
+_BLOCK_BYTES = 64  # kBlock
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """KV pairs of one tensor that travel at the same time, at most one to a server.
+
+    Attributes:
+        owners: Servers that have one.
+        up: Bytes that each node sends to each of them.
+        down: Bytes that each of them sends to each node.
+    """
+
+    owners: tuple[int, ...]
+    up: float
+    down: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What is done to one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
+
+    Attributes:
+        site: Name of the site.
+        ready: When it may leave, in seconds of computing.
+        needed: When the next forward pass needs it, in seconds of computing.
+        rounds: Over servers: its KV pairs.
+        peer_bytes: To all others: bytes to each of them.
+        root_bytes: The same, of the first node alone.
+        ring_bytes: Over a ring: bytes of the tensor.
+        rebuild: Seconds of each node's device, when all is there.
+        owner_rebuild: Seconds of the server's device, before it answers.
+        up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
+        message_us: As in `Machines`; 0 for what travels with another site.
+        depth, is_waited_for: As of `planning.Site`.
+    """
+
+    site: str
+    ready: float
+    needed: float
+    rounds: tuple[Round, ...] = ()
+    peer_bytes: float | None = None
+    root_bytes: float | None = None
+    ring_bytes: float | None = None
+    rebuild: float = 0.0
+    owner_rebuild: float = 0.0
+    up_seconds: float = 0.0
+    down_seconds: float = 0.0
+    message_us: float = 0.0
+    depth: int = 0
+    is_waited_for: bool = False
+
+
+def cut(num_bytes, kv_pair_bytes, servers):
+    """Returns how many KV pairs a tensor is cut into, as kernels/communicator/kv_pairs.cc does."""
+    parts = math.ceil(math.ceil(num_bytes / _BLOCK_BYTES) / (kv_pair_bytes // _BLOCK_BYTES))
+    parts = max(parts, min(servers, math.ceil(num_bytes / _MIN_KV_PAIR_BYTES)))
+    return math.ceil(parts / servers) * servers if parts > servers else parts
+
+
+def make_plan(work, machines, system):
+    """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
+    cluster = dataclasses.replace(machines.cluster(1e-9 / work.rebuild_seconds_per_operation),
+                                  accelerators=work.accelerators)
+    # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
+    scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
+    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
+    exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
+    plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
+                              merge=system.merge, exchanges=exchanges)
+    groups = {exchange.site: exchange.group for exchange in plan.exchanges}
+    return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
+        dataclasses.replace(exchange, group=groups[exchange.site]) for exchange in work.exchanges))
+
+
+def transfers(work, machines, system, plan):
+    """Returns what is done in a step as `Transfer`s, in the order in which they are ready.
+
+    Args:
+        work: The `Work`.
+        machines: The `Machines`.
+        system: The `System`.
+        plan: Its plan.
+
+    Raises:
+        PoseidonError: If a plan is for other nodes, or bytes are not known.
+    """
+    if plan.cluster.shape != (shape := machines.cluster(1.0).shape):
+        raise PoseidonError(f"The plan is for {planning.describe(plan.cluster.shape)}, expected "
+                            f"{planning.describe(shape)}: make a plan for these.")
+    if machines.nodes * machines.gpus_per_node == 1:
+        return ()
+    exchanges = plan.exchanges if system.exchange == "plan" else ()
+    ready_of, leaders, place, found = {}, {}, _Placement(machines, system), []
+    pairs = [(site.name, site, decision.group) for site, decision in zip(plan.sites, plan.decisions, strict=True)]
+    pairs += [(exchange.site, exchange, exchange.group) for exchange in exchanges]
+    for name, what, group in pairs:
+        ready_of[group or name] = max(ready_of.get(group or name, 0.0), work.ready_seconds(what.operations))
+        leaders.setdefault(group or name, name)
+
+    def add(name, what, group, made):
+        # Where values are pulled when all of the step are updated, nothing comes before its end.
+        is_waited_for = what.is_waited_for and system.exchange != "whole"
+        found.append(Transfer(
+            name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
+            0.0 if is_waited_for else work.needed_seconds(what.operations),
+            message_us=machines.message_us if leaders[group or name] == name else 0.0,
+            depth=what.depth or 0, is_waited_for=is_waited_for, **made))
+
+    for name, what, _ in pairs:
+        if what.num_bytes is None:
+            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected one that is known: "
+                                "make a plan with fixed shapes.")
+    for site, decision in zip(plan.sites, plan.decisions, strict=True):
+        made = _transfer(site, decision, work, machines, system, place)
+        if made is not None:
+            add(site.name, site, decision.group, made)
+    found.reverse()  # ties in the order of backpropagation, from the last variable to the first
+    for exchange in exchanges:
+        add(exchange.site, exchange, exchange.group, _other_transfer(exchange, machines))
+    return tuple(sorted(found, key=lambda transfer: (transfer.ready, transfer.depth)))
+
+
+def _transfer(site, decision, work, machines, system, place):
+    """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
+    gpus, dense = machines.gpus_per_node, site.num_bytes
+    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
+    factors = site.factors if site.factors is not None and site.factors.k is not None else None
+    made = {"up_seconds": (gpus - 1) * dense / local + dense / copy,
+            "down_seconds": (gpus - 1) * dense / local + dense / copy}
+    if system.exchange == "ring":
+        return made | {"ring_bytes": dense}
+    if system.exchange == "whole":
+        return made | {"rounds": (Round((place.one(dense),), dense, dense),)}
+    if system.exchange == "adam" and factors:
+        given, traffic = gpus * factors.num_bytes, planning.SCHEMES[planning.SFB].traffic(site)
+        return made | {"rounds": (Round((place.one(dense),), given, dense),),
+                       "up_seconds": (1 - 1 / gpus) * given / local + given / copy,
+                       "owner_rebuild": _rebuild(traffic, work, machines)}
+    if decision.leader and system.exchange != "adam":
+        return None
+    traffic = planning.SCHEMES[planning.PS if system.exchange == "adam" else decision.scheme].traffic(site)
+    if traffic.kind == planning.SUM:
+        return made | {"rounds": place.pairs(dense)}
+    return _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
+
+
+def _rebuild(traffic, work, machines):
+    """Returns the seconds of what an accelerator makes of what each other one gave."""
+    return traffic.operations * (machines.nodes * machines.gpus_per_node - 1) * work.rebuild_seconds_per_operation
+
+
+def _other_transfer(exchange, machines):
+    """Returns the attributes of the `Transfer` of what is no gradient that are its exchange's."""
+    if exchange.scheme == "gather":
+        return _to_all(exchange.num_bytes, machines)
+    num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
+    copy = num_bytes / (machines.copy_gbytes_per_s * 1e9)
+    return {"root_bytes": num_bytes, "up_seconds": copy,
+            "down_seconds": (gpus - 1) * num_bytes / (machines.local_gbytes_per_s * 1e9) + copy}
+
+
+def _to_all(num_bytes, machines):
+    """Returns the attributes of a `Transfer` of so many bytes of each accelerator to all others."""
+    gpus, nodes, parts = machines.gpus_per_node, machines.nodes, machines.gpus_per_node * num_bytes
+    local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
+    # To each other accelerator of the node go the parts of all but itself.
+    return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
+            "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy}
+
+
+class _Placement:
+    """Which servers own what, one tensor after the other."""
+
+    def __init__(self, machines, system):
+        self._servers = machines.servers or machines.nodes
+        self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
+        self._next, self._loads = 0, [0.0] * self._servers
+
+    def one(self, num_bytes):
+        """Returns the server of a whole tensor."""
+        owner = (self._loads.index(min(self._loads)) if self._is_greedy else self._take(1)[0])
+        self._loads[owner] += num_bytes
+        return owner
+
+    def pairs(self, num_bytes):
+        """Returns the `Round`s of a tensor that is cut."""
+        count = cut(num_bytes, self._kv_pair_bytes, self._servers)
+        return tuple(Round(self._take(min(self._servers, count - i)), num_bytes / count, num_bytes / count)
+                     for i in range(0, count, self._servers))
+
+    def _take(self, count):
+        first, self._next = self._next, (self._next + count) % self._servers
+        return tuple((first + i) % self._servers for i in range(count))
+
+
+def node_bytes(moves, nodes):
+    """Returns (bytes that each node sends, bytes that each receives), two lists, of `Transfer`s."""
+    sent, received, everybody_sent, everybody_received = [0.0] * nodes, [0.0] * nodes, 0.0, 0.0
+    for move in moves:
+        same = (move.peer_bytes or 0.0) * (nodes - 1) + (move.ring_bytes or 0.0) * 2 * (nodes - 1) / nodes
+        for part in move.rounds:
+            for owner in part.owners:  # gets from and gives to the others, but not itself
+                sent[owner] += (nodes - 1) * part.down - part.up
+                received[owner] += (nodes - 1) * part.up - part.down
+        if move.root_bytes is not None:
+            sent[0] += (nodes - 1) * move.root_bytes
+            received = [r + move.root_bytes * (node > 0) for node, r in enumerate(received)]
+        everybody_sent += same + sum(len(part.owners) * part.up for part in move.rounds)
+        everybody_received += same + sum(len(part.owners) * part.down for part in move.rounds)
+    return [everybody_sent + s for s in sent], [everybody_received + r for r in received]
