@@ -1,5 +1,6 @@
 # make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
+# make lint    checks style, and that layers import downwards only
 # make test    sets everything up and runs the tests (some 20 minutes on 2 cores)
 # make test-native  builds the communicator's C++ tests, also with sanitizers, and runs them (some 2 minutes; needs
 #                   g++ and Python alone)
@@ -15,9 +16,12 @@ KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/s
 # Tests run in two processes, a file in each at a time, in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
+# Of one series: another one finds other things.
+LINTERS := 'ruff==0.17.*' 'import-linter==2.*'
+
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo test test-full test-native bench paper clean
+.PHONY: setup horovod demo lint test test-full test-native bench paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -38,6 +42,14 @@ demo: setup
 	mkdir -p build/demo
 	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz
 	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
+
+# The folders of the package lie apart in the source tree, so the linter of imports looks at a built copy.
+lint: setup
+	$(BIN)/python -m pip install --quiet $(LINTERS)
+	$(BIN)/ruff check .
+	rm -rf build/lint
+	$(BIN)/python setup.py --quiet build_py --build-lib build/lint
+	cd build/lint && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 test: setup
 	$(PYTEST)

@@ -4,10 +4,10 @@ A pass never changes what it is given: a `TrainingGraph` is frozen, and each pas
 """
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 

@@ -4,9 +4,9 @@ This is the one place that runs the passes. TensorFlow's graph optimizer, saved 
 """
 
 import collections
+from collections.abc import Iterable
 import dataclasses
 import hashlib
-from collections.abc import Iterable
 from typing import Protocol
 
 from tensorflow.core.framework import graph_pb2

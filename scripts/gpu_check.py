@@ -25,8 +25,6 @@ import subprocess
 import sys
 import tempfile
 
-import numpy as np
-
 from gpu_cublas import describe
 from gpu_cublas import find_cublas
 from gpu_device import Clock
@@ -34,6 +32,7 @@ from gpu_device import DeviceMemory
 from gpu_device import Driver
 import gpu_outer_product as outer_product
 from gpu_outer_product import Case
+import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "kernels" / "cuda" / "outer_product.cu.cc"
@@ -186,7 +185,7 @@ def measure_case(library, clock, cublas, case, copy_rate, rates):
     sets = min(20, 1 + 3 * library.memory.driver.l2_bytes // min_bytes(case))
     data = [device_arrays(library.memory, case) for _ in range(sets)]
     seconds, quartiles = clock.measure(
-        lambda i: library.call(case, *(block.address for block in data[i % sets])))
+        lambda i: library.call(case, *(block.address for block in data[i % sets])))  # noqa: F821
     del data
     row = {**dataclasses.asdict(case), "seconds": seconds, "quartiles": quartiles,
            "bytes_per_s": min_bytes(case) / seconds}

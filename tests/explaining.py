@@ -5,8 +5,8 @@ import sys
 
 import keras
 from keras import layers
-from models import MODELS
 from models import make_data
+from models import MODELS
 import numpy as np
 import tensorflow as tf
 

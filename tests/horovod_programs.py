@@ -19,7 +19,6 @@ import tf_poseidon as poseidon
 from tf_poseidon import planning
 from tf_poseidon import runtime
 
-
 OPTIONS = dict(policy="sfb", merge=True)
 
 

@@ -125,7 +125,7 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"The job hung: not over after {timeout_s} s. It printed:\n{output}")
+        raise AssertionError(f"The job hung: not over after {timeout_s} s. It printed:\n{output}") from None
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 

@@ -5,11 +5,11 @@ import time
 from custom import Regression
 import keras
 from models import BATCH
-from models import OPTIMIZERS
-from models import ROWS
 from models import dense
 from models import make_data
+from models import OPTIMIZERS
 from models import result
+from models import ROWS
 import numpy as np
 import tensorflow as tf
 

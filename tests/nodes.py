@@ -8,7 +8,8 @@ import forking
 import numpy as np
 
 forking.import_keras()  # in half the time
-import keras  # noqa: E402
+import keras
+
 import tf_poseidon as poseidon
 
 STEPS, ROWS, COLUMNS = 4, 16, 512

@@ -21,12 +21,12 @@ come in.
 import inspect
 
 import numpy as np
-import tensorflow as tf
 from partition_table import Case
 from partition_table import K
 from partition_table import of
 from partition_table import summed
 from partition_table import T
+import tensorflow as tf
 
 SUM = "partial(sum)"
 

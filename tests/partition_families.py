@@ -4,11 +4,11 @@ import functools
 
 import numpy as np
 import partition_cases
-import tensorflow as tf
 from partition_table import Case
 from partition_table import K
 from partition_table import of
 from partition_table import summed
+import tensorflow as tf
 
 SUM = "partial(sum)"
 raw = tf.raw_ops

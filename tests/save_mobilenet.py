@@ -6,7 +6,7 @@ import sys
 import keras
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"))
-import bench_rewrite  # noqa: E402
+import bench_rewrite
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(0)

@@ -55,8 +55,8 @@ def main(directory, *how):
     history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0,
                         callbacks=callbacks)
     state = [*model.weights, *(v for v in model.optimizer.variables if "accum" not in v.path)]
-    np.savez(directory / f"state.{strategy.rank}.npz", epochs=history.epoch, x=x,
-             predictions=model.predict(x, verbose=0), *[v.numpy() for v in state])
+    np.savez(directory / f"state.{strategy.rank}.npz", *[v.numpy() for v in state], epochs=history.epoch, x=x,
+             predictions=model.predict(x, verbose=0))
     # Written a moment ago by rank 0, read by all.
     model.load_weights(directory / "0" / "best.weights.h5")
     if strategy.rank == 0:

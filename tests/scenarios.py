@@ -14,14 +14,14 @@ from bits import BITS
 from bits import HALVES
 import keras
 from models import BATCH
+from models import flat
 from models import LOSSES
+from models import make_data
+from models import MaskRows
 from models import MODELS
 from models import OPTIMIZERS
-from models import ROWS
-from models import MaskRows
-from models import flat
-from models import make_data
 from models import result
+from models import ROWS
 import numpy as np
 from recipes import RECIPES
 from ways import WAYS
@@ -100,9 +100,9 @@ def full():
     Policies take turns, such that each meets every model, optimizer and number of ranks.
     """
     models, optimizers, losses, ranks, policies = map(list, columns())
-    return [("-".join((models[m], optimizers[o], losses[l])), ranks[r],
-             policies[(m + o + l + r) % len(policies)])
-            for m, o, l, r in itertools.product(*(range(len(c)) for c in (models, optimizers, losses,
+    return [("-".join((models[m], optimizers[o], losses[i])), ranks[r],
+             policies[(m + o + i + r) % len(policies)])
+            for m, o, i, r in itertools.product(*(range(len(c)) for c in (models, optimizers, losses,
                                                                            ranks)))]
 
 

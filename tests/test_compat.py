@@ -8,12 +8,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 
 import keras
 from packaging import requirements
 import pytest
 import tensorflow as tf
+import tomllib
 
 from tf_poseidon import keras_hook
 from tf_poseidon import supported

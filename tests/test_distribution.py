@@ -28,8 +28,8 @@ class Runs:
                                     timeout_s=600)
             assert outcome.output.count("done") == ranks
             assert "whole batch" not in outcome.output, "a program was not partitioned"
-            self._done[ranks, policy, *options] = out
-        return self._done[ranks, policy, *options]
+            self._done[(ranks, policy, *options)] = out
+        return self._done[(ranks, policy, *options)]
 
 
 @pytest.fixture(scope="module")

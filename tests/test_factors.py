@@ -11,8 +11,8 @@ from test_communicator import job
 from test_communicator import transport  # noqa: F401  # a fixture: each test runs over each transport
 
 from tf_poseidon.communicator import join_sockets
-from tf_poseidon.options import JobOptions
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.options import JobOptions
 
 
 def parts_of(rank, step=0, rows=None, columns=(3, 5000)):

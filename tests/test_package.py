@@ -26,7 +26,7 @@ def test_importing_starts_nothing():
 
 def test_unknown_attribute():
     with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
-        tf_poseidon.Strategy  # pylint: disable=pointless-statement
+        tf_poseidon.Strategy  # noqa: B018
 
 
 def test_only_the_hook_touches_keras():

@@ -11,12 +11,12 @@ import math
 import os
 
 import hypothesis
+from hypothesis import strategies as st
 import numpy as np
 import partition_table
-import tensorflow as tf
-from hypothesis import strategies as st
 from partition_table import K
 from partition_table import of
+import tensorflow as tf
 
 GRAPHS = int(os.environ.get("POSEIDON_FUZZ_GRAPHS", 20))
 SEED = os.environ.get("POSEIDON_FUZZ_SEED")

@@ -5,7 +5,6 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-
 FEATURES = 3
 
 

@@ -3,10 +3,10 @@
 import collections
 
 import numpy as np
+from partition_families import v1_control_flow
 import partitioning
 import pytest
 import tensorflow as tf
-from partition_families import v1_control_flow
 from tensorflow.python.ops import rnn
 
 v1 = tf.compat.v1

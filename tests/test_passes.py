@@ -15,10 +15,10 @@ import tensorflow as tf
 from tf_poseidon import communicator
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
-from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")

@@ -14,9 +14,9 @@ from test_passes import rewrite
 
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.write import horovod_ops
-from tf_poseidon.graph_passes import session
 
 HOST, ACCELERATOR = "/device:CPU:0", "/device:CPU:1"
 

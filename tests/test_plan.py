@@ -4,9 +4,9 @@ import dataclasses
 import itertools
 import re
 
-from plans import SITES
 from plans import dense_site
 from plans import plan_for
+from plans import SITES
 import pytest
 
 import tf_poseidon as poseidon

@@ -4,9 +4,9 @@ import dataclasses
 import subprocess
 import sys
 
-from plans import TABLE
 from plans import dense_site
 from plans import plan_for
+from plans import TABLE
 import pytest
 
 import tf_poseidon as poseidon

@@ -1,5 +1,6 @@
 """Training on rewritten graphs: that they are executed, what they send, and what happens where a
-rank has none."""
+rank has none.
+"""
 
 from concurrent import futures
 import json

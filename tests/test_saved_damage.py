@@ -232,7 +232,7 @@ _OPTIONS = [  # (name of a graph, options, what is said)
         ({"inputs": "x=rows"}, r"inputs='x=rows', expected a dictionary"),
         ({"inputs": 3}, r"inputs=3, expected a dictionary"),
         ({"inputs": {"z": "rows"}}, r"The inputs that are given name 'z', but what is rewritten has the inputs x, y"),
-        ({"inputs": {"x:1": "rows"}}, r"The inputs that are given name 'x:1', but what is rewritten has the inputs x, y"),
+        ({"inputs": {"x:1": "rows"}}, r"The inputs that are given name 'x:1', but what is rewritten has the inputs"),
         ({"inputs": {3: "rows"}}, r"The inputs that are given name '3', but what is rewritten has the inputs x, y"),
         ({"inputs": {"x": "columns"}}, r"Input 'x' is said to have 'columns', expected 'rows', 'same', or the number"),
         ({"inputs": {"x": 1.0}}, r"Input 'x' is said to have 1.0, expected 'rows', 'same', or the number of a dim"),

@@ -421,8 +421,8 @@ LESS_ALIKE = {("mlp", 10): 0.2}
 def emulated_name(entry):
     run = entry["run"]
     ranks = f" x {run['ranks_per_host']}" if run["ranks_per_host"] > 1 else ""
-    return (f"{run['model']} on {run['hosts']}{ranks} at {run['gbps']:g} Gbit/s, D={run['dilation']:g} S={run['shrink']:g} "
-            f"with {run['systems']}")
+    return (f"{run['model']} on {run['hosts']}{ranks} at {run['gbps']:g} Gbit/s, D={run['dilation']:g} "
+            f"S={run['shrink']:g} with {run['systems']}")
 
 
 @pytest.mark.parametrize("entry", EMULATED, ids=emulated_name)

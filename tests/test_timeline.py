@@ -285,7 +285,7 @@ def test_recording_ends_with_an_exception(alone, tmp_path):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             with recording.record(alone, tmp_path / "trace.json", lambda: None):
-                1 / 0  # pylint: disable=pointless-statement
+                1 / 0  # noqa: B018
     alone.sum("x", np.ones(2))
     assert alone.events()["events"] == []
 

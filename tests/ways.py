@@ -18,14 +18,14 @@ from custom import UnusualPredictions
 import keras
 from loops import LOOPS
 from models import BATCH
-from models import OPTIMIZERS
-from models import ROWS
-from models import MaskRows
 from models import dense
 from models import embedding
 from models import flat
 from models import make_data
+from models import MaskRows
+from models import OPTIMIZERS
 from models import result
+from models import ROWS
 from models import small
 from models import two_in_two_out
 import numpy as np

@@ -31,7 +31,7 @@ class Call:
         unknown = set(inputs) - set(bound.arguments)
         if unknown:
             raise GraphError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
-                                f"arguments are {', '.join(bound.arguments)}.")
+                             f"arguments are {', '.join(bound.arguments)}.")
         self._structure = joined((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
         args, kwargs = self._structure
@@ -78,8 +78,8 @@ def _marks(inputs, arguments):
                 tf.nest.assert_same_structure(mark, value, check_types=False)
             except (TypeError, ValueError) as error:
                 raise GraphError(f"inputs= has another structure for '{name}' than the argument itself: "
-                                    f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
-                                    "argument's.") from error
+                                 f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
+                                 "argument's.") from error
             named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
         for leaf, pair in zip(leaves, named):
             marks += [pair] if not isinstance(leaf, _COMPOSITES) else _marks_of_parts(leaf, *pair)
@@ -93,7 +93,7 @@ def _marks_of_parts(leaf, name, mark):
     """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
     if mark not in (None, _SAME):
         raise GraphError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
-                            "partitioned: give 'same', and every rank computes it whole, or make it dense.")
+                         "partitioned: give 'same', and every rank computes it whole, or make it dense.")
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
 
 
@@ -122,7 +122,7 @@ def _dimension(tensor, name, mark):
     dimension = 0 if mark == _ROWS else mark
     if rank is None or not 0 <= dimension < rank:
         raise GraphError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
-                            f"{dimension}; say 'same' of tensors without rows.")
+                         f"{dimension}; say 'same' of tensors without rows.")
     return dimension
 
 

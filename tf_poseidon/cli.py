@@ -61,17 +61,17 @@ def explain(path):
     for flag in (_BATCH_SIZE, _WORKERS):
         if flag.value is None:
             raise ConfigurationError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
-                                "worker) and a number of --workers.")
+                                     "worker) and a number of --workers.")
     pins = _pins()
     planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value,
                      _ACCELERATORS.value, _RANKS_PER_NODE.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
             raise ConfigurationError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
-                                "that exists.")
+                                     "that exists.")
     if not os.path.exists(path):
         raise ConfigurationError(f"There is no file '{path}'; give explain a model that was saved with "
-                            "model.save('model.keras').")
+                                 "model.save('model.keras').")
     # Late: it imports TensorFlow, which takes seconds, and mistakes in the command should not.
     from tf_poseidon.keras_hook import explaining
     plan = explaining.explain(
@@ -89,7 +89,7 @@ def rewrite(source, target):
     """Rewrites a saved training graph, and prints what it exchanges then."""
     if _WORKERS.value is None and _PLAN.value is None:
         raise ConfigurationError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
-                            "on each of them), or a --plan.")
+                                 "on each of them), or a --plan.")
     if not os.path.exists(source):
         raise ConfigurationError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
     pins, inputs = _pins(), _inputs()
@@ -126,7 +126,7 @@ def verify(source, target):
     """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
     if len(_SIGNATURE.value) > 1:
         raise ConfigurationError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
-                            "expected one; verify them one by one.")
+                                 "expected one; verify them one by one.")
     arrays = _arrays()
     import tensorflow as tf
     # One thread: more of them may add up in another order every time.
@@ -160,7 +160,7 @@ def _inputs():
             name, _, mark = text.rpartition("=")
             if not name or mark not in ("rows", "same") and not mark.isdecimal():
                 raise ConfigurationError(f"--inputs={text}, expected NAME=rows, NAME=same or NAME=DIMENSION, such as "
-                                    "'x=rows'.")
+                                         "'x=rows'.")
             inputs[name] = int(mark) if mark.isdecimal() else mark
     return inputs
 
@@ -174,7 +174,7 @@ def _arrays():
             return dict(arrays)
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise ConfigurationError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
-                            f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
+                                 f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
 
 
 def _save_predictions(predictions):

@@ -114,7 +114,7 @@ class Communicator:
         output = np.empty_like(value) if out is None else out
         if root is None and value.dtype.name not in _SUMMABLE:
             raise JobError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
-                                f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
+                           f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
         dtype, count = ((_SUMMABLE[value.dtype.name], value.size) if root is None else
                         (_BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(

@@ -66,12 +66,12 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
         rank, size = _place_in_tf_config()
     else:
         raise ConfigurationError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
-                            "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
-                            "asks for it.")
+                                 "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
+                                 "asks for it.")
     pins = tuple((pins or {}).items())
     if cluster is not None and cluster.ranks_per_node > 1:
         raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks to a node, which is for sums of "
-                            "PoseidonStrategy: of these libraries', every rank is on its own; give it 1.")
+                                 "PoseidonStrategy: of these libraries', every rank is on its own; give it 1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:
@@ -97,5 +97,5 @@ def _place_in_tf_config():
     task = resolver.task_type, resolver.task_id
     if task not in order:
         raise ConfigurationError(f"TF_CONFIG says that this is task {task}, and that these train: {order}; give each "
-                            "of them its own index.")
+                                 "of them its own index.")
     return order.index(task), len(order)

@@ -192,7 +192,7 @@ def _partitioned(traced, rows, held):
     flat, outputs, variables = _flat(traced)
     if not any(node.op == sizes_lib.ROWS for node in flat.node):
         raise GraphError("None of its inputs has rows of which each rank could take some: they are ragged, sparse "
-                            "or scalars.")
+                         "or scalars.")
     paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
     summands = [name for name, variable in variables.items() if any(variable is each for each in held)]
     return partition_lib.partition(flat, outputs, grappler.add_shapes, paths, rows=rows, summands=summands,

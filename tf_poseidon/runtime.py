@@ -87,8 +87,8 @@ def start(options):
             options = dataclasses.replace(options, ranks_per_node=_options.ranks_per_node)
         if options != _options:
             raise ConfigurationError(f"This process has joined its job with {_options}, and cannot "
-                                f"change that to {options}: give every PoseidonStrategy of a "
-                                "process, and poseidon.calibrate before them, the same options.")
+                                     f"change that to {options}: give every PoseidonStrategy of a "
+                                     "process, and poseidon.calibrate before them, the same options.")
         return _communicator
     _launch = launch
     if launch.size > 1:

@@ -26,7 +26,6 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.timelines import recording
 
-
 _latest = None
 
 
@@ -105,8 +104,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  timeout_s=options.JobOptions.timeout_s, startup_timeout_s=options.JobOptions.startup_timeout_s):
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
-        training = options.TrainingOptions(policy, plan, tuple((pins or {}).items()), cluster, wire_dtype, merge, strict,
-                                           global_batch_norm, verify)
+        pins = tuple((pins or {}).items())
+        training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
+                                           verify)
         job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
         runtime.check(job, training)
         if training.plan or ranks_per_node is None:
@@ -179,7 +179,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         step = step_lib.current()
         if step is None:
             raise GraphError("strategy.synchronize was called outside of strategy.run; call it in "
-                                "the function that strategy.run(function, args=(batch,)) runs.")
+                             "the function that strategy.run(function, args=(batch,)) runs.")
         step.check_unconditional("strategy.synchronize was called")
         return step.synchronize(gradients, variables)
 
@@ -242,10 +242,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = self.extended.communicator
         if communicator is None:
             raise ConfigurationError(f"strategy.timeline('{path}') records what ranks exchange, but this process "
-                                "runs alone; launch several with mpiexec, or use tf.profiler for one.")
+                                     "runs alone; launch several with mpiexec, or use tf.profiler for one.")
         if runtime.engine().writer.has_to_agree:
             raise ConfigurationError(f"strategy.timeline('{path}') cannot see gradients that travel by Horovod's "
-                                "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
+                                     "ops; use mpiexec and engine='mpi', or Horovod's own HOROVOD_TIMELINE=FILE.")
         return recording.record(communicator, path, lambda: self.plan)
 
 
@@ -436,11 +436,11 @@ class Extended(tf_compat.one_device_extended()):
                 return ops.all_gather(part, step_lib.unique_site("gather"), contributes)
             if isinstance(part, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
                 raise GraphError(f"A {type(part).__name__} cannot be gathered from all ranks along "
-                                    f"axis {axis}; convert it to a dense tensor.")
+                                 f"axis {axis}; convert it to a dense tensor.")
             part = tf.convert_to_tensor(part)
             if part.shape.rank == 0:
                 raise GraphError("A scalar cannot be gathered from all ranks; give it a dimension "
-                                    "with tf.expand_dims, or use strategy.reduce.")
+                                 "with tf.expand_dims, or use strategy.reduce.")
             # The axis becomes the rows, and goes back to its place.
             front = list(range(part.shape.rank))
             front.insert(0, front.pop(axis))

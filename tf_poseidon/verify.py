@@ -1,5 +1,6 @@
 """Verify mode: compares, every so many steps, what was synchronised with a plain sum, and the weights
-of all ranks with each other."""
+of all ranks with each other.
+"""
 
 import zlib
 

@@ -43,7 +43,7 @@ class Library:
         op_def = tf_compat.op_def(node.op)
         if op_def is None:
             raise GraphError(f"Node '{node.name}' is a {node.op!r}, an op that TensorFlow does not know; "
-                                "load the library that has it (tf.load_op_library) first.")
+                             "load the library that has it (tf.load_op_library) first.")
         return op_def
 
     def outputs(self, node):
@@ -90,7 +90,7 @@ def number_of(node, op_def, name):
     number = attribute(node, op_def, name).i
     if not 0 <= number < _MAX_TENSORS:
         raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
-                            "of tensors.")
+                         "of tensors.")
     return number
 
 
@@ -146,15 +146,15 @@ class FunctionBody:
         for argument in [*signature.input_arg, *signature.output_arg]:
             if not NAME.fullmatch(argument.name):
                 raise GraphError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
-                                    "no name of an argument.")
+                                 "no name of an argument.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
                 raise GraphError(f"Function '{self.function}' has an argument '{argument.name}' whose "
-                                    "type depends on the call.")
+                                 "type depends on the call.")
         self.arguments = [(argument.name, argument.type) for argument in signature.input_arg]
         missing = {argument.name for argument in signature.output_arg} - set(function_def.ret)
         if missing:
             raise GraphError(f"Function '{self.function}' does not say what its output "
-                                f"'{min(missing)}' is.")
+                             f"'{min(missing)}' is.")
         self.returns = [(argument.name, function_def.ret[argument.name], argument.type)
                         for argument in signature.output_arg]
         self.control_returns = sorted(set(function_def.control_ret.values()))
@@ -166,7 +166,7 @@ class FunctionBody:
         for name, text, dtype in self.returns:
             if self._type(text) != dtype:
                 raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
-                                    "the type that it says.")
+                                 "the type that it says.")
 
     def _type(self, text):
         """Returns the DataType of a tensor; None of what is no tensor."""
@@ -189,14 +189,14 @@ class FunctionBody:
         outputs = self._outputs(name)
         if (argument := ":".join(output)) not in outputs:
             raise GraphError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
-                                f"node are {', '.join(outputs) or 'none'}.")
+                             f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
 
     def text(self, name, output):
         """Returns how this body names output `output` of a node; None of an argument."""
         return name if output is None else f"{name}:{self._outputs(name)[output]}"
 
-    @functools.cache
+    @functools.cache  # noqa: B019, a body lives as long as its library
     def _outputs(self, name):
         return self._library.outputs(self.nodes[name])
 

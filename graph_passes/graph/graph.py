@@ -101,7 +101,7 @@ class Graph:
             return tf.make_ndarray(node.attr["value"].tensor)
         except (TypeError, ValueError, OverflowError) as error:
             raise GraphError(f"The value of constant '{node.name}' cannot be read: "
-                                f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
+                             f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
 
 
 def in_order(graph_def):

@@ -52,7 +52,7 @@ def of(node: node_def_pb2.NodeDef) -> Provenance | None:
     version, *fields = node.attr[ATTRIBUTE].s.decode(errors="replace").split("\n")
     if version != _VERSION or len(fields) != 5:
         raise GraphError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
-                            f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
+                         f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
     *names, fetched = fields
     return Provenance(*names, is_fetched=bool(fetched))
 

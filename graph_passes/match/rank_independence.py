@@ -10,7 +10,6 @@ learning rate), but they are not taken to be equal.
 
 import hashlib
 
-
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 

@@ -44,7 +44,7 @@ def outcomes(graph, ordered, summands):
             found[node.name] = Outcome((WHOLE, HELD), ())
         else:
             raise GraphError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
-                                f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
+                             f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
     return found
 
 

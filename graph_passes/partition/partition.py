@@ -19,7 +19,6 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition import write as write_lib
 
-
 # The PoseidonPart of what depends on no rows.
 OF_NO_ROWS = write_lib.OF_NO_ROWS
 

@@ -473,7 +473,7 @@ class GraphWriter:
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
-                                f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
+                             f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         if dimension:
@@ -596,7 +596,7 @@ class GraphWriter:
         frame = place.frame
         if not frame.within(self._home) or frame.outer is None:
             raise GraphError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and what is made of "
-                                "them is needed outside of it.")
+                             "them is needed outside of it.")
         outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
         prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
         return tuple(self._entered(f"{prefix}/{name}", tensor, dtype, frame)

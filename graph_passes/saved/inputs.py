@@ -113,7 +113,7 @@ def decide(inputs, given):
         shown = ", ".join(f"{each.name} {list(each.shape) if each.shape is not None else 'of any shape'}"
                           for each in inputs)
         raise GraphError(f"No input of the step is known to have rows (it has {shown or 'no inputs'}); say which "
-                            "have, as in --inputs x=rows,y=rows.")
+                         "have, as in --inputs x=rows,y=rows.")
     return decided
 
 
@@ -129,7 +129,7 @@ def check_names(inputs, given):
         if name not in known:
             names = dict.fromkeys(each.name for each in inputs)
             raise GraphError(f"The inputs that are given name '{name}', but what is rewritten has the inputs "
-                                f"{', '.join(names) or 'none'}.")
+                             f"{', '.join(names) or 'none'}.")
 
 
 def _aliases(name):
@@ -144,11 +144,11 @@ def _dimension(each, mark):
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
         raise GraphError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
-                            "a dimension.")
+                         "a dimension.")
     dimension = 0 if mark == ROWS else mark
     if dimension < 0 or rank is not None and dimension >= rank:
         raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
-                            f"{dimension}; say 'same' of inputs without rows.")
+                         f"{dimension}; say 'same' of inputs without rows.")
     return dimension
 
 

@@ -4,9 +4,9 @@ What a node was inserted for, its provenance says; names are not looked at.
 """
 
 import collections
-import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
+import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2

@@ -17,20 +17,20 @@ from tf_poseidon import planning
 from tf_poseidon import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.graph import check
-from tf_poseidon.graph_passes.graph import check_types
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
-from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.find import step as step_lib
-from tf_poseidon.graph_passes.saved import inputs as inputs_lib
-from tf_poseidon.graph_passes.saved import inserted
-from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.saved import check_types
+from tf_poseidon.graph_passes.saved import inputs as inputs_lib
+from tf_poseidon.graph_passes.saved import inserted
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
@@ -115,7 +115,7 @@ def rewrite(graph_def, steps, has_functions, options):
     """
     if strip.is_rewritten(graph_def):
         raise GraphError("The graph was rewritten before; undo that with `tf-poseidon strip`, or take the "
-                            "graph that it was made of.")
+                         "graph that it was made of.")
     options.progress("reading the graph")
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
@@ -231,7 +231,7 @@ def _call_of(library, name, targets):
     nodes = [main.nodes[each] for each in calls]
     if len(nodes) != 1 or nodes[0].op not in _CALLS:
         raise GraphError(f"Signature '{name}' is not the result of one function, as tf.saved_model.save writes it; "
-                            "save the step as one tf.function.")
+                         "save the step as one tf.function.")
     return nodes[0]
 
 

@@ -41,7 +41,7 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))
     except (zlib.error, message.DecodeError) as error:
         raise GraphError(f"What node '{node.name}' says about the graph that was rewritten is damaged; take that "
-                            "graph, or rewrite it anew.") from error
+                         "graph, or rewrite it anew.") from error
 
 
 def _note(graph_def: graph_pb2.GraphDef) -> node_def_pb2.NodeDef | None:

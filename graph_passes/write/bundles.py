@@ -4,8 +4,8 @@ import numpy as np
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
-from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import collectives
 
 _INT32 = types_pb2.DT_INT32
 

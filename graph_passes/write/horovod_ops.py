@@ -6,10 +6,10 @@ The other ranks know an op of Horovod by the last part of its name, so these nam
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
-from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.write import site_writer
 
 _BFLOAT16, _FLOAT = types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT

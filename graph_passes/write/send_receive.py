@@ -25,9 +25,9 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.write import site_writer
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import Match
+from tf_poseidon.graph_passes.write import site_writer
 
 
 class SendReceive(site_writer.SiteWriter):

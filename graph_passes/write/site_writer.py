@@ -8,8 +8,8 @@ gradients rebuilt there of the factors of all: no gradient is copied that travel
 """
 
 import collections
-import dataclasses
 from collections.abc import Mapping
+import dataclasses
 
 import numpy as np
 import tensorflow as tf

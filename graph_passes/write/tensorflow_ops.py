@@ -6,9 +6,9 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.write import site_writer
-from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 # How many layers can travel as factors: the keys of tf.distribute are counted up from 0, those of parts of its
 # bundles down, each with so many numbers.
@@ -29,7 +29,7 @@ class TensorFlowOps(collectives.Collectives):
         layers = [site for site, d in job.decisions.items() if d.scheme == planning.SFB and not d.leader]
         if len(layers) > _MOST_LAYERS:
             raise GraphError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
-                                f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
+                             f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
     def _gathered(self, tensors, types, columns, others):

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.write.collectives import Collectives
 from tf_poseidon.graph_passes.write.horovod_ops import HorovodOps
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
 from tf_poseidon.graph_passes.write.site_writer import Job
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
-from tf_poseidon.graph_passes.find.markers import Marker
 
 # By the class of an engine, or one that it is derived from, and the name of a scheme.
 WRITERS: dict[tuple[type[SiteWriter], str], Callable[[SiteWriter], None]] = {

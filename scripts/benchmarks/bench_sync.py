@@ -6,8 +6,8 @@ Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallre
 arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns
 with an empty tf.function (what TensorFlow itself costs) and, where many tensors are summed, with
 the sum of one of them; a barrier before each. So do Horovod over Gloo (a HorovodAllreduce for each tensor,
-which it merges), if it is installed, in blocks of its own, and TensorFlow's ring (one CollectiveReduceV2, as tf.distribute lays
-tensors end to end). Results are verified before anything is timed. Times
+which it merges), if it is installed, in blocks of its own, and TensorFlow's ring (one CollectiveReduceV2, as
+tf.distribute concatenates tensors). Results are verified before anything is timed. Times
 are those of rank 0, ratios are medians of the ratios within each round.
 """
 
@@ -19,10 +19,10 @@ from absl import app
 from absl import flags
 from mpi4py import MPI  # starts MPI with MPI_THREAD_MULTIPLE; the strategy then shares it
 import numpy as np
+import peers
 import rich.console
 import rich.progress
 import rich.table
-import peers
 import tensorflow as tf
 import timing
 

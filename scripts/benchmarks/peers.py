@@ -33,12 +33,12 @@ def start_tensorflow(comm):
 
 def start_horovod(comm):
     """Returns `horovod.tensorflow`, initialised over Gloo by what horovodrun would tell its processes."""
-    import horovod.tensorflow as hvd
-    import psutil
     from horovod.runner.common.util import hosts
     from horovod.runner.gloo_run import create_run_env_vars
     from horovod.runner.gloo_run import create_slot_env_vars
     from horovod.runner.http.http_server import RendezvousServer
+    import horovod.tensorflow as hvd
+    import psutil
 
     everyone = comm.allgather(_address(comm))
     slots = hosts.get_host_assignments(hosts.parse_hosts(",".join(

@@ -68,7 +68,7 @@ class Table:
         requirement = requirements.Requirement(self.requirement)
         if not requirement.specifier.contains(self.version, prereleases=True):
             raise ConfigurationError(f"{self.library} {self.version} is installed, but tf_poseidon works with "
-                                f"'{self.requirement}' only; {self.remedy}.")
+                                     f"'{self.requirement}' only; {self.remedy}.")
         return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names}
 
     @property

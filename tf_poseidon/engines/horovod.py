@@ -104,7 +104,7 @@ def _horovod():
         import horovod.tensorflow as hvd  # late: it is optional, and imports TensorFlow
     except ImportError as error:
         raise JobError(f"engine='horovod', but Horovod cannot be imported ({error}); run "
-                            "scripts/install_horovod.sh from tf_poseidon's source tree.") from error
+                       "scripts/install_horovod.sh from tf_poseidon's source tree.") from error
     return hvd
 
 

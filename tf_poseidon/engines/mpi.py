@@ -44,7 +44,7 @@ def join(size, options):
     """
     if not _TRANSPORT.exists():
         raise JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
-                            "install .` in its source tree, or `make setup`.")
+                       "install .` in its source tree, or `make setup`.")
     _load_mpich_wheel()
     _check_only_mpi()
     try:
@@ -52,8 +52,8 @@ def join(size, options):
     except PoseidonError as error:
         if "cannot open shared object file" in str(error):
             raise JobError(f"MPI was not found: {error}. Install it with `pip install "
-                                "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
-                                "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
+                           "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
+                           "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
         raise
     if joined.size != size:
         raise JobError(

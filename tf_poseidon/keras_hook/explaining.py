@@ -24,7 +24,6 @@ from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
 
-
 # What the names of a step's nodes begin with where `fit` runs it: Keras' two functions call it.
 _CALLS = 2 * "StatefulPartitionedCall/"
 
@@ -68,10 +67,10 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     """
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
-                            "one from a file with keras.models.load_model.")
+                                 "one from a file with keras.models.load_model.")
     if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
         raise ConfigurationError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
-                            "whole number.")
+                                 "whole number.")
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
@@ -94,10 +93,10 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
                     "(x, y) or (x, y, sample_weight)")
             text = str(error).strip().split("\n")[-1].strip().rstrip(".")
             raise GraphError(f"The training step of '{model.name}' cannot be traced: "
-                                f"{type(error).__name__}: {text}; {hint}.") from error
+                             f"{type(error).__name__}: {text}; {hint}.") from error
         if not model.trainable_variables:
             raise GraphError(f"The model '{model.name}' has no trainable variables, so there is nothing "
-                                "to synchronise.")
+                             "to synchronise.")
         partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
@@ -105,7 +104,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
             _optimize(partitioned.build(""))
     if graph_pass.plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: "
-                            f"{graph_pass.plan.refusal}")
+                         f"{graph_pass.plan.refusal}")
     return graph_pass.plan
 
 
@@ -120,22 +119,22 @@ def load(path):
     except Exception as error:  # Keras raises many kinds
         text = str(error).strip().split("\n")[0].rstrip(".")
         raise GraphError(f"Keras cannot load '{path}': {text}; it has to be a model of "
-                            "model.save('model.keras'), and one with classes of your own is explained "
-                            "by poseidon.explain(model, ...) in your program.") from error
+                         "model.save('model.keras'), and one with classes of your own is explained "
+                         "by poseidon.explain(model, ...) in your program.") from error
 
 
 def _check_can_be_planned(model):
     """Refuses what fit would refuse, or run without a plan."""
     if tf.distribute.has_strategy():
         raise GraphError("explain was called inside of a strategy's scope, where it would trace the step for "
-                            "that strategy's job: call it outside of `with strategy.scope():`.")
+                         "that strategy's job: call it outside of `with strategy.scope():`.")
     # Where there are accelerators, Keras says True of "auto" too, which is False inside of a strategy's scope.
     if model.compiled and model.jit_compile and not tf.config.list_physical_devices("GPU"):
         raise GraphError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
-                            "under PoseidonStrategy refuses; use compile(jit_compile=False).")
+                         "under PoseidonStrategy refuses; use compile(jit_compile=False).")
     if model.compiled and model.run_eagerly:
         raise GraphError(f"The model '{model.name}' runs eagerly, where there is no graph to plan and "
-                            "every rank computes the whole batch; use compile(run_eagerly=False).")
+                         "every rank computes the whole batch; use compile(run_eagerly=False).")
 
 
 def _element(model, data):
@@ -175,7 +174,7 @@ def _row(tensor):
     """Returns the spec of one row of a KerasTensor."""
     if None in tensor.shape[1:]:
         raise GraphError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
-                            "depends on all sizes; give explain a batch: data=(x, y).")
+                         "depends on all sizes; give explain a batch: data=(x, y).")
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
 

@@ -1,9 +1,9 @@
 """Every function of Keras that is wrapped, and why."""
 
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
-from typing import Callable
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table

@@ -39,7 +39,7 @@ def load():
         return tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
     except (tf.errors.NotFoundError, OSError) as error:
         raise ConfigurationError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
-                            f"{tf.__version__}: {error}. {_REBUILD}") from error
+                                 f"{tf.__version__}: {error}. {_REBUILD}") from error
 
 
 def built_for(library_bytes):

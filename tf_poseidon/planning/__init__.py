@@ -9,15 +9,15 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import SUM
-from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.planner import Planner
-from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import make_plan
+from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB

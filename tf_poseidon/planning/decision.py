@@ -4,8 +4,8 @@ import dataclasses
 
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.schemes import Carried
-from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import Scheme
+from tf_poseidon.planning.schemes import SCHEMES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ other on a link; ours are small enough to share a packet, and larger ones leave 
 for one that is computed from it: only those wait for each other before which as many exchanges have happened.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import typing
-from collections.abc import Sequence
 
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.exchange import Exchange

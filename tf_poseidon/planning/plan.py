@@ -1,10 +1,10 @@
 """What will be done: the scheme of every site, with the reason."""
 
+from collections.abc import Iterable
 import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable
 
 from tf_poseidon import tables
 from tf_poseidon.errors import PlanError
@@ -100,7 +100,7 @@ class Plan:
         mine, job = self.cluster.shape, cluster.shape
         if mine != job:
             raise PlanError(f"The plan is for {describe(mine)}, but this job has {describe(job)}; make a "
-                                "plan for these.")
+                            "plan for these.")
         planned, found = self._fingerprints(self.sites), self._fingerprints(sites)
         for name in [*found, *planned]:
             if planned.get(name) != found.get(name):
@@ -161,7 +161,7 @@ class Plan:
         """
         if self.refusal:
             raise PlanError(f"There is no plan to save, since the graph was not rewritten: "
-                                f"{self.refusal}")
+                            f"{self.refusal}")
         pathlib.Path(path).write_text(self.to_text())
 
     @classmethod
@@ -204,7 +204,7 @@ class Plan:
             raise PlanError(f"The plan is damaged ({error!r}); make it anew.") from error
         if not is_unchanged:
             raise PlanError(f"The plan was changed after it was saved: its digest says {digest}, but "
-                                f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
+                            f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
         return plan
 
     def _check_decisions(self) -> None:
@@ -231,7 +231,7 @@ class Plan:
                 is_possible = scheme.can_follow(site, decision.carried, sites[leader.site] if is_leader else None)
             if not is_possible:
                 raise PlanError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
-                                    f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
+                                f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
 
     def __str__(self):
         if self.refusal:

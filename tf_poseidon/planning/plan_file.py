@@ -1,9 +1,9 @@
 """Plans as text: JSON with one site, or other exchange, to a line, so that people and `diff` can read it."""
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
+import json
 from typing import Any
 
 from tf_poseidon.errors import PlanError
@@ -26,7 +26,8 @@ _LISTS = ("exchanges", "whole")
 def to_text(head: Mapping[str, Any], sites: Sequence[Site], decisions: Sequence[Decision],
             exchanges: Sequence[Exchange], whole: Sequence[WholeOp]) -> str:
     """Returns a plan as text; `head` is what it has only one of."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in {"tf_poseidon_plan": VERSION, **head}.items()]
+    head = {"tf_poseidon_plan": VERSION, **head}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     entries = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
                for site, decision in zip(sites, decisions, strict=True)]
     others = []
@@ -48,10 +49,10 @@ def from_text(text: str) -> dict[str, Any]:
         version = fields["tf_poseidon_plan"]
     except (ValueError, KeyError, TypeError) as error:
         raise PlanError("This is not a plan of tf_poseidon; make one with plan.save(...) or "
-                            "tf-poseidon explain --plan.") from error
+                        "tf-poseidon explain --plan.") from error
     if version != VERSION:
         raise PlanError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
-                            "make the plan anew.")
+                        "make the plan anew.")
     return {"policy": fields["policy"], "cluster": Cluster(**fields["cluster"]),
             "sites": tuple(_site(dict(entry["site"])) for entry in fields["sites"]),
             "decisions": tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),

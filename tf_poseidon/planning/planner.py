@@ -1,7 +1,7 @@
 """What makes the plans of a job: a policy, or a plan that was made before."""
 
-import dataclasses
 from collections.abc import Sequence
+import dataclasses
 
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.exchange import Exchange

@@ -4,12 +4,12 @@ A policy is a function of a site, of what each scheme costs that could carry it,
 name of a scheme and why. To add one: a function, and a line in `POLICIES`.
 """
 
-import dataclasses
-import fnmatch
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
+import fnmatch
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
@@ -122,7 +122,7 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     for pattern, scheme in pins:
         if scheme not in SCHEMES:
             raise ConfigurationError(f"The pin of '{pattern}' is {scheme!r}, expected one of "
-                                f"{', '.join(SCHEMES)}.")
+                                     f"{', '.join(SCHEMES)}.")
     sites, exchanges = tuple(sites), tuple(exchanges)
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
     decisions = chooser.decisions(sites)
@@ -185,9 +185,10 @@ class _Chooser:
 
         That of the parameter server is None if it is unknown; then there is no other to compare with.
         """
-        possible = (name for name in self.schemes if not SCHEMES[name].mismatch(site) and not SCHEMES[name].refusal(site))
-        costs = {name: traffic.cost(self.cluster) for name in possible
-                 if (traffic := SCHEMES[name].traffic(site)) is not None}
+        possible = (SCHEMES[name] for name in self.schemes)
+        possible = [scheme for scheme in possible if not scheme.mismatch(site) and not scheme.refusal(site)]
+        costs = {scheme.name: traffic.cost(self.cluster) for scheme in possible
+                 if (traffic := scheme.traffic(site)) is not None}
         return costs if PS in costs else {PS: None}
 
     def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:

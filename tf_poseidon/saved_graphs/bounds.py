@@ -94,7 +94,7 @@ def _nodes_of_step(graph, targets):
 
 
 def _is_float(dtype):
-    return dtype != object and (tf.as_dtype(dtype) in _FLOATS or tf.as_dtype(dtype) in _COMPLEX)
+    return dtype.kind != "O" and (tf.as_dtype(dtype) in _FLOATS or tf.as_dtype(dtype) in _COMPLEX)
 
 
 def _wide(value):

@@ -30,12 +30,12 @@ def read(path):
         return SavedModel(path)
     if not os.path.exists(path):
         raise GraphError(f"There is no file '{path}'; give a SavedModel's folder, a MetaGraph (.meta) or a "
-                            "GraphDef (.pb, .pbtxt).")
+                         "GraphDef (.pb, .pbtxt).")
     for suffixes, kind in (((".meta",), MetaGraph), ((".pb", ".pbtxt"), GraphDef)):
         if path.endswith(suffixes):
             return kind(path)
     raise GraphError(f"'{path}' ends in none of .meta (MetaGraph), .pb and .pbtxt (GraphDef), and is no folder "
-                        "of a SavedModel; name it after what it is.")
+                     "of a SavedModel; name it after what it is.")
 
 
 class Saved(abc.ABC):
@@ -57,7 +57,7 @@ class Saved(abc.ABC):
 
     @property
     def has_functions(self):
-        """Whether signatures call functions (TensorFlow 2), which programs load too; else they are in the main graph."""
+        """Whether signatures call functions (TensorFlow 2), which programs load too; else the main graph has them."""
         return False
 
     def steps(self, signature=None, train_op=()):
@@ -96,7 +96,7 @@ class Saved(abc.ABC):
         outputs = [info.name for info in signatures[name].outputs.values()]
         if not outputs:
             raise GraphError(f"Signature '{name}' of '{self.path}' returns nothing, so nothing says what runs "
-                                "when it is called; let it return the loss.")
+                             "when it is called; let it return the loss.")
         return tuple(sorted(outputs))
 
     def checkpoint(self):
@@ -221,7 +221,7 @@ class GraphDef(Saved):
         target = os.fspath(target)
         if not target.endswith((".pb", ".pbtxt")):
             raise GraphError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
-                                "rename it.")
+                             "rename it.")
         with _whole(target) as file:
             _serialize(self._proto, file, is_text=target.endswith(".pbtxt"))
 
@@ -245,7 +245,7 @@ def _parse(path, kind):
     except (message.DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError) as error:
         text = str(error).strip().split("\n")[0].rstrip(".")
         raise GraphError(f"'{path}' cannot be read as a {kind.DESCRIPTOR.name}: {text}; it is damaged, or "
-                            "another kind of file.") from error
+                         "another kind of file.") from error
     return proto
 
 

@@ -114,7 +114,7 @@ def rewrite(source, target, signature=None, train_op=(), **options):
     graph = formats.read(source)
     if isinstance(graph, formats.GraphDef) and not train_op:
         raise GraphError(f"'{source}' does not say what makes a training step; name its update ops with "
-                            "--train_op.")
+                         "--train_op.")
     return _rewrite(graph, target, signature, train_op, **options)
 
 
@@ -178,8 +178,8 @@ def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=Non
     library.load()  # TensorFlow has to know our ops
     steps = graph.steps(signature, train_op)
     if plan is not None and len(steps) > 1:
-        raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan is "
-                            "one of a single step.")
+        raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
+                                 "is one of a single step.")
     options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.writer, progress)
     with garbage.unsearched():

@@ -86,7 +86,7 @@ class _SessionRunner:
             self._session.run(restore[0], {restore[1]: restore[2]})
         elif not is_restored:
             raise GraphError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
-                                "first values with --initializer.")
+                             "first values with --initializer.")
         ready = self._session.run(self._is_ready)
         self._used = [i for i, is_ready in enumerate(ready) if is_ready]
         self.variables = [self._names[i] for i in self._used]
@@ -173,7 +173,7 @@ def random_inputs(inputs, rows, seed):
     for name, (dtype, shape) in sorted(inputs.items()):
         if shape.rank is None or None in shape.as_list()[1:]:
             raise GraphError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
-                                "arrays with --arrays.")
+                             "arrays with --arrays.")
         sizes = [rows if size is None else size for size in shape.as_list()]
         if dtype.is_floating:
             arrays[name] = rng.normal(size=sizes).astype(dtype.as_numpy_dtype)
@@ -181,5 +181,5 @@ def random_inputs(inputs, rows, seed):
             arrays[name] = rng.integers(0, 2, sizes).astype(dtype.as_numpy_dtype)
         else:
             raise GraphError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
-                                "arrays with --arrays.")
+                             "arrays with --arrays.")
     return arrays

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tf_poseidon import job
 from tf_poseidon import tables
 from tf_poseidon.errors import ConfigurationError
-from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.saved import strip
 from tf_poseidon.saved_graphs import bounds
 from tf_poseidon.saved_graphs import comparing
 from tf_poseidon.saved_graphs import formats
@@ -79,14 +79,15 @@ def verify(source, target, signature=None, train_op=(), initializer=(), batch_si
     """
     rank, size = job.load_ops(engine)
     if signature is not None and not isinstance(signature, str):
-        raise ConfigurationError(f"signature={signature!r}, expected the name of one signature; verify them one by one.")
+        raise ConfigurationError(f"signature={signature!r}, expected the name of one signature; verify them one by "
+                                 "one.")
     for name, value in (("batch_size", batch_size), ("steps", steps)):
         if not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{name}={value!r}, expected 1 at least.")
     original, rewritten = formats.read(source), formats.read(target)
     if not strip.is_rewritten(rewritten.graph_def):
-        raise ConfigurationError(f"'{target}' was not rewritten, so there is nothing to verify; give the original first, "
-                            "and what was made of it second.")
+        raise ConfigurationError(f"'{target}' was not rewritten, so there is nothing to verify; give the original "
+                                 "first, and what was made of it second.")
     result = Verification(size, steps)
     if _bytes(strip.strip(rewritten.graph_def)) != _bytes(original.graph_def):
         result.failures.append(f"'{target}' was made of another graph than '{source}'")
@@ -126,7 +127,7 @@ def _checked(inputs, specs):
     """Returns the arrays of a batch in the types that a step takes."""
     if set(inputs) != set(specs):
         raise ConfigurationError(f"The arrays are {', '.join(sorted(inputs)) or 'none'}, but the step takes "
-                            f"{', '.join(sorted(specs)) or 'none'}; name them alike.")
+                                 f"{', '.join(sorted(specs)) or 'none'}; name them alike.")
     return {name: np.asarray(value, specs[name][0].as_numpy_dtype) for name, value in inputs.items()}
 
 

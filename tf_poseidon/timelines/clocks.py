@@ -34,7 +34,7 @@ def aligned(recorded):
             for key in ("before", "after"))
         drift = (last_offset - offset) / (last - first) if rank else 0.0
 
-        def to_rank_0(time):
+        def to_rank_0(time, offset=offset, drift=drift, first=first):
             return time - offset - drift * (time - first)
 
         events = [Event(row, site, to_rank_0(1e-9 * begin), to_rank_0(1e-9 * end), *rest)

@@ -79,7 +79,7 @@ def record(communicator, path, plan):
     """
     if communicator in _recording:
         raise ConfigurationError(f"strategy.timeline('{path}') was entered inside of another one; leave that one "
-                            "first.")
+                                 "first.")
     path = pathlib.Path(path)
     if communicator.rank == 0:  # now, not after hours of training
         try:
@@ -87,7 +87,7 @@ def record(communicator, path, plan):
             path.open("ab").close()
         except OSError as error:
             raise ConfigurationError(f"strategy.timeline cannot write the trace '{path}' ({error.strerror}); give "
-                                "it the path of a file that rank 0 may write.") from error
+                                     "it the path of a file that rank 0 may write.") from error
     timeline = Timeline(path, communicator.rank)
     _recording.add(communicator)
     try:

@@ -25,7 +25,7 @@ def gather(case):
         return case.all({0: SUM}, SUM)
     if isinstance(params, Partial) or isinstance(indices, Partial):
         return None
-    for i, state in ((0, params), (1, indices)):
+    for state in (params, indices):
         if isinstance(state, Rows) and state.dimension < batch:
             d = state.dimension
             if not case_lib.same_size(case.shape(0)[d], case.shape(1)[d]):

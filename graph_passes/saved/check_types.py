@@ -41,7 +41,7 @@ def check_types(graph_def, library):
     for node in graph_def.node:
         if node.name.partition("/")[0] == write_lib.PREFIX:
             raise GraphError(f"The graph has a node named '{node.name}' already, and what is inserted is named so; "
-                                "rename it.")
+                             "rename it.")
         op_def = library.op_def(node)
         for attr in op_def.attr:
             _check_attribute(node, attr, functions_lib.attribute(node, op_def, attr.name))
@@ -58,17 +58,17 @@ def check_types(graph_def, library):
         expected, found = _types(node, op_def, op_def.input_arg), graph_lib.data_inputs(node)
         if any(graph_lib.is_control(tensor) for tensor in node.input[:len(found)]):
             raise GraphError(f"Node '{node.name}' has a control input before a tensor that it reads; control inputs "
-                                "come last.")
+                             "come last.")
         if len(found) != len(expected):
             raise GraphError(f"Node '{node.name}', a {node.op}, reads {len(found)} tensors, expected "
-                                f"{len(expected)}.")
+                             f"{len(expected)}.")
         for tensor, wanted in zip(found, expected):
             types, output = outputs[graph_lib.node_of(tensor)], graph_lib.output_of(tensor)
             if output >= len(types):
                 raise GraphError(f"Node '{node.name}' reads '{tensor}', but that node has {len(types)} outputs.")
             if types[output] not in (wanted, wanted + _REFERENCE):
                 raise GraphError(f"Node '{node.name}', a {node.op}, reads '{tensor}', which is "
-                                    f"{_name(types[output])}, expected {_name(wanted)}.")
+                                 f"{_name(types[output])}, expected {_name(wanted)}.")
 
 
 def _check_attribute(node, attr, value):
@@ -122,7 +122,7 @@ def _check_call(node, body, takes, gives):
     for what, types, wanted in (("takes", arguments, takes), ("returns", returns, gives)):
         if len(types) != (1 if wanted is None else len(wanted)) or wanted is not None and types != wanted:
             raise GraphError(f"Function '{body.function}' {what} {_names(types)}, but '{node.name}' calls it with "
-                                f"{'one tensor' if wanted is None else _names(wanted)}.")
+                             f"{'one tensor' if wanted is None else _names(wanted)}.")
 
 
 def _check_loops(graph_def):
