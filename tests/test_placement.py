@@ -193,8 +193,8 @@ def test_verify_mode_allows_for_tf32_on_gpus(device, expected):
 @pytest.mark.parametrize("capability, can_multiply", [((7, 5), False), ((8, 0), True), ((9, 0), True), (None, True)])
 def test_old_gpus_leave_products_to_the_host(capability, can_multiply, monkeypatch):
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(devices.config, "get_visible_devices", lambda kind: [gpu])
-    monkeypatch.setattr(devices.config, "get_device_details",
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details",
                         lambda _: {"compute_capability": capability} if capability else {})
     monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: True)
     assert devices.can_multiply(GPU) is can_multiply

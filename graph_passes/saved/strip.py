@@ -34,9 +34,10 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     """Returns the GraphDef that a rewritten one was made of.
 
     Raises:
-        PoseidonError: If it is damaged.
+        GraphError: If it is damaged, or was made by another version.
     """
     node = _note(graph_def)
+    provenance.of(node)  # checks the version
     try:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))
     except (zlib.error, message.DecodeError) as error:
@@ -45,6 +46,5 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 
 def _note(graph_def: graph_pb2.GraphDef) -> node_def_pb2.NodeDef | None:
-    """Returns the node that holds the original graph, None if there is none."""
-    return next((node for node in graph_def.node
-                 if (about := provenance.of(node)) is not None and about.role == provenance.ORIGINAL), None)
+    """Returns the node that holds the original graph, None if there is none; other nodes may be damaged."""
+    return next((node for node in graph_def.node if _ORIGINAL in node.attr), None)
