@@ -1,5 +1,6 @@
 """Splits global batches by rows, so that each rank computes its own part of every batch."""
 
+import typing
 import weakref
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ class Rows(tf.experimental.ExtensionType):
         usual_total: Rows that global batches have, but perhaps the last one; -1 if unknown.
     """
 
-    value: tf.Tensor | tf.RaggedTensor | tf.SparseTensor
+    value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]  # noqa: UP007, as TensorFlow reads it
     count: tf.Tensor
     total: tf.Tensor
     contributors: tf.Tensor
