@@ -18,7 +18,7 @@ from tf_poseidon.graph_passes.write import bundles as bundles_lib
 from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import writers
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
-from tf_poseidon.graph_passes.write.site_writer import Job
+from tf_poseidon.graph_passes.write.site_writer import PlannedGraph
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
 
@@ -36,7 +36,7 @@ class Write(passes.Pass):
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        rewritten = rewrite(Job.of(known), self._engine)
+        rewritten = rewrite(PlannedGraph.of(known), self._engine)
         agree = step.node_of(rewritten)
         if agree is not None:
             agree.attr["plan"].s = known.plan.form().encode()
@@ -46,31 +46,31 @@ class Write(passes.Pass):
         return problem_of(known.graph.graph_def, result.rewritten, known.markers)
 
 
-def rewrite(job: Job, engine: type[SiteWriter]) -> graph_pb2.GraphDef:
+def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphDef:
     """Returns the rewritten GraphDef.
 
     Args:
-        job: What it is made from.
+        planned: What it is made from.
         engine: As of `Write`.
     """
-    graph, plan = job.known.graph, job.known.plan
+    graph, plan = planned.known.graph, planned.known.plan
     nodes, groups, bundles = [], {}, {}
     waits = {}  # by node that computes a gradient: what it has to wait for
-    for marker in job.known.markers:
+    for marker in planned.known.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
-        site = writers.write(job, marker, engine)
+        site = writers.write(planned, marker, engine)
         waits |= site.waits
         nodes += site.writer.nodes
         if site.decision.group:
             groups.setdefault(site.decision.group, []).extend(
                 node.name for node in site.writer.nodes if node.op == "HorovodAllreduce")
     for of_bundle in bundles.values():
-        nodes += bundles_lib.open_bundle(graph, of_bundle, job.decisions)
-    replaced = {marker.node for marker in job.known.markers} | {node.name for node in nodes}
+        nodes += bundles_lib.open_bundle(graph, of_bundle, planned.decisions)
+    replaced = {marker.node for marker in planned.known.markers} | {node.name for node in nodes}
     grouped = {exchange.site: exchange.group for exchange in plan.exchanges if exchange.group}
-    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, job.group_sizes) for node in graph.graph_def.node
-            if node.name not in replaced]
+    kept = [_in_group(_waiting(node, waits.get(node.name)), grouped, planned.group_sizes)
+            for node in graph.graph_def.node if node.name not in replaced]
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
 

@@ -59,7 +59,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def _products(self, match):
         parts, types, columns = self._parts(match)
-        form = site_writer.form_of(match, self.job.riders.get(self.marker.site, ()), self.job.known.digest)
+        form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), self.planned.known.digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
                                       [(None, c) for c in columns], form)
         is_complete = f"{recv}:{len(parts)}"
@@ -103,13 +103,13 @@ class SendReceive(site_writer.SiteWriter):
                           form="", is_fallback=False):
         # What some ranks have to send after all does not wait for others.
         group = self.decision.group
-        grouped = {} if is_fallback or not group else {"group": group, "group_size": self.job.group_sizes[group]}
+        grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self.marker.contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
-                strict=self.job.known.facts.strict, **grouped, **shown)
+                strict=self.planned.known.facts.strict, **grouped, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix, gradient, name):

@@ -31,14 +31,14 @@ HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PlannedGraph:
     """What the nodes of all sites of a graph are made from.
 
     Attributes:
         known: The `TrainingGraph`, planned.
         decisions: The `Decision`s of its plan, by site.
         markers: Its `Marker`s, by site.
-        riders: By site, what else is made of its factors: (site, its `BiasMatch`).
+        riders: By site, what else is made from its factors, as texts.
         verifiers: The PoseidonVerify nodes, by site.
         group_sizes: How many exchanges there are in each group of messages.
     """
@@ -51,7 +51,7 @@ class Job:
     group_sizes: Mapping[str | None, int]
 
     @classmethod
-    def of(cls, known: passes.TrainingGraph) -> "Job":
+    def of(cls, known: passes.TrainingGraph) -> "PlannedGraph":
         """Returns that of a training graph."""
         plan, riders = known.plan, collections.defaultdict(list)
         for decision in plan.decisions:
@@ -77,13 +77,13 @@ class SiteWriter:
 
     has_to_agree = False
 
-    def __init__(self, job: Job, marker: Marker) -> None:
-        self.job = job
+    def __init__(self, planned: PlannedGraph, marker: Marker) -> None:
+        self.planned = planned
         self.marker = marker
-        self.decision = job.decisions[marker.site]
+        self.decision = planned.decisions[marker.site]
         self.waits: dict[str, str] = {}
-        self._graph = job.known.graph
-        self._verifier = job.verifiers.get(marker.site)
+        self._graph = planned.known.graph
+        self._verifier = planned.verifiers.get(marker.site)
         self._node = self._graph.nodes[marker.node]
         self._controls = graph_lib.control_inputs(self._node)
         self._gradient_device = self._graph.node(marker.gradient).device
@@ -94,13 +94,13 @@ class SiteWriter:
     @property
     def match(self) -> GradientMatch:
         """What was found out about the gradient."""
-        return self.job.known.matches[self.marker.site]
+        return self.planned.known.matches[self.marker.site]
 
     @property
     def leader(self) -> tuple[str, Match]:
         """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
         site = self.decision.leader or self.marker.site
-        return self.job.markers[site].prefix, self.job.known.matches[site]
+        return self.planned.markers[site].prefix, self.planned.known.matches[site]
 
     # ---- factors --------------------------------------------------------------------------------
 

@@ -24,17 +24,17 @@ class TensorFlowOps(collectives.Collectives):
     nothing, to the rows that the plan was made for. U, V and coefficients travel as one matrix.
     """
 
-    def __init__(self, job: site_writer.Job, marker: Marker) -> None:
-        super().__init__(job, marker)
-        layers = [site for site, d in job.decisions.items() if d.scheme == planning.SFB and not d.leader]
+    def __init__(self, planned: site_writer.PlannedGraph, marker: Marker) -> None:
+        super().__init__(planned, marker)
+        layers = [site for site, d in planned.decisions.items() if d.scheme == planning.SFB and not d.leader]
         if len(layers) > _MOST_LAYERS:
             raise GraphError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
                              f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
     def _gathered(self, tensors, types, columns, others):
-        planned = next(site for site in self.job.known.plan.sites if site.name == self.marker.site)
-        rows, dtype = planned.factors.k, types[0]
+        site = next(site for site in self.planned.known.plan.sites if site.name == self.marker.site)
+        rows, dtype = site.factors.k, types[0]
         matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
                                               for i, tensor in enumerate(tensors)], 1, dtype)
         _, size, group, instance, *token = graph_lib.data_inputs(self._node)

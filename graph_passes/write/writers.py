@@ -12,7 +12,7 @@ from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.write.collectives import Collectives
 from tf_poseidon.graph_passes.write.horovod_ops import HorovodOps
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
-from tf_poseidon.graph_passes.write.site_writer import Job
+from tf_poseidon.graph_passes.write.site_writer import PlannedGraph
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
 
@@ -32,25 +32,25 @@ def schemes_of(engine: type[SiteWriter]) -> tuple[str, ...]:
     return tuple(name for name in planning.SCHEMES if any((kind, name) in WRITERS for kind in engine.__mro__))
 
 
-def write(job: Job, marker: Marker, engine: type[SiteWriter]) -> SiteWriter:
+def write(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> SiteWriter:
     """Writes the nodes of one site.
 
     Args:
-        job: What they are made from.
+        planned: What they are made from.
         marker: The site's marker.
         engine: Whose ops exchange what our own markers stand for; of a program for another library, these are its own.
 
     Returns:
         What has written them.
     """
-    site = _kind(job, marker, engine)(job, marker)
+    site = _kind(planned, marker, engine)(planned, marker)
     way = next(WRITERS[kind, site.decision.scheme] for kind in type(site).__mro__
                if (kind, site.decision.scheme) in WRITERS)
     way(site)
     return site
 
 
-def _kind(job: Job, marker: Marker, engine: type[SiteWriter]) -> type[SiteWriter]:
+def _kind(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> type[SiteWriter]:
     if not marker.is_foreign:
         return engine
-    return HorovodOps if job.known.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps
+    return HorovodOps if planned.known.graph.nodes[marker.node].op in foreign.HOROVOD else TensorFlowOps
