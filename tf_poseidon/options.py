@@ -130,10 +130,10 @@ class TrainingOptions:
             if first != second:
                 raise ConfigurationError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
                                          f"{told[other]} do; omit one of the two, or change it.")
+        told.pop("ranks_per_node", None)  # which `JobOptions.check` looks at
         for name, value in told.items():
             if value > 1 and has_own_ops:
-                whose = "" if name == "ranks_per_node" else f" of {name}"
-                raise _not_with_own_ops("ranks_per_node", value, job.engine, whose)
+                raise _not_with_own_ops("ranks_per_node", value, job.engine, f" of {name}")
 
 
 def _ranks_per_node_of(cluster: planning.Cluster | None) -> int | None:
