@@ -19,6 +19,7 @@ from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
@@ -233,6 +234,43 @@ def test_large_graphs_take_linear_time():
 
     # 4 times if linear, 16 times if quadratic: a ratio, since machines differ.
     assert seconds(20_000) < 9 * seconds(5_000)
+
+
+class Keeps(passes.Pass):
+    """Gives back what it is given, and lets a test say what is wrong with that."""
+
+    def __init__(self, before="", after=""):
+        self._problems = before, after
+
+    def call(self, known):
+        return known
+
+    def requires(self, known):
+        return self._problems[0]
+
+    def ensures(self, known, result):
+        return self._problems[1]
+
+
+def test_conditions_of_passes_are_run():
+    known = passes.TrainingGraph(graph_lib.Graph(graph_def_of("matmul")))
+    assert passes.run((Keeps(), Keeps()), known) is known
+    with pytest.raises(passes.PreconditionError, match="^Keeps: something is missing.$"):
+        passes.run((Keeps(), Keeps(before="something is missing")), known)
+    with pytest.raises(passes.PostconditionError, match="^Keeps: something is wrong.$"):
+        passes.run((Keeps(after="something is wrong"), Keeps()), known)
+
+
+def test_nodes_say_what_they_are_there_for():
+    node = rewrite(graph_def_of("matmul")).graph_def.node[0]
+    about = provenance.Provenance("sum", "a site", "sfb", "another", is_fetched=True)
+    about.note(node)
+    assert provenance.of(node) == about
+    provenance.rename_site(node, "new")
+    assert provenance.of(node) == dataclasses.replace(about, site="new")
+    node.attr[provenance.ATTRIBUTE].s = node.attr[provenance.ATTRIBUTE].s.replace(b"1", b"2", 1)
+    with pytest.raises(GraphError, match=f"What node '{node.name}' says .* has version '2', but .* reads 1"):
+        provenance.of(node)
 
 
 def test_two_sites_of_one_name_are_refused():
