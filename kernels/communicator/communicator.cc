@@ -19,6 +19,7 @@
 
 #include "frame.h"
 #include "statistics.h"
+#include "text.h"
 
 namespace poseidon {
 namespace {
@@ -139,10 +140,8 @@ class Communicator::Impl {
                           [&] { return has_ended_ || !failure_.empty(); });
     if (!failure_.empty()) return failure_;
     if (is_over) return "";
-    std::ostringstream text;
-    text << "Waited " << options_.timeout_s << " s for " << RankList(missing_goodbyes_)
-         << " to reach the end of the program.";
-    return text.str();
+    return Text("Waited ", options_.timeout_s, " s for ", RankList(missing_goodbyes_),
+                " to reach the end of the program.");
   }
 
   void Stop() {

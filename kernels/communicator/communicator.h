@@ -7,9 +7,10 @@
 // is taken in order, of the ranks of a node and then of the nodes, so that all ranks and all runs get the
 // same bits.
 //
-// Files, in the order in which data passes through them: communicator (the thread), protocol (what a
-// rank does), kv_pairs (cutting), routes (from node to node), server (collecting), sum, factors (sufficient
-// factor broadcasting), agreement, sender, packets and frame (what is sent), transport (what sends it).
+// Files, in the order in which data passes through them: communicator (the thread), protocol (hands over what is
+// submitted and what arrives), dense_exchanges (the worker's side), kv_pairs (cutting), routes (from node to node),
+// server (collecting), sum, factors (sufficient factor broadcasting), agreement, sender, packets, frame and
+// frame_checks (what is sent), transport (what sends it).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_

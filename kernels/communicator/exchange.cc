@@ -2,31 +2,32 @@
 
 #include "exchange.h"
 
-#include <sstream>
+#include "text.h"
 
 namespace poseidon {
 namespace {
 
 std::string Describe(int rank, DataType dtype, uint64_t count, int root) {
-  std::ostringstream text;
-  text << "rank " << rank << (root < 0 ? " sums " : " broadcasts ") << count << " elements of "
-       << Name(dtype);
-  return text.str();
+  return Text("rank ", rank, root < 0 ? " sums " : " broadcasts ", count, " elements of ", Name(dtype));
 }
 
 }  // namespace
 
 std::string Malformed(int peer, const std::string& what) {
-  return "Rank " + std::to_string(peer) + " has sent what no rank of this job sends: " + what +
-         ". Install the same tf_poseidon on all ranks; if it is the same, memory or the network has changed bytes.";
+  return Text("Rank ", peer, " has sent what no rank of this job sends: ", what,
+              ". Install the same tf_poseidon on all ranks; if it is the same, memory or the network has changed bytes.");
 }
 
 std::string Twice(int peer, const FrameHeader& header, const std::string& what) {
   const bool is_factors = header.kind == FrameKind::kFactors;
-  std::ostringstream text;
-  text << what << (is_factors ? " part " : " the KV pair at byte ") << (is_factors ? header.detail : header.offset)
-       << " twice in step " << header.step << ", expected once";
-  return Malformed(peer, text.str());
+  return Malformed(peer, Text(what, is_factors ? " part " : " the KV pair at byte ",
+                              is_factors ? header.detail : header.offset, " twice in step ", header.step,
+                              ", expected once"));
+}
+
+std::string LeftBehind(int missing, int waiting, const std::string& what) {
+  return Text("Rank ", missing, " has ended its program, but rank ", waiting, " still waits for its part of ", what,
+              ": all ranks must make the same number of steps.");
 }
 
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine) {

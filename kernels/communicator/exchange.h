@@ -107,6 +107,9 @@ std::string Twice(int peer, const FrameHeader& header, const std::string& what);
 // Says that a rank has sent what no rank of this job would, which is `what`.
 std::string Malformed(int peer, const std::string& what);
 
+// Says that rank `missing` has ended its program, while `waiting` needs its part of `what`.
+std::string LeftBehind(int missing, int waiting, const std::string& what);
+
 // Says how a frame of `peer` and this rank's exchange of the same site differ; empty if not.
 std::string Disagreement(int peer, const FrameHeader& theirs, int rank, const Exchange& mine);
 

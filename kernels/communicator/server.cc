@@ -31,11 +31,6 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
 std::string Server::Add(int peer, const FrameHeader& header, const char* payload) {
   const Key key{header.site, header.step, header.offset};
   KvPairState& state = StateOf(key);
-  if (state.own) {
-    std::string disagreement =
-        Disagreement(peer, header, transport_->rank(), state.own->exchange);
-    if (!disagreement.empty()) return disagreement;
-  }
   Contribution& contribution = state.contributions[peer];
   if (contribution.state != State::kMissing) return Twice(peer, header, "its part of");
   contribution.header = header;

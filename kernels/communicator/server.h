@@ -38,8 +38,8 @@ class Server {
   // an empty text.
   std::string AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
 
-  // Adds the part that `peer` announces; a bulk payload is received first. May come before
-  // this rank's own part. Returns as AddOwn.
+  // Adds the part that `peer` announces; a bulk payload is received first. May come before this rank's own part; if
+  // that is there, the header has been compared with it. Returns what is wrong with the part, or an empty text.
   std::string Add(int peer, const FrameHeader& header, const char* payload);
 
   // Ranks that keep a KV pair of this exchange waiting; empty if none does.

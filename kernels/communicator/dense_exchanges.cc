@@ -1,0 +1,324 @@
+// What one rank does with the tensors that it submits, and with the parts and results that arrive for them.
+
+#include "dense_exchanges.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "sum.h"
+#include "text.h"
+
+namespace poseidon {
+
+DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
+                               FactorBroadcasting* broadcasting, Statistics* statistics,
+                               const std::vector<char>* has_left,
+                               std::function<void(const std::string& reason)> fail)
+    : transport_(transport),
+      rank_(transport->rank()),
+      size_(transport->size()),
+      options_(options),
+      routes_(routes),
+      sender_(sender),
+      broadcasting_(broadcasting),
+      statistics_(statistics),
+      has_left_(has_left),
+      fail_(std::move(fail)),
+      server_(transport, routes, [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
+        AddUp(active, pair, contributions, common_form);
+      }) {}
+
+DenseExchanges::Active DenseExchanges::Find(uint64_t site, uint64_t step) const {
+  auto found = active_.find(site);
+  return found != active_.end() && found->second->step == step ? found->second : nullptr;
+}
+
+void DenseExchanges::FailIf(const std::string& disagreement) {
+  if (!disagreement.empty()) fail_(disagreement);
+}
+
+// ---- the way up -----------------------------------------------------------------------------
+
+void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::time_point submitted) {
+  if (active_.count(hash)) {
+    return done("'" + exchange.site +
+                "' is already being exchanged: one site cannot be in flight twice.");
+  }
+  Site& site = sites_[hash];
+  site.name = exchange.site;
+  KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes),
+                options_.servers);
+  SiteStatistics& statistics = statistics_->Of(exchange.site);
+  statistics_->Submitted(hash, submitted);
+  auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash,
+                                                 site.steps++, std::move(pairs), statistics,
+                                                 submitted);
+  active_[hash] = active;
+  if (active->exchange.is_gradient) active->form = broadcasting_->StartDense(hash);
+  const size_t first = FirstPair(active->pairs);
+  for (size_t i = 0; i < active->pairs.size() && !has_failed_; ++i) {
+    StartPair(active, (first + i) % active->pairs.size());
+  }
+  auto early = early_.extract({hash, active->step});
+  if (!early.empty()) {
+    for (const auto& result : early.mapped()) TakeEarlyResult(active, result);
+  }
+  Complete(active);
+}
+
+// Each rank begins with the server after itself, so that not all send to the same one at a time.
+size_t DenseExchanges::FirstPair(const KvPairs& pairs) const {
+  const size_t distinct = std::min(pairs.size(), options_.servers.size());
+  for (int step = 1; step <= size_; ++step) {
+    for (size_t i = 0; i < distinct; ++i) {
+      if (pairs[i].server == (rank_ + step) % size_) return i;
+    }
+  }
+  return 0;
+}
+
+void DenseExchanges::StartPair(const Active& active, size_t pair) {
+  const int server = active->pairs[pair].server;
+  const int root = active->exchange.root;
+  const bool adds_up = routes_->Collects(server) && (root < 0 || routes_->SourceOf(root, server) >= 0);
+  if (adds_up) {
+    FailIf(server_.AddOwn(active, pair));
+  } else if (root < 0) {
+    Send(active, pair, FrameKind::kContribution, routes_->Up(server),
+         active->exchange.contributes ? active->input(pair) : nullptr, active->form);
+  } else if (root == rank_) {
+    Send(active, pair, FrameKind::kContribution, routes_->Up(server), active->input(pair), 0);
+    if (!active->is_in_place()) {
+      std::memcpy(active->output(pair), active->input(pair), active->pairs[pair].bytes);
+    }
+    AddResult(active, pair);
+  }
+}
+
+// All parts that this rank adds up are there.
+void DenseExchanges::AddUp(const Active& active, size_t pair,
+                     const Server::Contributions& contributions, uint32_t common_form) {
+  active->is_added_up[pair] = 1;
+  SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes,
+            active->output(pair));
+  const int up = routes_->Up(active->pairs[pair].server);
+  if (up >= 0) {
+    Send(active, pair, FrameKind::kContribution, up,
+         contributions.empty() ? nullptr : active->output(pair), common_form);
+    if (active->exchange.root < 0) return;  // the result is to come
+  }
+  active->common_form = common_form;
+  PassDown(active, pair, common_form);
+  AddResult(active, pair);
+}
+
+// Sends `data`, null for a rank that does not contribute, as one KV pair.
+void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind,
+                    int peer, const void* data, uint32_t form) {
+  if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
+  FrameHeader header = {};
+  header.kind = kind;
+  header.dtype = static_cast<uint8_t>(active->exchange.dtype);
+  header.scheme = active->exchange.scheme();
+  header.root = active->exchange.root;
+  header.site = active->site;
+  header.step = active->step;
+  header.count = static_cast<uint64_t>(active->exchange.count);
+  header.offset = active->pairs[pair].offset;
+  header.length = data ? active->pairs[pair].bytes : 0;
+  header.detail = form;
+  active->statistics.sent_bytes += header.length;
+  if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
+  const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair] {
+    active->is_sending[pair] = 0;
+    auto deferred = active->deferred.extract(pair);
+    if (!deferred.empty()) ReceiveResult(active, pair, deferred.mapped());
+    Complete(active);
+  });
+  if (!is_bulk) return;
+  ++active->pending;
+  const bool reads_output = active->is_in_place() || routes_->Collects(active->pairs[pair].server);
+  if (kind == FrameKind::kContribution && reads_output) active->is_sending[pair] = 1;
+}
+
+// ---- the way down ---------------------------------------------------------------------------
+
+void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* payload) {
+  const bool is_result = header.kind == FrameKind::kResult, is_sum = header.scheme == Scheme::kParameterServer;
+  const Active active = Find(header.site, header.step);
+  if (!active) {
+    if (is_result && is_sum) {
+      return FailIf(Malformed(peer, Text("the result of a sum in step ", header.step,
+                                         ", expected when this rank has given its part")));
+    }
+    if (auto site = sites_.find(header.site); site != sites_.end() && header.step < site->second.steps) {
+      return FailIf(Text("Rank ", peer, " exchanges '", site->second.name, "' for the ", header.step + 1,
+                         ". time, which is over on rank ", rank_,
+                         ": all ranks must exchange the same under each name. Build the same model on all ranks."));
+    }
+    return is_result ? OnEarlyResult(peer, header, payload) : FailIf(server_.Add(peer, header, payload));
+  }
+  FailIf(Disagreement(peer, header, rank_, active->exchange));
+  if (has_failed_) return;
+  if (is_result) return OnResult(active, peer, header, payload);
+  if (active->is_added_up[active->pairs.IndexOf(header.offset)]) {
+    return FailIf(Malformed(peer, Text("a part of the KV pair at byte ", header.offset,
+                                       ", expected before all have been added up")));
+  }
+  FailIf(server_.Add(peer, header, payload));
+}
+
+void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader& header, const char* payload) {
+  const size_t pair = active->pairs.IndexOf(header.offset);
+  if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(peer, header, "the result of"));
+  active->statistics.received_bytes += header.length;
+  if (!header.is_bulk) {
+    std::memcpy(active->output(pair), payload, header.length);
+    TakeResult(active, pair, header.detail);
+  } else if (active->is_sending[pair]) {
+    active->deferred[pair] = header;  // the network still reads what the result would overwrite
+  } else {
+    ReceiveResult(active, pair, header);
+  }
+}
+
+void DenseExchanges::OnEarlyResult(int peer, const FrameHeader& header, const char* payload) {
+  auto early = std::make_shared<EarlyResult>();
+  early->peer = peer;
+  early->header = header;
+  early_[{header.site, header.step}].push_back(early);
+  if (!header.is_bulk) {
+    early->payload.assign(payload, payload + header.length);
+    early->is_ready = true;
+    return;
+  }
+  early->payload.resize(header.length);
+  transport_->ReceiveBulk(peer, header.tag, early->payload.data(), header.length, [early] {
+    early->is_ready = true;
+    if (early->when_ready) early->when_ready();
+  });
+}
+
+void DenseExchanges::TakeEarlyResult(const Active& active,
+                               const std::shared_ptr<EarlyResult>& early) {
+  FailIf(Disagreement(early->peer, early->header, rank_, active->exchange));
+  if (has_failed_) return;
+  const size_t pair = active->pairs.IndexOf(early->header.offset);
+  if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(early->peer, early->header, "the result of"));
+  auto take = [this, active, pair, early = early.get()] {
+    std::memcpy(active->output(pair), early->payload.data(), early->payload.size());
+    active->statistics.received_bytes += early->header.length;
+    TakeResult(active, pair, early->header.detail);
+  };
+  if (early->is_ready) return take();
+  early->when_ready = take;  // kept alive by the transfer
+}
+
+void DenseExchanges::ReceiveResult(const Active& active, size_t pair,
+                             const FrameHeader& header) {
+  transport_->ReceiveBulk(
+      routes_->Up(active->pairs[pair].server), header.tag, active->output(pair), header.length,
+      [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
+}
+
+// The result has come from above.
+void DenseExchanges::TakeResult(const Active& active, size_t pair,
+                          uint32_t form) {
+  active->common_form = form;
+  PassDown(active, pair, form);
+  AddResult(active, pair);
+}
+
+// Sends the result to those whose parts have come to this rank.
+void DenseExchanges::PassDown(const Active& active, size_t pair,
+                        uint32_t form) {
+  const int server = active->pairs[pair].server, root = active->exchange.root;
+  const int from = root < 0 ? -1 : routes_->SourceOf(root, server);  // it has what it has sent
+  const std::vector<int>& sources = routes_->Sources(server);
+  const size_t own = std::find(sources.begin(), sources.end(), rank_) - sources.begin();
+  for (size_t step = 1; step < sources.size(); ++step) {
+    const int peer = sources[(own + step) % sources.size()];
+    if (peer != from) Send(active, pair, FrameKind::kResult, peer, active->output(pair), form);
+  }
+}
+
+void DenseExchanges::AddResult(const Active& active, size_t pair) {
+  active->has_result[pair] = 1;
+  Complete(active);
+}
+
+// One of the things that `active` waits for has happened.
+void DenseExchanges::Complete(const Active& active) {
+  if (--active->pending > 0 || has_failed_) return;
+  active_.erase(active->site);
+  if (active->exchange.is_gradient && active->pairs.size() > 0) {
+    broadcasting_->FinishDense(active->site, active->common_form);
+  }
+  active->statistics.count += 1;
+  const auto now = Clock::now();
+  statistics_->Completed(now);
+  active->statistics.nanoseconds +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
+  const Exchange& exchange = active->exchange;
+  statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(),
+                                          exchange.is_blocking});
+  active->done("");
+}
+
+// ---- failures -------------------------------------------------------------------------------
+
+void DenseExchanges::Fail(const std::string& reason) {
+  has_failed_ = true;
+  // They stay in `lost_`: the network may still write to their memory, and call back for them.
+  for (auto& [site, active] : active_) lost_.push_back(std::move(active));
+  active_.clear();
+  for (auto& active : lost_) active->done(reason);
+}
+
+std::string DenseExchanges::FindLeftBehind() {
+  const auto found = server_.FindLeftBehind(*has_left_);
+  if (!found) return "";
+  const std::string& name = sites_[found->site].name;
+  return LeftBehind(found->missing, found->waiting,
+                    name.empty() ? Text("an exchange that rank ", rank_, " has not reached") : "'" + name + "'");
+}
+
+std::optional<DenseExchanges::Overdue> DenseExchanges::FindOverdue(Clock::time_point now) const {
+  for (const auto& [site, active] : active_) {
+    const double waited = Seconds(now - active->start);
+    if (waited < options_.timeout_s) continue;
+    const Awaited awaited = AwaitedBy(*active);
+    if (waited < (1 + kPatience * awaited.others) * options_.timeout_s) continue;
+    return Overdue{active->exchange.site, active->exchange.root < 0 ? "ps" : "broadcast", awaited.ranks};
+  }
+  return std::nullopt;
+}
+
+DenseExchanges::Awaited DenseExchanges::AwaitedBy(const ActiveExchange& active) const {
+  const std::vector<int> sums = server_.Missing(active);
+  std::vector<int> parts;
+  std::copy_if(sums.begin(), sums.end(), std::back_inserter(parts), [this](int peer) {
+    return routes_->IsLocal(peer) || !routes_->IsShared(peer);  // gives what it has, and no sum
+  });
+  if (!parts.empty()) return {parts, 0};
+  if (!sums.empty()) return {sums, 1};
+  std::set<int> servers, gateways;
+  for (size_t i = 0; i < active.pairs.size(); ++i) {
+    const int server = active.pairs[i].server;
+    if (active.has_result[i] || server == rank_) continue;
+    const int up = routes_->Up(server);
+    (up == server ? servers : gateways).insert(up);
+  }
+  if (servers.empty() && gateways.empty()) {  // all that may not have taken this rank's own
+    for (int rank = 0; rank < size_; ++rank) gateways.insert(rank);
+    gateways.erase(rank_);
+  }
+  const std::set<int>& ranks = servers.empty() ? gateways : servers;
+  return {{ranks.begin(), ranks.end()}, servers.empty() ? 3 : 2};
+}
+
+}  // namespace poseidon

@@ -1,0 +1,130 @@
+// Exchanges of whole tensors: cut into KV pairs, each of which goes up to its server, perhaps by gateways, is
+// added up or passed on, and comes down again. What a rank does as a worker is here; as a server, in server.h.
+
+#ifndef POSEIDON_COMMUNICATOR_DENSE_EXCHANGES_H_
+#define POSEIDON_COMMUNICATOR_DENSE_EXCHANGES_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "exchange.h"
+#include "factors.h"
+#include "options.h"
+#include "routes.h"
+#include "sender.h"
+#include "server.h"
+#include "statistics.h"
+#include "transport.h"
+
+namespace poseidon {
+
+class DenseExchanges {
+ public:
+  // `has_left` says by rank who has said goodbye. `fail` ends the job for a reason, and calls Fail before it returns.
+  DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
+                 FactorBroadcasting* broadcasting, Statistics* statistics, const std::vector<char>* has_left,
+                 std::function<void(const std::string& reason)> fail);
+
+  // Starts an exchange that was submitted at `submitted`; `site` is the hash of its name.
+  void Start(Exchange exchange, Done done, uint64_t site, Clock::time_point submitted);
+
+  // Takes a part of a sum or a result, whose numbers FrameChecks has found right.
+  void OnFrame(int peer, const FrameHeader& header, const char* payload);
+
+  // The exchange that has waited longer than it may, and the ranks that it waits for.
+  struct Overdue {
+    std::string site;
+    std::string scheme;
+    std::vector<int> ranks;
+  };
+  std::optional<Overdue> FindOverdue(Clock::time_point now) const;
+
+  // Says which rank has left without giving a part that another one waits for; empty if none has.
+  std::string FindLeftBehind();
+
+  // Tells the name of a site, for messages: this rank may give its factors only, where others wait for its part.
+  void NameSite(uint64_t site, const std::string& name) { sites_[site].name = name; }
+
+  // Ends all exchanges with an error.
+  void Fail(const std::string& reason);
+
+  bool is_waiting() const { return !active_.empty(); }
+
+ private:
+  using Active = std::shared_ptr<ActiveExchange>;
+
+  // A result of an exchange that this rank has not started. It is received at once, or it would keep
+  // the sender from sending what this rank waits for first.
+  struct EarlyResult {
+    int peer;
+    FrameHeader header;
+    std::vector<char> payload;
+    bool is_ready = false;
+    std::function<void()> when_ready;
+  };
+
+  // The way up.
+  size_t FirstPair(const KvPairs& pairs) const;
+  void StartPair(const Active& active, size_t pair);
+  void AddUp(const Active& active, size_t pair, const Server::Contributions& contributions, uint32_t common_form);
+
+  // The way down.
+  void OnResult(const Active& active, int peer, const FrameHeader& header, const char* payload);
+  void OnEarlyResult(int peer, const FrameHeader& header, const char* payload);
+  void TakeEarlyResult(const Active& active, const std::shared_ptr<EarlyResult>& early);
+  void ReceiveResult(const Active& active, size_t pair, const FrameHeader& header);
+  void TakeResult(const Active& active, size_t pair, uint32_t form);
+  void PassDown(const Active& active, size_t pair, uint32_t form);
+  void AddResult(const Active& active, size_t pair);
+  void Complete(const Active& active);
+
+  void Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data, uint32_t form);
+  void FailIf(const std::string& disagreement);
+
+  // This rank's exchange of the site in this step, null if it has not started or is over.
+  Active Find(uint64_t site, uint64_t step) const;
+
+  // Ranks that this one waits for, and how many ranks, one after the other, they may be waiting for:
+  //   0  for parts of what this rank adds up
+  //   1  for sums of nodes, which wait for parts
+  //   2  for a server's results, which wait for sums
+  //   3  for results that come by a gateway
+  struct Awaited {
+    std::vector<int> ranks;
+    int others;
+  };
+  Awaited AwaitedBy(const ActiveExchange& active) const;
+
+  Transport* const transport_;
+  const int rank_, size_;
+  const Options options_;
+  const Routes* const routes_;
+  Sender* const sender_;
+  FactorBroadcasting* const broadcasting_;
+  Statistics* const statistics_;
+  const std::vector<char>* const has_left_;
+  const std::function<void(const std::string&)> fail_;
+
+  struct Site {
+    std::string name;
+    uint64_t steps = 0;  // how often it was submitted
+  };
+  std::unordered_map<uint64_t, Site> sites_;     // by hash
+  std::unordered_map<uint64_t, Active> active_;  // by hash of the site
+  std::vector<Active> lost_;                     // those that a failure has ended
+  // A broadcast can be over for its root and server before this rank has asked for it.
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<std::shared_ptr<EarlyResult>>> early_;  // by site and step
+  Server server_;
+  bool has_failed_ = false;
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_DENSE_EXCHANGES_H_

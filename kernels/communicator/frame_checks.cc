@@ -1,0 +1,82 @@
+// Compares a frame's numbers with how this job cuts tensors, and with the ways that its messages take.
+
+#include "frame_checks.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kv_pairs.h"
+#include "sum.h"
+#include "text.h"
+
+namespace poseidon {
+
+std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
+  if (header.is_bulk != (header.length > kInlineBytes)) {
+    return Text("a payload of ", header.length, " bytes that travels ", header.is_bulk ? "by itself" : "in a packet",
+                ", expected up to ", kInlineBytes, " in packets and more by themselves");
+  }
+  switch (header.kind) {
+    case FrameKind::kContribution:
+    case FrameKind::kResult:
+      return WrongKvPair(peer, header);
+    case FrameKind::kFactors:
+      return WrongFactors(peer, header);
+    case FrameKind::kRefusal:
+      return header.length == 0 ? "" : Text("a refusal of ", header.length, " bytes, expected none");
+    default:
+      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected 0 to 3");
+  }
+}
+
+std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const {
+  const bool is_sum = header.scheme == Scheme::kParameterServer, is_result = header.kind == FrameKind::kResult;
+  const auto dtype = static_cast<DataType>(header.dtype);
+  if (dtype > DataType::kBytes || (is_sum && dtype == DataType::kBytes)) {
+    return Text("element type ", int{header.dtype}, ", expected 0 to ", static_cast<int>(DataType::kBytes) - is_sum);
+  }
+  const bool is_root = is_sum ? header.root == -1 : header.root >= 0 && header.root < size_;
+  if (!is_root || (!is_sum && header.scheme != Scheme::kBroadcast)) {
+    return Text("a KV pair of scheme ", static_cast<int>(header.scheme), " and root ", header.root,
+                ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1);
+  }
+  if (header.count > SIZE_MAX / ElementBytes(dtype)) {
+    return Text(header.count, " elements of ", Name(dtype), ", expected as many as have an address");
+  }
+  const size_t bytes = header.count * ElementBytes(dtype);
+  const KvPairs pairs(header.site, bytes, kv_pair_bytes_, servers_);
+  const size_t index = header.offset < bytes ? pairs.IndexOf(header.offset) : 0;
+  if (header.offset >= bytes || pairs[index].offset != header.offset) {
+    return Text("a KV pair at byte ", header.offset, " of ", bytes, ", expected where one begins");
+  }
+  const KvPair pair = pairs[index];
+  const bool may_be_empty = is_sum && !is_result;
+  if (header.length != pair.bytes && !(may_be_empty && header.length == 0)) {
+    return Text("a KV pair of ", header.length, " bytes, expected ", pair.bytes, may_be_empty ? " or none" : "");
+  }
+  bool is_way = peer == routes_->Up(pair.server) && header.root != rank_;
+  if (!is_result && is_sum) {
+    const std::vector<int>& sources = routes_->Sources(pair.server);
+    is_way = std::count(sources.begin(), sources.end(), peer) > 0;
+  } else if (!is_result) {
+    is_way = peer == routes_->SourceOf(header.root, pair.server);
+  }
+  if (!is_way) {
+    return Text(is_result ? "a result" : "a part", " of a KV pair of server ", pair.server,
+                ", expected from those alone that the nodes of the ranks let send it");
+  }
+  return "";
+}
+
+std::string FrameChecks::WrongFactors(int peer, const FrameHeader& header) const {
+  if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root)) {
+    return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
+                " ranks from whom the nodes of the ranks let send them");
+  }
+  if (header.offset == 0 ? header.length > 0 : header.length % header.offset != 0) {
+    return Text("factors of ", header.length, " bytes in rows of ", header.offset, ", expected whole rows");
+  }
+  return "";
+}
+
+}  // namespace poseidon

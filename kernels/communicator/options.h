@@ -1,0 +1,33 @@
+// What a job decides once, alike on all ranks: how tensors are cut, who owns the pieces, and which ranks combine.
+
+#ifndef POSEIDON_COMMUNICATOR_OPTIONS_H_
+#define POSEIDON_COMMUNICATOR_OPTIONS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "transport.h"
+
+namespace poseidon {
+
+struct Options {
+  int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
+  std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
+  // At most how many ranks combine, of those that share a node as the transport knows. 0: all of them.
+  int ranks_per_node = 0;
+  double timeout_s = 600;                    // longest wait for another rank
+};
+
+// `options` with all `size` ranks as servers where it names none.
+Options WithServers(Options options, int size);
+
+// A number for each rank, the same for those that combine: ranks of one node, or as many of them as the
+// options say. Where the transport knows no nodes, all ranks share one, but combine only if they are told to.
+std::vector<int> NodesOf(const Options& options, const Transport& transport);
+
+// A digest of everything that decides how bytes are cut and routed.
+uint64_t PlanDigest(const Options& options, const std::vector<int>& nodes);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_OPTIONS_H_
