@@ -1,4 +1,4 @@
-// The op that notices when ranks are given other inputs than rank 0.
+// The op that notices when a rank is given other inputs than rank 0.
 
 #include <atomic>
 #include <cstdint>
@@ -40,7 +40,7 @@ names: For each value, its name for messages.
 site: A name that is the same on all ranks, and the same for no two nodes.
 )doc");
 
-// Returns a hash of all that ranks have to agree on.
+// Returns a hash of everything that must be the same on all ranks.
 uint64_t Digest(const Tensor& value) {
   std::vector<int64_t> form = {value.dtype()};
   for (int i = 0; i < value.dims(); ++i) form.push_back(value.dim_size(i));

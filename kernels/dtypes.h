@@ -1,4 +1,4 @@
-// TensorFlow's element types as the communicator knows them.
+// TensorFlow's element types in the communicator's terms.
 
 #ifndef POSEIDON_DTYPES_H_
 #define POSEIDON_DTYPES_H_

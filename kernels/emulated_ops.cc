@@ -63,9 +63,9 @@ REGISTER_OP("PoseidonEmulatedKernel")
     .SetIsStateful()
     .SetShapeFn(KernelShapes)
     .Doc(R"doc(
-Stands for the work of an accelerator, which does one thing after the other and uses no processor.
+Stands for the work of an accelerator, which runs one piece of work at a time and uses no processor.
 
-after: What the work needs.
+after: The inputs of the work.
 outputs: Tensors of the given shapes. Their values are 1, and all share one memory.
 seconds: How long it takes.
 )doc");
@@ -80,7 +80,7 @@ REGISTER_OP("PoseidonEmulatedProduct")
     .Doc(R"doc(
 Stands for the matrix product U^T V on an accelerator.
 
-u: [K, M], of values 1; of each row the first one is looked at.
+u: [K, M], of values 1; the first one of each row is checked.
 v: [K, N], likewise.
 product: [M, N], of values 1.
 operations_per_second: How fast it is; a product has 2 K M N.
@@ -94,7 +94,7 @@ class Accelerator {
     return *instance;
   }
 
-  // When work begins and ends.
+  // The time at which work begins, and at which it ends.
   struct Span {
     Clock::time_point begin, end;
   };
@@ -208,7 +208,7 @@ class ProductKernel : public AsyncOpKernel {
   }
 
  private:
-  // Factors that were lost on their way show here, where their product would have been wrong.
+  // Factors that were lost on the way show here: their product would have been wrong.
   static absl::Status CheckRows(tensorflow::TTypes<float>::ConstMatrix factor) {
     for (int64_t row = 0; factor.size() > 0 && row < factor.dimension(0); ++row) {
       if (factor(row, 0) != 1) {

@@ -31,7 +31,7 @@ class ExchangeKernel : public AsyncOpKernel {
   }
 
  protected:
-  // Exchanges input 0 as `exchange` says (its form; this fills in the memory) into output 0.
+  // Exchanges input 0 as `exchange` says, whose memory this fills in, into output 0.
   void Run(OpKernelContext* context, Exchange exchange, DoneCallback done) {
     Communicator* communicator = CommunicatorOf(context, *this, site_);
     if (!communicator) return done();

@@ -63,11 +63,11 @@ Every rank runs the op once per step with the same site, dtype and number of ele
 are added in rank order, half and bfloat16 in float with one rounding, so all ranks and all runs
 get the same bits. The op completes when the sum is there and blocks no thread until then.
 
-gradient: This rank's part.
+gradient: This rank's gradient.
 contributes: A scalar. False leaves this rank out of the sum, whatever its gradient holds.
 sum: The sum over the ranks that contribute; zeros when none does.
 site: The path of the variable, and which synchronisation of it within the step this is.
-shape: What is known of the gradient's shape.
+shape: The gradient's shape, as far as it is known.
 wire_dtype: The type that the gradient and its sum travel in; empty for their own. Rounds both.
 eager: Whether Python waits for it and computes nothing meanwhile, which timelines want to know.
 )doc");
@@ -86,7 +86,7 @@ Sums a tensor that is not a gradient over all ranks, as PoseidonSync does.
 
 A graph pass that plans how gradients travel looks at PoseidonSync and leaves this op alone.
 
-value: This rank's part.
+value: This rank's value.
 contributes: A scalar. False leaves this rank out of the sum, whatever its value holds.
 sum: The sum over the ranks that contribute; zeros when none does.
 site: A name that is the same on all ranks and not in flight twice.
@@ -107,11 +107,11 @@ REGISTER_OP("PoseidonBroadcast")
     .Doc(R"doc(
 Gives every rank the value of one rank.
 
-value: On `root` what is sent; on the other ranks only its shape matters, which must be the same.
+value: The value that `root` sends; on the other ranks only its shape matters, which must be the same.
 value_of_root: The bits of root's value.
 site: A name that is the same on all ranks and not in flight twice.
 root: The rank whose value is sent.
-group, group_size: As of PoseidonSend.
+group, group_size: Same as in PoseidonSend.
 )doc");
 
 REGISTER_OP("PoseidonAbort")
@@ -149,10 +149,10 @@ REGISTER_OP("PoseidonAllGather")
 Gives every rank the rows of all ranks.
 
 value: This rank's rows; ranks may have different numbers of them.
-contributes: A scalar. False takes none of this rank's rows.
+contributes: A scalar. False omits this rank's rows.
 rows: The rows of all ranks, in rank order.
 site: A name that is the same on all ranks and not in flight twice.
-group, group_size: As of PoseidonSend.
+group, group_size: Same as in PoseidonSend.
 )doc");
 
 }  // namespace poseidon

@@ -20,7 +20,7 @@ inline int64_t NumRows(const GatheredPart& part, size_t row_bytes) {
   return row_bytes > 0 ? bytes / row_bytes : 0;
 }
 
-// Puts the rows of all ranks under each other.
+// Concatenates the rows of all ranks.
 inline void CopyRows(const GatheredPart& part, void* out) {
   char* to = static_cast<char*>(out);
   for (const GatheredFactors::Rows& rows : part) {

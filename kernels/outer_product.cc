@@ -115,7 +115,7 @@ struct Tiles {
     }
   }
 
-  // The same for a tile of `out`, of which perhaps not all rows and columns are there.
+  // The same for a tile at the edge of `out`, which may have fewer rows and columns.
   [[gnu::always_inline]] static inline void Tile(const Accumulator* u, const Accumulator* v,
                                                  int64_t size, bool adds, Out* out, int64_t stride,
                                                  int64_t rows, int64_t columns) {

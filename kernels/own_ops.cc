@@ -18,13 +18,13 @@ REGISTER_OP("PoseidonOwn")
     .Attr("joins: {'rows', 'sum'}")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Begins what each rank computes of its own rows alone.
+Begins a part of the step that each rank computes from its own rows alone.
 
-In a graph that was not rewritten it returns its input: every rank computes of all rows.
+In a graph that was not rewritten it returns its input: every rank computes all rows.
 
-value: Rows; or what is the same on all ranks, such as a variable.
-own: This rank's rows, of which what follows is computed as if there were no others; or the same value.
-joins: How the gradient leaves again: that of rows as 'rows', that of a value that all ranks have as their 'sum'.
+value: Rows; or a value that is the same on all ranks, such as a variable.
+own: This rank's rows, as if the batch had no others; or the same value.
+joins: How the gradient leaves: 'rows' for rows, 'sum' for a value that is the same on all ranks.
 )doc");
 
 REGISTER_OP("PoseidonJoin")
@@ -34,13 +34,13 @@ REGISTER_OP("PoseidonJoin")
     .Attr("by: {'rows', 'sum', 'mean'}")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Ends what each rank computes of its own rows alone: see PoseidonOwn.
+Ends the part of the step that PoseidonOwn begins.
 
 In a graph that was not rewritten it returns its input.
 
-own: What each rank has made of its own rows.
-value: Of all ranks, by 'rows': their rows, one rank's after the other's. By 'sum': the sum. By 'mean': the mean,
-  in which each rank counts as much as it has rows; of a floating-point type.
+own: What this rank has computed from its own rows.
+value: By 'rows', the concatenated rows of all ranks. By 'sum', their sum. By 'mean', their mean, weighted by the
+  number of rows; floating-point types only.
 )doc");
 
 class SameKernel : public OpKernel {

@@ -43,7 +43,7 @@ constexpr char kMeanwhileAttribute[] = "_poseidon_meanwhile";
 
 // How timelines show an exchange.
 struct Shown {
-  const char* row;  // as of Event
+  const char* row;  // same as in Event
   bool is_blocking = false;
 };
 

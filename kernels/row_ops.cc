@@ -124,9 +124,9 @@ values: Tensors of the global batch, all with the same number of rows.
 outputs: The same tensors.
 dimensions: For each value, the dimension along which it has rows.
 names: For each value, its name for messages.
-elements: For each value, how many elements of that dimension a row has; empty if it is one of each.
-rows: How many rows shape inference says that the outputs have, whatever it knows of the values; -1 to say
-  what it knows of them. What the op computes does not depend on it.
+elements: For each value, how many elements of that dimension belong to one row; empty if each has one.
+rows: The number of rows that shape inference reports for the outputs; -1 for that of the values. What the op
+  computes does not depend on it.
 )doc");
 
 REGISTER_OP("PoseidonPart")
@@ -143,12 +143,12 @@ REGISTER_OP("PoseidonPart")
 Says which rows of a global batch are this rank's.
 
 The parts of the ranks are contiguous and differ by at most one row; lower ranks get the larger ones. A rank
-without a row borrows the first one, since many layers cannot do with none, and does not contribute. Of a batch
-without rows all ranks get none, and rank 0 contributes. Stateful, since it depends on the job.
+without rows computes the first one as a padding row, since many layers need at least one, and does not contribute.
+If the batch has no rows, no rank gets any, and rank 0 contributes. Stateful, since it depends on the job.
 
 sizes: Scalars, the rows of each input of the step, which must be equal.
 part: [3]: the rows of the global batch, the first row of this rank's part, and how many it has.
-contributes: A scalar. False where the row is a borrowed one.
+contributes: A scalar. False where the row is a padding row.
 is_first: A scalar. Whether this is rank 0.
 names: For each size, the name of the input for messages.
 site: The name of the step for messages.

@@ -16,8 +16,8 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/lib/core/threadpool.h"
-#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/profiler/lib/traceme.h"
+#include "warnings.h"
 
 namespace poseidon {
 namespace {
@@ -205,7 +205,7 @@ class SendKernel : public OpKernel {
       communicator->Abort(error, /*seconds=*/0);
       return error;
     }
-    if (!site->has_warned.exchange(true)) LOG(WARNING) << reason << ": it travels dense.";
+    if (!site->has_warned.exchange(true)) Warn(reason + ": it travels dense.");
     return "";
   }
 
@@ -259,7 +259,7 @@ class RecvKernel : public AsyncOpKernel {
     context->set_output(context->num_outputs() - 1, complete);
   }
 
-  // Puts the rows of all ranks under each other.
+  // Concatenates the rows of all ranks.
   static void CopyFactors(OpKernelContext* context, const Ticket& ticket) {
     const GatheredFactors& gathered = ticket.gathered();
     for (size_t i = 0; i < ticket.inputs().size(); ++i) {
@@ -277,8 +277,8 @@ class RecvKernel : public AsyncOpKernel {
 class AgreeKernel : public AsyncOpKernel {
  public:
   explicit AgreeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sites", &form_.sites));
-    OP_REQUIRES_OK(context, context->GetAttr("plan", &form_.plan));
+    OP_REQUIRES_OK(context, context->GetAttr("sites", &signature_.sites));
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &signature_.plan));
     OP_REQUIRES_OK(context, context->GetAttr("strict", &strict_));
     OP_REQUIRES_OK(context, context->GetAttr("refusal", &refusal_));
   }
@@ -286,7 +286,7 @@ class AgreeKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Communicator* communicator = CommunicatorOf(context, *this, "");
     if (!communicator) return done();
-    if ((strict_ || !refusal_.empty()) && form_.plan.empty()) {
+    if ((strict_ || !refusal_.empty()) && signature_.plan.empty()) {
       const std::string error = absl::StrCat(
           strict_ ? "strict=True, but the" : "The", " training graph of rank ",
           communicator->rank(), " was not rewritten: ",
@@ -295,13 +295,13 @@ class AgreeKernel : public AsyncOpKernel {
       context->SetStatus(absl::FailedPreconditionError(error));
       return done();
     }
-    if (form_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
-      LOG(WARNING) << "The training graph of rank " << communicator->rank()
-                   << " was not rewritten: training computes the same, but slower. " << kNotTaken;
+    if (signature_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
+      Warn(absl::StrCat("The training graph of rank ", communicator->rank(),
+                        " was not rewritten: training computes the same, but slower. ", kNotTaken));
     }
-    Agree(communicator, form_, strict_,
+    Agree(communicator, signature_, strict_,
           [context, done = std::move(done)](const Agreement& agreement) {
-            if (!agreement.warning.empty()) LOG(WARNING) << agreement.warning;
+            if (!agreement.warning.empty()) Warn(agreement.warning);
             if (!agreement.error.empty()) {
               context->SetStatus(absl::AbortedError(agreement.error));
             }
@@ -310,7 +310,7 @@ class AgreeKernel : public AsyncOpKernel {
   }
 
  private:
-  Form form_;
+  Signature signature_;
   bool strict_ = false;
   std::atomic<bool> has_warned_{false};
   std::string refusal_;

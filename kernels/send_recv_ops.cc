@@ -53,13 +53,13 @@ Starts to synchronise one site and returns at once.
 tensors: With scheme "ps" the gradient, of any shape. With "sfb" its factors U [K, M] and V [K, N],
   and whatever else travels with them, matrices all; K may differ between ranks.
 contributes: A scalar. False leaves this rank out of the sum.
-ticket: What PoseidonRecv takes.
+ticket: For PoseidonRecv.
 site: The path of the variable, and which synchronisation of it within the step this is.
-form: What this rank will make of the factors; those of ranks that differ are not exchanged.
+form: How this rank will use the factors; factors are exchanged only if all ranks have the same form.
 strict: Whether to fail where ranks do not have the same factors.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
-group: With a name, it waits a short while until all of that group are there, and leaves with them.
-group_size: How many of this step are in the group.
+group: If not empty, it waits a short while for the other exchanges of this group, and leaves with them.
+group_size: The number of exchanges in the group, per step.
 )doc");
 
 REGISTER_OP("PoseidonRecv")
@@ -72,14 +72,14 @@ REGISTER_OP("PoseidonRecv")
     .SetIsDistributedCommunication()
     .SetShapeFn(RecvShape)
     .Doc(R"doc(
-Completes when what PoseidonSend has started is there; blocks no thread until then.
+Completes when the exchange that PoseidonSend has started is complete; blocks no thread until then.
 
 ticket: From PoseidonSend.
-values: Of scheme "ps", the sum over ranks. Of "sfb", each tensor with the rows of all ranks, in
+values: With scheme "ps", the sum over ranks. With "sfb", each tensor with the rows of all ranks, in
   rank order.
-complete: False when a rank could not give factors: then `values` have no rows, and the gradient has
-  to travel dense, which all ranks find alike. Always true with "ps".
-shapes: What is known of the shapes of `values`.
+complete: False, on all ranks, when a rank could not give factors: then `values` have no rows, and the gradient must
+  travel dense. Always true with "ps".
+shapes: The shapes of `values`, as far as they are known.
 )doc");
 
 REGISTER_OP("PoseidonAgree")
@@ -100,9 +100,9 @@ sites: One line for each site: name, dtype and shape.
 rows: Rows of a global batch that one rank computes, rounded up, for planning; -1 if unknown.
 static_rows: Rows that this rank's tensors are known to have; -1 if that changes.
 strict: Whether to fail when the graph was not rewritten.
-plan: One line for each site: the scheme that the plan chose. Empty in a graph not rewritten.
+plan: One line for each site: the scheme that the plan chose. Empty in a graph that was not rewritten.
 refusal: Why the graph was not rewritten.
-whole: What every rank computes for the rows of all, as JSON, for the plan.
+whole: The ops that every rank computes for the rows of all ranks, as JSON, for the plan.
 )doc");
 
 }  // namespace poseidon

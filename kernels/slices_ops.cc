@@ -66,7 +66,7 @@ REGISTER_OP("PoseidonSyncSlices")
     .Doc(R"doc(
 Sums a gradient that is slices over all ranks: a complete synchronisation of one site.
 
-Every rank adds up its rows with the same index, gives them to all others, and adds up what it gets in
+Every rank adds up its rows with the same index, sends them to all others, and adds up what it receives in
 rank order; half and bfloat16 in float with one rounding. If a rank sends the gradient of this site
 dense, all do.
 
@@ -75,9 +75,9 @@ values: Rows of this rank's gradient.
 contributes: A scalar. False leaves this rank out of the sum.
 all_indices: In ascending order, each once. All rows of the variable when it was sent dense.
 sums: Their rows, summed over ranks.
-site: As of PoseidonSync.
+site: Same as in PoseidonSync.
 shape: The shape of the variable, fully known.
-eager: As of PoseidonSync.
+eager: Same as in PoseidonSync.
 )doc");
 
 REGISTER_OP("PoseidonDenseSlices")

@@ -49,18 +49,18 @@ Ends the job if a gradient was not synchronised as it should be.
 Sums the gradients of all ranks anew, and compares: bit by bit, or where the gradient was rebuilt of
 factors, within the bound that rounding has. A sum of n products u_k v_k, in whichever order, is off by
 at most n e sum |u_k v_k|, where e is the unit roundoff (N. Higham, Accuracy and Stability of Numerical
-Algorithms, section 3.1), if nothing underflows; what does is added.
+Algorithms, section 3.1); a bound for underflow is added.
 
 gradient: This rank's gradient.
-synchronised: What was made of it.
-contributes: As of PoseidonSync.
+synchronised: The synchronised gradient.
+contributes: Same as in PoseidonSync.
 is_due: A scalar; the op does nothing when it is false.
-masks: Tensors that the product of the factors was multiplied with, element by element.
-factors: U and V with the rows of all ranks; V alone for a sum of rows; empty for a plain sum. Factors
-  without rows are those of a gradient that has travelled dense after all.
+masks: Tensors by which the product of the factors was multiplied, element by element.
+factors: U and V with the rows of all ranks; V alone for a sum of rows; empty for a plain sum. They have no rows if
+  the gradient has travelled dense after all.
 may_use_tf32: Whether products of float are made by a device that reads floats as TensorFloat-32, unless
   TensorFlow is told not to: 10 bits of their fractions.
-site: As of PoseidonSync.
+site: Same as in PoseidonSync.
 )doc");
 
 template <typename T>

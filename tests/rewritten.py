@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import json
+import logging
+import logging.handlers
 import os
 import pathlib
 import sys
@@ -61,7 +63,9 @@ def break_pass(when=lambda call: True):
 
 
 def train(how, strict="False"):
-    """Trains by policy "sfb", with something wrong on one rank or all."""
+    """Trains by policy "sfb", with something wrong on one rank or all; reports what was logged."""
+    log = logging.handlers.BufferingHandler(10_000)
+    logging.getLogger("tf_poseidon").addHandler(log)
     keras.config.set_floatx("float64")
     strategy = poseidon.PoseidonStrategy("sfb", strict=strict == "True", timeout_s=30)
     on_rank_1 = strategy.rank == 1
@@ -84,7 +88,7 @@ def train(how, strict="False"):
         with strategy.scope():
             model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
         model.fit(x, y, epochs=2, **fit)
-    report(strategy, model)
+    report(strategy, model, warnings=[record.getMessage() for record in log.buffer])
 
 
 def train_on_accelerator(policy):

@@ -1,4 +1,4 @@
-// Lets ranks compare what they train: rank 0 broadcasts its form as text, and each rank looks for the first line
+// Lets ranks compare what they train: rank 0 broadcasts its signature as text, and each rank looks for the first line
 // in which its own differs.
 
 #include "agreement.h"
@@ -77,7 +77,7 @@ std::string FirstDifference(const std::string& mine, int rank, const std::string
   return "";
 }
 
-void Agree(Communicator* communicator, const Form& mine, bool strict,
+void Agree(Communicator* communicator, const Signature& mine, bool strict,
            std::function<void(const Agreement&)> done) {
   if (!IsNew(communicator, mine.sites)) return done({});
   constexpr char kSeparator = '\0';
@@ -86,7 +86,7 @@ void Agree(Communicator* communicator, const Form& mine, bool strict,
       [communicator, mine, strict, done](const std::string& error, const std::string& text) {
         if (!error.empty()) return done({error, ""});
         const size_t separator = text.find(kSeparator);
-        const Form theirs{text.substr(0, separator), text.substr(separator + 1)};
+        const Signature theirs{text.substr(0, separator), text.substr(separator + 1)};
         const int rank = communicator->rank();
         Agreement agreement;
         std::string difference = FirstDifference(mine.sites, rank, theirs.sites, kRoot);

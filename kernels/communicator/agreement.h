@@ -1,4 +1,4 @@
-// Compares once, between the ranks, what a training function synchronises and how.
+// Compares once, across ranks, what a training function synchronises and how.
 
 #ifndef POSEIDON_COMMUNICATOR_AGREEMENT_H_
 #define POSEIDON_COMMUNICATOR_AGREEMENT_H_
@@ -11,7 +11,7 @@
 namespace poseidon {
 
 // What must be the same on all ranks, as lines of text for a person to read.
-struct Form {
+struct Signature {
   std::string sites;  // what is synchronised; empty lines at the end do not count
   std::string plan;   // how; empty where the graph was not rewritten
 };
@@ -22,17 +22,16 @@ struct Agreement {
   std::string warning;
 };
 
-// Compares `mine` with rank 0's form and calls `done`. If the sites differ, it ends the job with a
-// sentence that names the first difference; the same goes for the plans if `strict`. Every rank must call it equally
-// often with new `sites`; sites that were compared before are not compared again, since a
-// function is traced again for every other shape of its data, and not on all ranks alike.
+// Compares `mine` with rank 0's and calls `done`. If the sites differ, ends the job with a sentence that names the
+// first difference; if `strict`, also if the plans differ. Every rank must call it equally often with new `sites`.
+// Known sites are not compared again, since ranks retrace a function for new shapes at different times.
 //
-// Without `strict`, ranks may have different plans: they compute the same, and what they do not all
-// send as factors travels dense (see factors.h).
-void Agree(Communicator* communicator, const Form& mine, bool strict,
+// Without `strict`, ranks may have different plans: they compute the same, and gradients that not all ranks send as
+// factors travel dense (see factors.h).
+void Agree(Communicator* communicator, const Signature& mine, bool strict,
            std::function<void(const Agreement&)> done);
 
-// Says which is the first line that two texts differ in; empty if they do not.
+// Names the first line in which two texts differ; empty if they are equal.
 std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs,
                             int their_rank);
 

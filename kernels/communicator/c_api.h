@@ -1,7 +1,7 @@
 // The communicator's C interface: what Python reaches through ctypes.
 //
-// Texts are UTF-8. A function that can fail takes `error`, a buffer of kPoseidonTextBytes in which
-// it leaves a sentence for the user.
+// Texts are UTF-8. A function that can fail takes `error`, a buffer of kPoseidonTextBytes, and writes a sentence for
+// the user to it.
 
 #ifndef POSEIDON_COMMUNICATOR_C_API_H_
 #define POSEIDON_COMMUNICATOR_C_API_H_
@@ -16,7 +16,7 @@ namespace poseidon {
 // The communicator that this process's ops use: null before Python has started one.
 Communicator* ProcessCommunicator();
 
-// The communicator of one rank of the job that poseidon_set_process_ranks has named: null if it has no such rank.
+// The communicator of one rank that poseidon_set_process_ranks has named; null if there is no such rank.
 Communicator* ProcessRank(int64_t rank);
 
 }  // namespace poseidon
@@ -40,14 +40,14 @@ struct PoseidonOptions {
 poseidon::Communicator* poseidon_join_mpi(const char* transport_library,
                                           const PoseidonOptions* options, char* error);
 
-// Joins a job whose ranks are connected already: `sockets` holds a connected stream socket for each of
-// `size` ranks, which the communicator owns from here on; that of `rank` itself does not count.
+// Joins a job whose ranks are connected already: `sockets` holds a connected stream socket for each of `size` ranks,
+// which the communicator owns from now on; the entry of `rank` itself is ignored.
 poseidon::Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* sockets,
                                               const PoseidonOptions* options, char* error);
 
 // Makes a job of `size` ranks in this process, with options for each rank, and writes its
-// communicators to `ranks`. `nodes` has a number for each rank, the same for those that are to share a
-// node; null if nothing is known of nodes.
+// communicators to `ranks`. `nodes` has a number for each rank, the same for ranks that share a node; null if nodes
+// are unknown.
 bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOptions* options,
                             poseidon::Communicator** ranks, char* error);
 
@@ -79,13 +79,13 @@ void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* 
 // it still runs.
 int32_t poseidon_wait(void* handle, double seconds, char* error);
 
-// Of a handle of factors that poseidon_wait has found complete: whether all ranks have exchanged
-// theirs, and then the bytes of one part, which the second call writes in rank order.
+// For a complete exchange of factors: whether all ranks have exchanged theirs, and then the bytes of one part, which
+// the second call writes in rank order.
 bool poseidon_has_factors(void* handle);
 int64_t poseidon_factor_bytes(void* handle, int32_t part);
 void poseidon_copy_factor(void* handle, int32_t part, void* out);
 
-// Gives a handle back; its exchange goes on if it still runs.
+// Releases a handle; its exchange continues if it is not complete.
 void poseidon_release(void* handle);
 
 void poseidon_abort(poseidon::Communicator* communicator, const char* reason, double seconds);

@@ -35,7 +35,7 @@ constexpr microseconds kLongestPauseIdle{20000};
 
 constexpr std::chrono::milliseconds kDeadlineInterval{50};
 
-// A group of which one does not come leaves without it: waiting is for speed, never needed.
+// If a member of a group is late, the others leave without it: groups are for speed alone.
 constexpr std::chrono::milliseconds kLongestHold{5};
 
 // After a failure the network may still write to our buffers: they live as long as the process.
@@ -101,7 +101,7 @@ class Communicator::Impl {
     if (!startup_error_.empty()) throw std::runtime_error(startup_error_);
   }
 
-  // Something for the progress thread to start, or nobody to take any more.
+  // There is something for the progress thread to start, or it has stopped taking submissions.
   struct Submission {
     std::string site;
     Group group;
@@ -226,7 +226,7 @@ class Communicator::Impl {
     }
   }
 
-  // Refuses what nobody will take any more.
+  // Refuses submissions that came too late.
   void End() {
     std::deque<Submission> left;
     Set([&] {

@@ -18,21 +18,21 @@
 
 namespace poseidon {
 
-// Whoever waits for a rank that itself waits for others gives it, for each of these, this share of the time
-// limit more: that rank knows who is missing, so its message should come first.
+// A rank that waits for a rank that itself waits for others allows this share of the time limit more for each of
+// those: the rank in the middle knows who is missing, so its message should come first.
 inline constexpr double kPatience = 0.1;
 
 inline double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Messages that leave together, if the others come soon. Which these are is each rank's own choice.
+// Exchanges whose messages leave together if they are submitted soon after each other. Each rank chooses its own.
 struct Group {
   std::string name;  // empty: none
   int size = 1;
 };
 
-// What is to be exchanged. Every rank submits the same site with the same dtype, count and root.
+// One exchange. Every rank submits the same site with the same dtype, count and root.
 struct Exchange {
   std::string site;  // variable path and occurrence
   DataType dtype = DataType::kFloat32;
@@ -87,8 +87,8 @@ struct ActiveExchange {
   SiteStatistics& statistics;
   const Clock::time_point start;
 
-  uint32_t form = 0;         // of the factors that this rank has instead, see factors.h
-  uint32_t common_form = 0;  // what all ranks have said of theirs, 0 if not the same
+  uint32_t form = 0;         // of this rank's factors, which it sends dense; see factors.h
+  uint32_t common_form = 0;  // the form of all ranks' factors, 0 if forms differ
 
   // What must still happen: results to come, bulk sends from input or output to leave, and the
   // start itself to end.
@@ -104,7 +104,7 @@ struct ActiveExchange {
 // Says that `peer` has sent `what` more than once, of the KV pair or part of factors in `header`.
 std::string Twice(int peer, const FrameHeader& header, const std::string& what);
 
-// Says that a rank has sent what no rank of this job would, which is `what`.
+// Says that a rank has sent `what`, which no rank of this job would send.
 std::string Malformed(int peer, const std::string& what);
 
 // Says that rank `missing` has ended its program, while `waiting` needs its part of `what`.

@@ -95,7 +95,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
     --num_passing_on_;
     FinishIfOver(key);
   };
-  if (header.is_bulk) {  // received even if for nobody: the sender waits until it has left
+  if (header.is_bulk) {  // received even if unused: the sender waits until it has left
     transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length, take);
     return "";
   }
@@ -104,7 +104,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
   return "";
 }
 
-// Also what is for nobody here: by it the others learn that they, too, have to send the dense gradient.
+// Factors that are unused here are passed on too: they tell the others to send the dense gradient as well.
 void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
   if (has_failed_) return;
   for (int peer : routes_->PassesOnTo(arrival->header.root)) {
@@ -151,7 +151,7 @@ DenseForm FactorBroadcasting::StartDense(uint64_t site) {
     header.step = state.step;
     sender_->ToOthers(header);
   }
-  states_.erase({site, state.step});  // what has arrived is for nobody
+  states_.erase({site, state.step});  // what has arrived is unused
   ++state.step;
   return std::exchange(state.form, 0);
 }
@@ -180,7 +180,7 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
         missing.push_back(peer);
         break;
       }
-      if (found->second->header.count != state.own->form) break;  // its others are for nobody
+      if (found->second->header.count != state.own->form) break;  // its other parts are unused
     }
   }
   return missing;
@@ -238,7 +238,7 @@ std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(
                  [this](int rank) { return routes_->IsDirect(rank); });
     if (!direct.empty()) return Overdue{state.own->factors.site, std::move(direct)};
     if (Seconds(now - state.own->start) < (1 + kPatience) * seconds) continue;
-    if (missing.empty()) {  // all have sent theirs; somebody does not take ours
+    if (missing.empty()) {  // all have sent theirs; one of them does not receive ours
       for (int rank = 0; rank < transport_->size(); ++rank) {
         if (rank != transport_->rank()) missing.push_back(rank);
       }
@@ -253,8 +253,8 @@ std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind
   for (const auto& [key, state] : states_) {
     if (!state.own || state.refused_by >= 0) continue;
     for (int peer = 0; peer < transport_->size(); ++peer) {
-      // Packets keep their order: factors that were not announced before the goodbye never will be. Of
-      // ranks whose factors others pass on, these notice it.
+      // Packets keep their order: factors that were not announced before the goodbye never will be. If others pass on
+      // a rank's factors, they notice it.
       if (has_left[peer] && peer != transport_->rank() && routes_->IsDirect(peer) &&
           !state.arrivals.count({peer, 0})) {
         return LeftBehind{peer, state.own->factors.site};

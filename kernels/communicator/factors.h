@@ -3,17 +3,17 @@
 // H. Zhang et al., USENIX ATC 2017, section 3.2: the gradient of a dense layer is U^T V, so workers
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
 // ranks are kept in rank order, and K may differ from rank to rank. Ranks of one node get the factors of
-// another node's by one of them, see routes.h.
+// another node's from one of them, see routes.h.
 //
-// Ranks can have different graphs: one was not rewritten, or makes other things of the factors. So
-// that all exchange a site alike in every step, all follow the same rule. A site is *tried* as
-// factors or not, which all ranks know alike; at first it is.
+// Ranks can have different graphs: one may not have been rewritten, or use the factors in another way. All ranks
+// follow one rule, so that they exchange a site alike in every step. A site is *tried* as factors or not, which all
+// ranks know; at first it is.
 //   * While it is tried, a rank that has factors sends them, with their form. A rank that has none
 //     says so with a refusal, to all. If one refuses or forms differ, the exchange is complete on
 //     no rank, and all send the dense gradient in the same step.
-//   * Each part of a dense gradient says of which form the factors are that its rank has instead.
-//     The server compares these, so with the sum all ranks learn whether to try in the next step.
-// Only a step in which factors are tried and refused costs messages more.
+//   * Each part of a dense gradient carries the form of the factors that its rank has instead. The server compares
+//     forms, so the sum tells all ranks whether to try factors in the next step.
+// Only a step in which factors are tried and refused costs extra messages.
 
 #ifndef POSEIDON_COMMUNICATOR_FACTORS_H_
 #define POSEIDON_COMMUNICATOR_FACTORS_H_
@@ -35,7 +35,7 @@
 
 namespace poseidon {
 
-// A matrix of this rank's, whose rows follow each other in memory. It may have no rows.
+// A row-major matrix of this rank. It may have no rows.
 struct FactorPart {
   const void* data;
   size_t bytes;
@@ -46,9 +46,9 @@ struct FactorPart {
 struct Factors {
   std::string site;
   std::vector<FactorPart> parts;
-  std::string form;  // what the rank will make of them
+  std::string form;  // how the rank will use them
   Group group;
-  const char* row = "calls";  // as of Exchange
+  const char* row = "calls";  // same as in Exchange
   bool is_blocking = false;
 };
 
@@ -59,7 +59,7 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;
   };
-  // False when not all ranks have factors of the same form: then the site has to travel dense.
+  // False when not all ranks have factors of the same form: then the site must travel dense.
   bool is_complete = false;
   int refused_by = -1;  // a rank that has none, or of another form; -1 if factors were not tried
   std::vector<std::vector<Rows>> parts;  // by part, then by rank
@@ -90,7 +90,7 @@ class FactorBroadcasting {
   // because it has none. Returns what it says of them.
   DenseForm StartDense(uint64_t site);
 
-  // The dense gradient was summed; `common` is what all ranks have said, 0 if not the same.
+  // The dense gradient was summed; `common` is the form that all ranks have, 0 if forms differ.
   void FinishDense(uint64_t site, DenseForm common);
 
   // The exchange that has waited longer than `seconds`, and the ranks that it waits for.
@@ -112,8 +112,7 @@ class FactorBroadcasting {
 
   bool is_waiting() const { return num_active_ > 0 && !has_failed_; }
 
-  // Whether others' factors are still on their way to here, where somebody else may wait for them, or from
-  // here to the ranks that they are passed on to.
+  // Whether this rank still receives factors that another rank may be waiting for, or still passes them on.
   bool is_passing_on() const { return num_passing_on_ > 0 && !has_failed_; }
 
  private:

@@ -11,7 +11,7 @@ namespace {
 // Cutting finer than this costs more in messages than it gains in balance.
 constexpr size_t kMinKvPairBytes = size_t{32} << 10;
 
-// Bytes that stay together, so that every KV pair is aligned for all element types and for cache lines.
+// Bytes that are never divided, so that every KV pair is aligned for all element types and for cache lines.
 constexpr size_t kBlock = 64;
 
 size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }

@@ -10,7 +10,7 @@
 
 namespace poseidon {
 
-// The smallest size of KV pairs that can be asked for: it leaves enough blocks of 64 bytes for all servers.
+// The smallest kv_pair_bytes: it leaves enough blocks of 64 bytes for all servers.
 inline constexpr int64_t kLeastKvPairBytes = 4096;
 
 struct KvPair {
@@ -23,9 +23,9 @@ struct KvPair {
 // the largest.
 class KvPairs {
  public:
-  // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. A tensor of more KV pairs than servers gives
-  // every server the same number of them; of fewer, each to another one. `site` (a hash) decides where the first one
-  // goes, so that many small tensors spread evenly as well. `servers` must outlive the KV pairs.
+  // A KV pair has at most `kv_pair_bytes`, which must be kLeastKvPairBytes or more. If there are more KV pairs than
+  // servers, all servers get the same number; if fewer, each goes to another server. `site` (a hash) chooses the server
+  // of the first one, so that many small tensors spread evenly too. `servers` must outlive the KV pairs.
   KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers);
 
   size_t size() const { return size_; }

@@ -10,8 +10,7 @@
 
 namespace poseidon {
 
-// Returns the transports of a job of `size` ranks in this process, in rank order. `nodes` is what they say of
-// nodes, see Transport.
+// Returns the transports of a job of `size` ranks in this process, in rank order. `nodes` is what their nodes() returns.
 std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size,
                                                                const std::vector<int>& nodes);
 

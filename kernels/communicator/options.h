@@ -13,7 +13,7 @@ namespace poseidon {
 struct Options {
   int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
-  // At most how many ranks combine, of those that share a node as the transport knows. 0: all of them.
+  // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
   double timeout_s = 600;                    // longest wait for another rank
 };
@@ -21,8 +21,8 @@ struct Options {
 // `options` with all `size` ranks as servers where it names none.
 Options WithServers(Options options, int size);
 
-// A number for each rank, the same for those that combine: ranks of one node, or as many of them as the
-// options say. Where the transport knows no nodes, all ranks share one, but combine only if they are told to.
+// A number for each rank, the same for ranks that combine: those of one node, or as many of them as the options say.
+// If the transport knows no nodes, all ranks share one, but combine only if the options say so.
 std::vector<int> NodesOf(const Options& options, const Transport& transport);
 
 // A digest of everything that decides how bytes are cut and routed.

@@ -41,7 +41,7 @@ class Protocol {
   // Fails when an exchange has waited too long.
   void CheckDeadlines();
 
-  // Tells the other ranks that this one has reached its end, once it has nothing of others' to pass on.
+  // Tells the other ranks that this one has reached its end, once it has passed on all that it has to.
   void SayGoodbye();
 
   // Ends every exchange, and this rank's part in the job, with an error. With `tell_peers` the

@@ -1,4 +1,4 @@
-// Works out, for one rank, whom it gives what it has and whose parts it adds up or passes on.
+// Works out for one rank where its parts go, and whose parts it adds up or passes on.
 
 #include "routes.h"
 

@@ -1,9 +1,9 @@
-// The ways of messages between ranks of several nodes: ranks of one node combine first, so that every
-// gradient crosses the network once for a node, not once for a rank.
+// Hierarchical aggregation: which way messages take between ranks of several nodes. Ranks of one node combine first,
+// so that every gradient crosses the network once for a node, not once for a rank.
 //
-// H. Zhang et al., USENIX ATC 2017, collect what the GPUs of a node have at one of them, which alone uses
-// the network. Here the rank that does so, the *gateway*, is another one for each server of KV pairs and
-// for each rank's factors, so that the work is spread. Ranks of one node, or one on each, need none.
+// H. Zhang et al., USENIX ATC 2017, collect the gradients of a node's GPUs on one of them, which alone uses the
+// network. Here each server of KV pairs, and each rank's factors, have another *gateway* on a node, so that the work
+// is spread. Jobs of a single node, or of one rank per node, need none.
 
 #ifndef POSEIDON_COMMUNICATOR_ROUTES_H_
 #define POSEIDON_COMMUNICATOR_ROUTES_H_
@@ -12,7 +12,7 @@
 
 namespace poseidon {
 
-// The ways from and to one rank. All ranks make theirs from the same nodes.
+// The routes from and to one rank. All ranks compute theirs from the same nodes.
 class Routes {
  public:
   // `nodes` has a number for each rank, the same for those that share a node.
@@ -26,8 +26,7 @@ class Routes {
   // ---- KV pairs: what ranks contribute goes up to the server, from others' nodes by the gateways that
   // add it up, and the results come down the same way.
 
-  // Whom this rank gives its part of a KV pair that `server` owns, and gets the result from; -1 if that
-  // is itself.
+  // The rank that gets this rank's part of a KV pair of `server`, and returns the result; -1 if that is this rank.
   int Up(int server) const { return up_[server]; }
 
   // The ranks whose parts this one adds up, in order: by node, and by rank within a node. It is one of them.
@@ -41,16 +40,16 @@ class Routes {
 
   // ---- factors: they go to the ranks of the own node, and to one of each other node, which passes them on.
 
-  // Whom this rank sends its own factors, beginning with the next one.
+  // The ranks to which this one sends its own factors, beginning with the next one.
   const std::vector<int>& Receivers() const { return receivers_; }
 
-  // Who gives this rank the factors of `origin`, another rank.
+  // The rank from which this one gets the factors of `origin`, another rank.
   int GiverOf(int origin) const;
 
   // Whether `origin` sends its factors to this rank itself.
   bool IsDirect(int origin) const { return GiverOf(origin) == origin; }
 
-  // Whom this rank passes the factors of `origin` on to.
+  // The ranks to which this one passes on the factors of `origin`.
   std::vector<int> PassesOnTo(int origin) const;
 
  private:
@@ -60,7 +59,7 @@ class Routes {
   const int rank_;
   const std::vector<int> nodes_;           // by rank
   std::vector<std::vector<int>> members_;  // by node
-  std::vector<int> index_;                 // by rank: which of its node's it is
+  std::vector<int> index_;                 // by rank: its index on its node
   std::vector<int> up_;                    // by server
   std::vector<std::vector<int>> sources_;  // by server
   std::vector<int> receivers_;

@@ -66,8 +66,7 @@ class Sender {
   }
 
  private:
-  // Bulk transfers that are on their way to one peer at a time: its memory has to hold them if it has
-  // not started the exchange yet.
+  // The bulk transfers in flight to one peer: it must hold them in memory if it has not started the exchange yet.
   static constexpr size_t kCreditBytes = size_t{8} << 20;
 
   struct Bulk {
@@ -81,9 +80,9 @@ class Sender {
     statistics_->header_bytes += sizeof(header);
   }
 
-  // Starts what waits for `peer`, while it has credit. Headers leave first: over TCP, MPI keeps only some
-  // messages that nobody has asked for (libfabric's FI_TCP_MAX_SAVED, 64), and then reads no more of
-  // the connection, so what asks for them must not come after them.
+  // Starts what waits for `peer`, while it has credit. Headers leave first: over TCP, MPI keeps only some unexpected
+  // messages (libfabric's FI_TCP_MAX_SAVED, 64) and then stops reading the connection, so the headers that make the
+  // peer post its receives must not come after them.
   void SendWaiting(int peer) {
     std::deque<Bulk> bulks;
     while (!waiting_[peer].empty() && in_flight_[peer] < kCreditBytes) {

@@ -59,8 +59,7 @@ Server::KvPairState& Server::StateOf(const Key& key) {
   return state;
 }
 
-// Ranks that have not given their part of the KV pair at `offset`. Before this rank has started the
-// exchange, it is the one.
+// Ranks that have not given their part of the KV pair at `offset`; this rank alone before it has started the exchange.
 std::vector<int> Server::Missing(const KvPairState& state, uint64_t offset) const {
   if (!state.own) return {transport_->rank()};
   const int server = state.own->pairs[state.own->pairs.IndexOf(offset)].server;

@@ -22,7 +22,7 @@ namespace poseidon {
 
 class Server {
  public:
-  // What was contributed, by node and then by rank; of other nodes it is their sums.
+  // What was contributed, by node and then by rank; other nodes contribute their sums.
   using Contributions = std::vector<std::vector<const void*>>;
 
   // Called when the last contribution to KV pair `pair` is in, with those of the ranks that

@@ -87,8 +87,8 @@ class Stream {
 
   void Close(bool agreed) {
     if (agreed) {
-      // Waits for room: a peer that reads late, and finds no such message at the end, takes us for lost. If nobody is
-      // there any more, the peer has no need of it.
+      // Waits for room: a peer that reads late and finds no such message at the end takes us for lost. A peer that has
+      // left does not need it.
       const MessageHeader header = {MessageHeader::kClose, 0, 0};
       fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) & ~O_NONBLOCK);
       [[maybe_unused]] auto sent = send(socket_, &header, sizeof(header), MSG_NOSIGNAL);
@@ -119,7 +119,7 @@ class Stream {
       if (sent < 0) {
         if (WouldBlock()) break;
         if (errno != EPIPE && errno != ECONNRESET) Throw(std::strerror(errno));
-        // The peer is gone. If it has left a word, that is still to be read.
+        // The peer is gone. Its last message may still wait to be read.
         outgoing_.clear();
         written_ = 0;
         break;
@@ -230,7 +230,7 @@ class Stream {
   std::vector<char> buffer_;  // for payloads that have no other place
   bool has_closed_ = false;   // the peer has left, as agreed
   std::map<uint32_t, Place> places_;
-  std::map<uint32_t, std::vector<char>> early_;  // bulk payloads nobody has asked for yet
+  std::map<uint32_t, std::vector<char>> early_;  // bulk payloads that were not asked for yet
   std::vector<Completion> sent_, received_;      // to be called back
 };
 

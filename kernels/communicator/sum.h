@@ -30,8 +30,8 @@ const char* Name(DataType dtype);
 // DataType::kBytes there is exactly one input.
 void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes, void* output);
 
-// Writes the sum of the sums of some groups, each in order; the sum of a group is rounded as any other. At
-// most one group may have several inputs: its sum is written to `output` on the way.
+// Writes the sum of the groups' sums, all in order; the sum of a group is rounded like any other. At most one group
+// may have several inputs: its sum is written to `output` on the way.
 void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes,
                void* output);
 

@@ -1,4 +1,4 @@
-// Holds receives back that could take the data of an earlier transfer with the same tag on the wire.
+// Holds back receives that could take the data of an earlier transfer with the same tag on the wire.
 
 #ifndef POSEIDON_COMMUNICATOR_TAG_ORDER_H_
 #define POSEIDON_COMMUNICATOR_TAG_ORDER_H_

@@ -32,7 +32,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // For each rank a number, the same for those that share a node; empty if that is not known.
+  // A number for each rank, the same for ranks that share a node; empty if nodes are unknown.
   virtual std::vector<int> nodes() const { return {}; }
 
   // Sends `packet` (at most kMaxPacketBytes). Packets from one rank to another arrive in order.
@@ -44,7 +44,7 @@ class Transport {
                         Completion done) = 0;
 
   // Receives the bulk transfer `tag` of `peer` into `data`; `done` is called from Poll. Transfers may be
-  // asked for in any order, before or after they are sent, but all of them must be at last.
+  // asked for in any order, before or after they are sent, but all of them must be asked for in the end.
   virtual void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) = 0;
 
   // Delivers what has arrived or completed, and returns whether anything had.

@@ -39,7 +39,7 @@ struct Tf32 {
   float value;
 };
 
-// The smaller of both. `value` may be negative, but by no more than a tile.
+// The smaller of the two. `value` may be negative, but by no more than a tile.
 POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
   return value < limit ? static_cast<int>(value) : limit;
 }
@@ -208,8 +208,7 @@ struct PlainFloats {
   }
 };
 
-// Reads a run of the result, of which `count` elements are there: none if it is negative, all if it
-// is large. Rows that are aligned have no incomplete runs.
+// Reads the first `count` elements of a run of the result: none if it is negative, all if it is large. Rows that are aligned have no incomplete runs.
 template <bool kIsAligned, typename Machine, typename T>
 POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count, Vector<T, 16>& run) {
   if constexpr (kIsAligned) {

@@ -1,7 +1,9 @@
 """Loads the op library, into TensorFlow and for ctypes."""
 
+import atexit
 import ctypes
 import functools
+import logging
 import pathlib
 import re
 
@@ -10,6 +12,8 @@ import tensorflow as tf
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import ConfigurationError
 
+_log = logging.getLogger("tf_poseidon")
+_Warn = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
 
 _REBUILD = ("Build it again for the installed TensorFlow: `pip install --no-build-isolation "
@@ -36,10 +40,20 @@ def load():
     tf_compat.TABLE.check()
     try:
         # TensorFlow first: it makes wrappers only for ops that its own loading registers.
-        return tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
+        ops, functions = tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
     except (tf.errors.NotFoundError, OSError) as error:
         raise ConfigurationError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
                                  f"{tf.__version__}: {error}. {_REBUILD}") from error
+    functions.poseidon_set_warn.argtypes = [_Warn]
+    functions.poseidon_set_warn(_warn)
+    atexit.register(functions.poseidon_set_warn, _Warn())  # no thread may enter Python once it ends
+    return ops, functions
+
+
+@_Warn
+def _warn(text):
+    """Logs a warning of a kernel; called on any thread."""
+    _log.warning("%s", text.decode(errors="replace"))
 
 
 def built_for(library_bytes):
