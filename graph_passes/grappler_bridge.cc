@@ -29,8 +29,8 @@ using tensorflow::AttrValue;
 using tensorflow::GraphDef;
 using tensorflow::NodeDef;
 using tensorflow::grappler::Cluster;
-using tensorflow::grappler::GrapplerItem;
 using tensorflow::grappler::GraphProperties;
+using tensorflow::grappler::GrapplerItem;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
 constexpr char kShapes[] = "_output_shapes";
@@ -258,9 +258,7 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
  public:
   std::string name() const override { return "poseidon"; }
   bool UsesFunctionLibrary() const override { return false; }
-  absl::Status Init(const tensorflow::RewriterConfig_CustomGraphOptimizer*) override {
-    return absl::OkStatus();
-  }
+  absl::Status Init(const tensorflow::RewriterConfig_CustomGraphOptimizer*) override { return absl::OkStatus(); }
 
   absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
     Passes run = passes;
@@ -313,15 +311,13 @@ extern "C" {
 // Lets `passes` rewrite all functions from now on that hold one of `markers`, names of ops with spaces
 // between them. Without passes, sums of partitioned functions are ordered all the same. Returns false when
 // another plug-in has the place.
-__attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes,
-                                                                const char* markers) {
+__attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes passes, const char* markers) {
   static const bool is_registered = [] {
     const std::set<std::string> devices = {"CPU"};
     using Registry = poseidon::PluginGraphOptimizerRegistry;
     if (!Registry::CreateOptimizers(devices).empty()) return false;  // it would end the process
     tensorflow::grappler::ConfigList unchanged;
-    Registry::RegisterPluginOptimizerOrDie([] { return new poseidon::GrapplerBridge; }, "CPU",
-                                           unchanged);
+    Registry::RegisterPluginOptimizerOrDie([] { return new poseidon::GrapplerBridge; }, "CPU", unchanged);
     return true;
   }();
   std::istringstream names(markers);
@@ -331,9 +327,7 @@ __attribute__((visibility("default"))) bool poseidon_set_passes(poseidon::Passes
   return is_registered;
 }
 
-__attribute__((visibility("default"))) void poseidon_set_rewritten(void* rewritten,
-                                                                   const char* graph,
-                                                                   size_t bytes) {
+__attribute__((visibility("default"))) void poseidon_set_rewritten(void* rewritten, const char* graph, size_t bytes) {
   static_cast<std::string*>(rewritten)->assign(graph, bytes);
 }
 

@@ -67,10 +67,11 @@ class CompareKernel : public AsyncOpKernel {
                                                         num_inputs(), " inputs; expected one each.")));
     for (int i = 0; i < num_inputs(); ++i) {
       const tensorflow::DataType type = input_type(i);
-      OP_REQUIRES(context, tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "'", names_[i], "' has type ", tensorflow::DataTypeString(type), ", expected numbers, bools or "
-                      "strings, which can be compared between ranks; leave it out.")));
+      OP_REQUIRES(
+          context, tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING,
+          absl::InvalidArgumentError(absl::StrCat("'", names_[i], "' has type ", tensorflow::DataTypeString(type),
+                                                  ", expected numbers, bools or "
+                                                  "strings, which can be compared between ranks; leave it out.")));
     }
   }
 
@@ -90,21 +91,20 @@ class CompareKernel : public AsyncOpKernel {
     exchange.input = digests->own.data();
     exchange.output = digests->first.data();
     exchange.root = 0;
-    communicator->Submit(
-        std::move(exchange),
-        [this, context, communicator, call, digests, done = std::move(done)](const std::string& error) {
-          if (error.empty()) {
-            const std::string difference = Compare(*digests, communicator->rank(), call);
-            delete digests;
-            if (!difference.empty()) {
-              communicator->Abort(difference, /*seconds=*/0);
-              context->SetStatus(absl::AbortedError(difference));
-            }
-          } else {
-            context->SetStatus(absl::AbortedError(error));
-          }
-          done();
-        });
+    communicator->Submit(std::move(exchange), [this, context, communicator, call, digests,
+                                               done = std::move(done)](const std::string& error) {
+      if (error.empty()) {
+        const std::string difference = Compare(*digests, communicator->rank(), call);
+        delete digests;
+        if (!difference.empty()) {
+          communicator->Abort(difference, /*seconds=*/0);
+          context->SetStatus(absl::AbortedError(difference));
+        }
+      } else {
+        context->SetStatus(absl::AbortedError(error));
+      }
+      done();
+    });
   }
 
  private:
@@ -117,10 +117,10 @@ class CompareKernel : public AsyncOpKernel {
   std::string Compare(const Digests& digests, int rank, int64_t call) const {
     for (size_t i = 0; i < names_.size(); ++i) {
       if (digests.own[i] == digests.first[i]) continue;
-      return absl::StrCat(
-          "Rank ", rank, " gives '", names_[i], "' another value than rank 0, in call ", call, ". All ranks must give "
-          "a step the same global batches in the same order: seed what shuffles or generates the data "
-          "(keras.utils.set_random_seed(...), shuffle(seed=...)).");
+      return absl::StrCat("Rank ", rank, " gives '", names_[i], "' another value than rank 0, in call ", call,
+                          ". All ranks must give "
+                          "a step the same global batches in the same order: seed what shuffles or generates the data "
+                          "(keras.utils.set_random_seed(...), shuffle(seed=...)).");
     }
     return "";
   }

@@ -10,13 +10,20 @@ namespace poseidon {
 
 inline DataType ToDataType(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_FLOAT: return DataType::kFloat32;
-    case tensorflow::DT_DOUBLE: return DataType::kFloat64;
-    case tensorflow::DT_HALF: return DataType::kFloat16;
-    case tensorflow::DT_BFLOAT16: return DataType::kBfloat16;
-    case tensorflow::DT_INT32: return DataType::kInt32;
-    case tensorflow::DT_INT64: return DataType::kInt64;
-    default: return DataType::kBytes;
+    case tensorflow::DT_FLOAT:
+      return DataType::kFloat32;
+    case tensorflow::DT_DOUBLE:
+      return DataType::kFloat64;
+    case tensorflow::DT_HALF:
+      return DataType::kFloat16;
+    case tensorflow::DT_BFLOAT16:
+      return DataType::kBfloat16;
+    case tensorflow::DT_INT32:
+      return DataType::kInt32;
+    case tensorflow::DT_INT64:
+      return DataType::kInt64;
+    default:
+      return DataType::kBytes;
   }
 }
 

@@ -113,7 +113,9 @@ class Accelerator {
   }
 
  private:
-  Accelerator() { std::thread([this] { Work(); }).detach(); }
+  Accelerator() {
+    std::thread([this] { Work(); }).detach();
+  }
 
   void Work() {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -197,14 +199,14 @@ class ProductKernel : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, TensorShape({m, n}), &output), done);
     context->set_output(0, output);
     // The event first: after `done` this kernel, or the recording, may be gone.
-    Accelerator::Instance().Enqueue(
-        2 * k * m * n / operations_per_second_, [this, done = std::move(done)](const auto& span) {
-          Communicator* communicator = ProcessCommunicator();
-          if (communicator && !site_.empty()) {
-            communicator->events().Add(site_, {"rebuild", span.begin, span.end, 0, false});
-          }
-          done();
-        });
+    Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_,
+                                    [this, done = std::move(done)](const auto& span) {
+                                      Communicator* communicator = ProcessCommunicator();
+                                      if (communicator && !site_.empty()) {
+                                        communicator->events().Add(site_, {"rebuild", span.begin, span.end, 0, false});
+                                      }
+                                      done();
+                                    });
   }
 
  private:
@@ -212,9 +214,8 @@ class ProductKernel : public AsyncOpKernel {
   static absl::Status CheckRows(tensorflow::TTypes<float>::ConstMatrix factor) {
     for (int64_t row = 0; factor.size() > 0 && row < factor.dimension(0); ++row) {
       if (factor(row, 0) != 1) {
-        return absl::InternalError(
-            absl::StrCat("An emulated factor begins its row ", row, " with ", factor(row, 0),
-                         ", expected 1: another rank's row has not come here as it was sent."));
+        return absl::InternalError(absl::StrCat("An emulated factor begins its row ", row, " with ", factor(row, 0),
+                                                ", expected 1: another rank's row has not come here as it was sent."));
       }
     }
     return absl::OkStatus();

@@ -37,9 +37,7 @@ class ExchangeKernel : public AsyncOpKernel {
     if (!communicator) return done();
     // In place when the graph has no other use for the input: no second copy of the gradients.
     Tensor* output = nullptr;
-    OP_REQUIRES_OK_ASYNC(context,
-                         context->forward_input_or_allocate_output(
-                             {0}, 0, context->input(0).shape(), &output),
+    OP_REQUIRES_OK_ASYNC(context, context->forward_input_or_allocate_output({0}, 0, context->input(0).shape(), &output),
                          done);
     // The network may still use this memory after a failure, so then it is never given back.
     auto* tensors = new std::pair<Tensor, Tensor>(context->input(0), *output);
@@ -47,15 +45,14 @@ class ExchangeKernel : public AsyncOpKernel {
     exchange.group = group_;
     exchange.input = tensors->first.data();
     exchange.output = tensors->second.data();
-    communicator->Submit(std::move(exchange),
-                         [context, tensors, done = std::move(done)](const std::string& error) {
-                           if (error.empty()) {
-                             delete tensors;
-                           } else {
-                             context->SetStatus(absl::AbortedError(error));
-                           }
-                           done();
-                         });
+    communicator->Submit(std::move(exchange), [context, tensors, done = std::move(done)](const std::string& error) {
+      if (error.empty()) {
+        delete tensors;
+      } else {
+        context->SetStatus(absl::AbortedError(error));
+      }
+      done();
+    });
   }
 
   std::string site_;
@@ -95,8 +92,7 @@ class SyncKernel : public SumKernel {
     OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager));
     shown_ = ShownAs(context, "ps", {"ps", is_eager});
     const tensorflow::DataType own = context->input_type(0);
-    is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT ||
-                                           own == tensorflow::DT_DOUBLE);
+    is_narrowed_ = !wire_dtype.empty() && (own == tensorflow::DT_FLOAT || own == tensorflow::DT_DOUBLE);
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -105,29 +101,25 @@ class SyncKernel : public SumKernel {
     if (!communicator) return done();
     auto wire = std::make_shared<Tensor>();
     OP_REQUIRES_OK_ASYNC(context,
-                         context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(),
-                                                wire.get()),
-                         done);
+                         context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(), wire.get()), done);
     Convert(context->input(0), wire.get());
     Exchange exchange = ToExchange(context, *wire);
     exchange.site = site_;
     exchange.input = exchange.output = wire->data();
-    communicator->Submit(
-        std::move(exchange), [context, wire, done = std::move(done)](const std::string& error) {
-          if (!error.empty()) {
-            new std::shared_ptr<Tensor>(wire);  // the network may still use it
-            context->SetStatus(absl::AbortedError(error));
-            return done();
-          }
-          // Converting takes a while: not on the progress thread.
-          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-              [context, wire, done] {
-                Tensor* output = nullptr;
-                context->SetStatus(context->allocate_output(0, wire->shape(), &output));
-                if (context->status().ok()) Convert(*wire, output);
-                done();
-              });
-        });
+    communicator->Submit(std::move(exchange), [context, wire, done = std::move(done)](const std::string& error) {
+      if (!error.empty()) {
+        new std::shared_ptr<Tensor>(wire);  // the network may still use it
+        context->SetStatus(absl::AbortedError(error));
+        return done();
+      }
+      // Converting takes a while: not on the progress thread.
+      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([context, wire, done] {
+        Tensor* output = nullptr;
+        context->SetStatus(context->allocate_output(0, wire->shape(), &output));
+        if (context->status().ok()) Convert(*wire, output);
+        done();
+      });
+    });
   }
 
  private:
@@ -180,11 +172,11 @@ class GatherKernel : public ExchangeKernel {
     auto value = std::make_shared<Tensor>(context->input(0));
     const int64_t rows = value->dims() > 0 ? value->dim_size(0) : 0;
     const size_t row_bytes = RowBytes(*value);
-    OP_REQUIRES_ASYNC(context, value->dims() > 0 && row_bytes > 0,
-                      absl::InvalidArgumentError(absl::StrCat(
-                          "'", site_, "' has shape ", value->shape().DebugString(),
-                          ", but only rows that are not empty can be gathered from all ranks.")),
-                      done);
+    OP_REQUIRES_ASYNC(
+        context, value->dims() > 0 && row_bytes > 0,
+        absl::InvalidArgumentError(absl::StrCat("'", site_, "' has shape ", value->shape().DebugString(),
+                                                ", but only rows that are not empty can be gathered from all ranks.")),
+        done);
     Factors factors;
     factors.site = site_;
     factors.form = absl::StrCat("gather ", DataTypeString(value->dtype()));
@@ -193,31 +185,30 @@ class GatherKernel : public ExchangeKernel {
     factors.group = group_;
     const bool contributes = context->input(1).scalar<bool>()();
     factors.parts.push_back({value->data(), contributes ? rows * row_bytes : 0, row_bytes});
-    communicator->SubmitFactors(
-        std::move(factors), [context, value, row_bytes, site = site_, done = std::move(done)](
-                                const std::string& error, GatheredFactors gathered) {
-          if (!error.empty()) {
-            new std::shared_ptr<Tensor>(value);  // the network may still use it
-            context->SetStatus(absl::AbortedError(error));
-            return done();
-          }
-          if (!gathered.is_complete) {
-            context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
-                "'", site, "' has another type on rank ", gathered.refused_by,
-                "; gather the same kind of tensor on all ranks.")));
-            return done();
-          }
-          // Copying takes a while: not on the progress thread.
-          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-              [context, value, row_bytes, gathered, done] {
-                TensorShape shape = value->shape();
-                shape.set_dim(0, NumRows(gathered.parts[0], row_bytes));
-                Tensor* output = nullptr;
-                context->SetStatus(context->allocate_output(0, shape, &output));
-                if (context->status().ok()) CopyRows(gathered.parts[0], output->data());
-                done();
-              });
-        });
+    communicator->SubmitFactors(std::move(factors), [context, value, row_bytes, site = site_, done = std::move(done)](
+                                                        const std::string& error, GatheredFactors gathered) {
+      if (!error.empty()) {
+        new std::shared_ptr<Tensor>(value);  // the network may still use it
+        context->SetStatus(absl::AbortedError(error));
+        return done();
+      }
+      if (!gathered.is_complete) {
+        context->SetStatus(
+            absl::InvalidArgumentError(absl::StrCat("'", site, "' has another type on rank ", gathered.refused_by,
+                                                    "; gather the same kind of tensor on all ranks.")));
+        return done();
+      }
+      // Copying takes a while: not on the progress thread.
+      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+          [context, value, row_bytes, gathered, done] {
+            TensorShape shape = value->shape();
+            shape.set_dim(0, NumRows(gathered.parts[0], row_bytes));
+            Tensor* output = nullptr;
+            context->SetStatus(context->allocate_output(0, shape, &output));
+            if (context->status().ok()) CopyRows(gathered.parts[0], output->data());
+            done();
+          });
+    });
   }
 
  private:

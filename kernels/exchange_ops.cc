@@ -95,8 +95,9 @@ site: A name that is the same on all ranks and not in flight twice.
 REGISTER_OP("PoseidonBroadcast")
     .Input("value: T")
     .Output("value_of_root: T")
-    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
-          " uint64, bool}")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+        " uint64, bool}")
     .Attr("site: string")
     .Attr("root: int >= 0 = 0")
     .Attr("group: string = ''")
@@ -137,8 +138,9 @@ REGISTER_OP("PoseidonAllGather")
     .Input("value: T")
     .Input("contributes: bool")
     .Output("rows: T")
-    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
-          " uint64, bool, complex64, complex128}")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32,"
+        " uint64, bool, complex64, complex128}")
     .Attr("site: string")
     .Attr("group: string = ''")
     .Attr("group_size: int >= 1 = 1")

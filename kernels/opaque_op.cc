@@ -1,7 +1,7 @@
 // An op that hides from TensorFlow that a tensor is a constant.
 
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {

@@ -59,9 +59,7 @@ struct Tiles {
   // The sum of a block of rows can wait in `out` for the next block only if nothing is rounded.
   static constexpr bool kSplitsK = std::is_same_v<Out, Accumulator>;
 
-  static int64_t RoundUp(int64_t size, int64_t multiple) {
-    return (size + multiple - 1) / multiple * multiple;
-  }
+  static int64_t RoundUp(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
   // How many columns of `size` packed rows fit into `bytes`: a multiple of `width`, at least one.
   static int64_t Fitting(int64_t bytes, int64_t size, int64_t width) {
@@ -72,9 +70,8 @@ struct Tiles {
   // Packs `columns` columns of rows [k, k + size) from `begin` on: in panels of kWidth columns, the
   // last one filled up with zeros, which lie row by row.
   template <int kWidth>
-  [[gnu::always_inline]] static inline void Pack(const T* matrix, int64_t stride, int64_t k,
-                                                 int64_t size, int64_t begin, int64_t columns,
-                                                 Accumulator* packed) {
+  [[gnu::always_inline]] static inline void Pack(const T* matrix, int64_t stride, int64_t k, int64_t size,
+                                                 int64_t begin, int64_t columns, Accumulator* packed) {
     for (int64_t row = 0; row < size; ++row) {
       const T* from = matrix + (k + row) * stride + begin;
       Accumulator* to = packed + row * kWidth;
@@ -90,9 +87,8 @@ struct Tiles {
   }
 
   // Adds the products of one strip of U and one panel of V to a whole tile, or sets it.
-  [[gnu::always_inline]] static inline void Multiply(const Accumulator* u, const Accumulator* v,
-                                                     int64_t size, bool adds, Accumulator* tile,
-                                                     int64_t stride) {
+  [[gnu::always_inline]] static inline void Multiply(const Accumulator* u, const Accumulator* v, int64_t size,
+                                                     bool adds, Accumulator* tile, int64_t stride) {
     Vector sum[kRows][kVectors] = {};
     if (adds) {
       for (int r = 0; r < kRows; ++r) {
@@ -116,9 +112,8 @@ struct Tiles {
   }
 
   // The same for a tile at the edge of `out`, which may have fewer rows and columns.
-  [[gnu::always_inline]] static inline void Tile(const Accumulator* u, const Accumulator* v,
-                                                 int64_t size, bool adds, Out* out, int64_t stride,
-                                                 int64_t rows, int64_t columns) {
+  [[gnu::always_inline]] static inline void Tile(const Accumulator* u, const Accumulator* v, int64_t size, bool adds,
+                                                 Out* out, int64_t stride, int64_t rows, int64_t columns) {
     const bool is_whole = rows == kRows && columns == kColumns;
     if constexpr (kSplitsK) {
       if (is_whole) return Multiply(u, v, size, adds, out, stride);
@@ -140,17 +135,15 @@ struct Tiles {
     }
   }
 
-  [[gnu::always_inline]] static inline void Run(const OuterProduct& product, int64_t row_begin,
-                                                int64_t row_end, int64_t column_begin,
-                                                int64_t column_end) {
+  [[gnu::always_inline]] static inline void Run(const OuterProduct& product, int64_t row_begin, int64_t row_end,
+                                                int64_t column_begin, int64_t column_end) {
     const T* u = static_cast<const T*>(product.u);
     const T* v = static_cast<const T*>(product.v);
     Out* out = static_cast<Out*>(product.out);
     const int64_t block_k = std::max<int64_t>(1, kSplitsK ? std::min(kBlockK, product.k) : product.k);
-    const int64_t block_columns = std::min(Fitting(kPackedBytesV, block_k, kColumns),
-                                           RoundUp(column_end - column_begin, kColumns));
-    const int64_t block_rows =
-        std::min(Fitting(kPackedBytesU, block_k, kRows), RoundUp(row_end - row_begin, kRows));
+    const int64_t block_columns =
+        std::min(Fitting(kPackedBytesV, block_k, kColumns), RoundUp(column_end - column_begin, kColumns));
+    const int64_t block_rows = std::min(Fitting(kPackedBytesU, block_k, kRows), RoundUp(row_end - row_begin, kRows));
     const Scratch scratch(block_k * (block_rows + block_columns) * sizeof(Accumulator));
     auto* panels = static_cast<Accumulator*>(scratch.data());  // whole vectors, so they come first
     auto* strips = panels + block_k * block_columns;
@@ -165,8 +158,7 @@ struct Tiles {
           Pack<kColumns>(v, product.n, k, size, j, columns, panels);
           for (int64_t r = 0; r < rows; r += kRows) {
             for (int64_t c = 0; c < columns; c += kColumns) {
-              Tile(strips + r * size, panels + c * size, size, k > 0,
-                   out + (i + r) * product.n + j + c, product.n,
+              Tile(strips + r * size, panels + c * size, size, k > 0, out + (i + r) * product.n + j + c, product.n,
                    std::min<int64_t>(kRows, rows - r), std::min<int64_t>(kColumns, columns - c));
             }
           }
@@ -180,23 +172,23 @@ struct Tiles {
 using Range = void (*)(const OuterProduct&, int64_t, int64_t, int64_t, int64_t);
 
 template <typename T, typename Out>
-void Portable(const OuterProduct& product, int64_t row_begin, int64_t row_end,
-              int64_t column_begin, int64_t column_end) {
+void Portable(const OuterProduct& product, int64_t row_begin, int64_t row_end, int64_t column_begin,
+              int64_t column_end) {
   Tiles<T, Out, 16, 4, 2>::Run(product, row_begin, row_end, column_begin, column_end);
 }
 
 #if defined(__x86_64__)
 template <typename T, typename Out>
-__attribute__((target("avx2,fma"))) void Avx2(const OuterProduct& product, int64_t row_begin,
-                                              int64_t row_end, int64_t column_begin,
-                                              int64_t column_end) {
+__attribute__((target("avx2,fma"))) void Avx2(const OuterProduct& product, int64_t row_begin, int64_t row_end,
+                                              int64_t column_begin, int64_t column_end) {
   Tiles<T, Out, 32, 6, 2>::Run(product, row_begin, row_end, column_begin, column_end);
 }
 
 template <typename T, typename Out>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))) void Avx512(
-    const OuterProduct& product, int64_t row_begin, int64_t row_end, int64_t column_begin,
-    int64_t column_end) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))) void Avx512(const OuterProduct& product,
+                                                                              int64_t row_begin, int64_t row_end,
+                                                                              int64_t column_begin,
+                                                                              int64_t column_end) {
   Tiles<T, Out, 64, 12, 2>::Run(product, row_begin, row_end, column_begin, column_end);
 }
 
@@ -254,9 +246,7 @@ void Compute(const OuterProduct& product, int64_t row_begin, int64_t row_end, in
 }
 
 void SumRows(DataType dtype, DataType out_dtype, const void* v, int64_t k, int64_t n, void* out) {
-  ForTypes(dtype, out_dtype, [](auto t, auto o) {
-    return SumRowsOf<decltype(t), decltype(o)>;
-  })(v, k, n, out);
+  ForTypes(dtype, out_dtype, [](auto t, auto o) { return SumRowsOf<decltype(t), decltype(o)>; })(v, k, n, out);
 }
 
 bool HasFusedMultiplyAdd() {

@@ -24,8 +24,7 @@ struct OuterProduct {
 
 // Computes the rows and columns of `out` in these ranges. Half and bfloat16 are multiplied and
 // added in float, and rounded once.
-void Compute(const OuterProduct& product, int64_t row_begin, int64_t row_end, int64_t column_begin,
-             int64_t column_end);
+void Compute(const OuterProduct& product, int64_t row_begin, int64_t row_end, int64_t column_begin, int64_t column_end);
 
 // Columns from one range to the next should be a multiple of this.
 inline constexpr int64_t kColumnGranularity = 64;

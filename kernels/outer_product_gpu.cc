@@ -17,9 +17,12 @@ using tensorflow::Tensor;
 
 PoseidonType ToPoseidonType(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_HALF: return POSEIDON_HALF;
-    case tensorflow::DT_BFLOAT16: return POSEIDON_BFLOAT16;
-    default: return POSEIDON_FLOAT32;
+    case tensorflow::DT_HALF:
+      return POSEIDON_HALF;
+    case tensorflow::DT_BFLOAT16:
+      return POSEIDON_BFLOAT16;
+    default:
+      return POSEIDON_FLOAT32;
   }
 }
 
@@ -34,25 +37,23 @@ class GpuOuterProductKernel : public OuterProductKernel {
     if (type == POSEIDON_FLOAT32 && tensorflow::tensor_float_32_execution_enabled()) {
       type = POSEIDON_TF32;
     }
-    const PoseidonFactors factors{type,          u.data(),      v.data(),
-                                  u.dim_size(0), u.dim_size(1), v.dim_size(1)};
-    auto* stream = static_cast<CUstream_st*>(
-        context->op_device_context()->stream()->platform_specific_handle().stream);
-    const int error = poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(),
-                                             ToPoseidonType(out->dtype()));
-    OP_REQUIRES(context, error == 0,
-                absl::InternalError(absl::StrCat(
-                    "SufficientFactorOuterProduct '", site_, "' could not start on the GPU, with u ",
-                    u.shape().DebugString(), " and v ", v.shape().DebugString(), ": ",
-                    poseidon_cuda_error(error), ".")));
+    const PoseidonFactors factors{type, u.data(), v.data(), u.dim_size(0), u.dim_size(1), v.dim_size(1)};
+    auto* stream = static_cast<CUstream_st*>(context->op_device_context()->stream()->platform_specific_handle().stream);
+    const int error =
+        poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(), ToPoseidonType(out->dtype()));
+    OP_REQUIRES(
+        context, error == 0,
+        absl::InternalError(absl::StrCat("SufficientFactorOuterProduct '", site_,
+                                         "' could not start on the GPU, with u ", u.shape().DebugString(), " and v ",
+                                         v.shape().DebugString(), ": ", poseidon_cuda_error(error), ".")));
   }
 };
 
-#define REGISTER(In, Out)                                                       \
-  REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct")                  \
-                              .Device(tensorflow::DEVICE_GPU)                   \
-                              .TypeConstraint<In>("T")                          \
-                              .TypeConstraint<Out>("Tout"),                     \
+#define REGISTER(In, Out)                                      \
+  REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct") \
+                              .Device(tensorflow::DEVICE_GPU)  \
+                              .TypeConstraint<In>("T")         \
+                              .TypeConstraint<Out>("Tout"),    \
                           GpuOuterProductKernel)
 
 REGISTER(float, float);

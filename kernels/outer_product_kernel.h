@@ -17,8 +17,8 @@ class OuterProductKernel : public tensorflow::OpKernel {
 
  protected:
   // Writes U^T V of u [K, M] and v [K, N] to out [M, N], which is not empty; K may be 0.
-  virtual void Multiply(tensorflow::OpKernelContext* context, const tensorflow::Tensor& u,
-                        const tensorflow::Tensor& v, tensorflow::Tensor* out) = 0;
+  virtual void Multiply(tensorflow::OpKernelContext* context, const tensorflow::Tensor& u, const tensorflow::Tensor& v,
+                        tensorflow::Tensor* out) = 0;
 
   const std::string site_;  // whose gradient it makes
 };

@@ -86,9 +86,9 @@ void CheckTypes(OpKernelConstruction* context) {
   const tensorflow::DataType in = context->input_type(0), out = context->output_type(0);
   const bool is_half = in == tensorflow::DT_HALF || in == tensorflow::DT_BFLOAT16;
   OP_REQUIRES(context, in == out || (is_half && out == tensorflow::DT_FLOAT),
-              absl::InvalidArgumentError(absl::StrCat(
-                  context->def().op(), " cannot make ", DataTypeString(out), " of ",
-                  DataTypeString(in), "; the types must be equal, or float of half or bfloat16.")));
+              absl::InvalidArgumentError(absl::StrCat(context->def().op(), " cannot make ", DataTypeString(out), " of ",
+                                                      DataTypeString(in),
+                                                      "; the types must be equal, or float of half or bfloat16.")));
 }
 
 // What a timeline calls a product: by its site, or by the node where a program uses the op itself.
@@ -103,8 +103,14 @@ class CpuOuterProductKernel : public OuterProductKernel {
 
  protected:
   void Multiply(OpKernelContext* context, const Tensor& u, const Tensor& v, Tensor* out) override {
-    const OuterProduct product{ToDataType(u.dtype()), ToDataType(out->dtype()), u.data(), v.data(),
-                               u.dim_size(0), u.dim_size(1), v.dim_size(1), out->data()};
+    const OuterProduct product{ToDataType(u.dtype()),
+                               ToDataType(out->dtype()),
+                               u.data(),
+                               v.data(),
+                               u.dim_size(0),
+                               u.dim_size(1),
+                               v.dim_size(1),
+                               out->data()};
 
     // Threads share columns if these are enough for all, since then each packs its own part of V.
     auto* workers = context->device()->tensorflow_cpu_worker_threads();
@@ -127,8 +133,8 @@ class CpuOuterProductKernel : public OuterProductKernel {
       }
     };
     if (shards == 1) return run(0, 1);
-    workers->workers->ParallelFor(
-        shards, tensorflow::thread::ThreadPool::SchedulingParams::Fixed(/*block_size=*/1), run);
+    workers->workers->ParallelFor(shards, tensorflow::thread::ThreadPool::SchedulingParams::Fixed(/*block_size=*/1),
+                                  run);
   }
 
  private:
@@ -146,27 +152,23 @@ class BiasKernel : public OpKernel {
     const RebuildEvent event(site_);
     const Tensor& v = context->input(0);
     OP_REQUIRES(context, TensorShapeUtils::IsMatrix(v.shape()),
-                absl::InvalidArgumentError(absl::StrCat("SufficientFactorBias got v ",
-                                                        v.shape().DebugString(),
-                                                        "; expected [K, N].")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("SufficientFactorBias got v ", v.shape().DebugString(), "; expected [K, N].")));
     Tensor* out = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({v.dim_size(1)}), &out));
-    SumRows(ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(), v.dim_size(0),
-            v.dim_size(1), out->data());
+    SumRows(ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(), v.dim_size(0), v.dim_size(1), out->data());
   }
 
  private:
   const std::string site_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct").Device(tensorflow::DEVICE_CPU),
-                        CpuOuterProductKernel);
+REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct").Device(tensorflow::DEVICE_CPU), CpuOuterProductKernel);
 REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_CPU), BiasKernel);
 
 }  // namespace
 
-OuterProductKernel::OuterProductKernel(OpKernelConstruction* context)
-    : OpKernel(context), site_(ShownName(context)) {
+OuterProductKernel::OuterProductKernel(OpKernelConstruction* context) : OpKernel(context), site_(ShownName(context)) {
   CheckTypes(context);
 }
 
@@ -174,15 +176,13 @@ void OuterProductKernel::Compute(OpKernelContext* context) {
   const RebuildEvent event(site_);  // of a GPU's work, the start
   const Tensor& u = context->input(0);
   const Tensor& v = context->input(1);
-  OP_REQUIRES(context,
-              TensorShapeUtils::IsMatrix(u.shape()) && TensorShapeUtils::IsMatrix(v.shape()) &&
-                  u.dim_size(0) == v.dim_size(0),
-              absl::InvalidArgumentError(absl::StrCat(
-                  "SufficientFactorOuterProduct got u ", u.shape().DebugString(), " and v ",
-                  v.shape().DebugString(), "; expected [K, M] and [K, N].")));
+  OP_REQUIRES(
+      context,
+      TensorShapeUtils::IsMatrix(u.shape()) && TensorShapeUtils::IsMatrix(v.shape()) && u.dim_size(0) == v.dim_size(0),
+      absl::InvalidArgumentError(absl::StrCat("SufficientFactorOuterProduct got u ", u.shape().DebugString(), " and v ",
+                                              v.shape().DebugString(), "; expected [K, M] and [K, N].")));
   Tensor* out = nullptr;
-  OP_REQUIRES_OK(context, context->allocate_output(
-                              0, TensorShape({u.dim_size(1), v.dim_size(1)}), &out));
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({u.dim_size(1), v.dim_size(1)}), &out));
   if (out->NumElements() > 0) Multiply(context, u, v, out);
 }
 

@@ -16,23 +16,25 @@ constexpr char kRankAttribute[] = "_poseidon_rank";
 
 // Returns the communicator of this process, or of the rank that the node names; fails the op and returns null if
 // there is none.
-inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context,
-                                    const tensorflow::OpKernel& op, const std::string& site) {
+inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context, const tensorflow::OpKernel& op,
+                                    const std::string& site) {
   int64_t rank;
   if (tensorflow::TryGetNodeAttr(op.def(), kRankAttribute, &rank)) {
     Communicator* communicator = ProcessRank(rank);
     if (!communicator) {
-      context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
-          op.type_string(), " '", site, "' runs as rank ", rank, ", which this process does not hold; call "
-          "tf_poseidon.communicator.use_ranks_for_ops() first.")));
+      context->SetStatus(
+          absl::FailedPreconditionError(absl::StrCat(op.type_string(), " '", site, "' runs as rank ", rank,
+                                                     ", which this process does not hold; call "
+                                                     "tf_poseidon.communicator.use_ranks_for_ops() first.")));
     }
     return communicator;
   }
   Communicator* communicator = ProcessCommunicator();
   if (!communicator) {
-    context->SetStatus(absl::FailedPreconditionError(absl::StrCat(
-        op.type_string(), " '", site, "' runs outside a job; create a "
-        "tf_poseidon.PoseidonStrategy, or call tf_poseidon.load_ops(), in this process first.")));
+    context->SetStatus(absl::FailedPreconditionError(
+        absl::StrCat(op.type_string(), " '", site,
+                     "' runs outside a job; create a "
+                     "tf_poseidon.PoseidonStrategy, or call tf_poseidon.load_ops(), in this process first.")));
   }
   return communicator;
 }

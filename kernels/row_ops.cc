@@ -80,8 +80,10 @@ absl::Status CheckShapeAndPart(InferenceContext* c, int64_t* dimension) {
   const ShapeHandle shape = c->input(0);
   const DimensionHandle length = c->RankKnown(shape) && c->Rank(shape) == 1 ? c->Dim(shape, 0) : c->UnknownDim();
   if (c->ValueKnown(length) && c->Value(length) <= *dimension) {
-    return absl::InvalidArgumentError(absl::StrCat("'shape' has ", c->Value(length), " elements, expected more than "
-                                                   "'dimension', which is ", *dimension, "."));
+    return absl::InvalidArgumentError(absl::StrCat("'shape' has ", c->Value(length),
+                                                   " elements, expected more than "
+                                                   "'dimension', which is ",
+                                                   *dimension, "."));
   }
   return absl::OkStatus();
 }
@@ -223,10 +225,10 @@ class RowsKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     for (int i = 0; i < num_inputs(); ++i) {
       const Tensor& value = context->input(i);
-      OP_REQUIRES(context, dimensions_[i] >= 0 && dimensions_[i] < value.dims(),
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "'", names_[i], "' has shape ", value.shape().DebugString(),
-                      ", expected one with rows along dimension ", dimensions_[i], ".")));
+      OP_REQUIRES(
+          context, dimensions_[i] >= 0 && dimensions_[i] < value.dims(),
+          absl::InvalidArgumentError(absl::StrCat("'", names_[i], "' has shape ", value.shape().DebugString(),
+                                                  ", expected one with rows along dimension ", dimensions_[i], ".")));
       context->set_output(i, value);
     }
   }
@@ -279,13 +281,13 @@ class PartKernel : public OpKernel {
       }
       const int64_t rows = sizes[i].scalar<int64_t>()(), first = sizes[0].scalar<int64_t>()();
       if (rows < 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("'", names_[i], "' has ", rows, " rows, expected 0 or more."));
+        return absl::InvalidArgumentError(absl::StrCat("'", names_[i], "' has ", rows, " rows, expected 0 or more."));
       }
       if (rows != first) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "'", names_[0], "' has ", first, " rows, but '", names_[i], "' has ", rows, "; give both the same number "
-            "of rows, or name one of them as the same on all ranks with inputs=."));
+        return absl::InvalidArgumentError(
+            absl::StrCat("'", names_[0], "' has ", first, " rows, but '", names_[i], "' has ", rows,
+                         "; give both the same number "
+                         "of rows, or name one of them as the same on all ranks with inputs=."));
       }
     }
     return absl::OkStatus();
@@ -319,12 +321,13 @@ class SizeKernel : public OpKernel {
 
   absl::Status Read(OpKernelContext* context, bool may_be_scalar, Part* part, int64_t* size) const {
     const Tensor& shape = context->input(0);
-    const bool has_size = shape.dims() == 1 ? dimension_ < shape.dim_size(0)
-                                            : shape.dims() == 0 && may_be_scalar && dimension_ == 0;
+    const bool has_size =
+        shape.dims() == 1 ? dimension_ < shape.dim_size(0) : shape.dims() == 0 && may_be_scalar && dimension_ == 0;
     if (!has_size) {
-      return Fail(absl::StrCat("'shape' is a tensor of shape ", shape.shape().DebugString(), ", expected a vector of "
-                               "more than ", dimension_, " elements", may_be_scalar && dimension_ == 0 ?
-                               ", or a scalar." : "."));
+      return Fail(absl::StrCat("'shape' is a tensor of shape ", shape.shape().DebugString(),
+                               ", expected a vector of "
+                               "more than ",
+                               dimension_, " elements", may_be_scalar && dimension_ == 0 ? ", or a scalar." : "."));
     }
     *size = shape.flat<Tshape>()(dimension_);
 
@@ -337,7 +340,8 @@ class SizeKernel : public OpKernel {
     const bool is_part = part->first >= 0 && part->count >= 0 && part->first <= part->total - part->count &&
                          (part->count == 0) == (part->total == 0);
     if (!is_part) {
-      return Fail(absl::StrCat("'part' is [", part->total, ", ", part->first, ", ", part->count, "], expected the "
+      return Fail(absl::StrCat("'part' is [", part->total, ", ", part->first, ", ", part->count,
+                               "], expected the "
                                "rows of a batch and a first row and number of rows within them."));
     }
     return absl::OkStatus();
@@ -346,14 +350,16 @@ class SizeKernel : public OpKernel {
   // Computes from / rows * others.
   absl::Status Scale(int64_t from, int64_t rows, int64_t others, int64_t* result) const {
     if (from < 0 || (rows > 0 ? from % rows : from) != 0) {
-      return Fail(absl::StrCat("dimension ", dimension_, " of 'shape' is ", from, ", expected ",
-                               rows > 0 ? absl::StrCat("a multiple of its ", rows, " rows.")
-                                        : "0, since there are no rows."));
+      return Fail(
+          absl::StrCat("dimension ", dimension_, " of 'shape' is ", from, ", expected ",
+                       rows > 0 ? absl::StrCat("a multiple of its ", rows, " rows.") : "0, since there are no rows."));
     }
     const int64_t factor = rows > 0 ? from / rows : 0;
     if (__builtin_mul_overflow(factor, others, result) || *result > std::numeric_limits<Tshape>::max()) {
-      return Fail(absl::StrCat("dimension ", dimension_, " of the result is ", factor, " * ", others, ", expected at "
-                               "most ", std::numeric_limits<Tshape>::max(), "."));
+      return Fail(absl::StrCat("dimension ", dimension_, " of the result is ", factor, " * ", others,
+                               ", expected at "
+                               "most ",
+                               std::numeric_limits<Tshape>::max(), "."));
     }
     return absl::OkStatus();
   }
@@ -408,16 +414,13 @@ REGISTER_KERNEL_BUILDER(Name("PoseidonRows").Device(tensorflow::DEVICE_CPU), Row
 REGISTER_KERNEL_BUILDER(Name("PoseidonRows").Device(tensorflow::DEVICE_DEFAULT), RowsKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonPart").Device(tensorflow::DEVICE_CPU), PartKernel);
 
-#define REGISTER_SIZE_KERNELS(Tshape)                                                                         \
-  REGISTER_KERNEL_BUILDER(                                                                                    \
-      Name("PoseidonLocalShape").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"),             \
-      ShapeKernel<Tshape, /*is_inverse=*/false>);                                                             \
-  REGISTER_KERNEL_BUILDER(                                                                                    \
-      Name("PoseidonGlobalShape").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"),            \
-      ShapeKernel<Tshape, /*is_inverse=*/true>);                                                              \
-  REGISTER_KERNEL_BUILDER(                                                                                    \
-      Name("PoseidonRowRange").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"),               \
-      RowRangeKernel<Tshape>)
+#define REGISTER_SIZE_KERNELS(Tshape)                                                                                  \
+  REGISTER_KERNEL_BUILDER(Name("PoseidonLocalShape").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"),  \
+                          ShapeKernel<Tshape, /*is_inverse=*/false>);                                                  \
+  REGISTER_KERNEL_BUILDER(Name("PoseidonGlobalShape").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"), \
+                          ShapeKernel<Tshape, /*is_inverse=*/true>);                                                   \
+  REGISTER_KERNEL_BUILDER(Name("PoseidonRowRange").Device(tensorflow::DEVICE_CPU).TypeConstraint<Tshape>("Tshape"),    \
+                          RowRangeKernel<Tshape>)
 REGISTER_SIZE_KERNELS(int32_t);
 REGISTER_SIZE_KERNELS(int64_t);
 #undef REGISTER_SIZE_KERNELS

@@ -42,7 +42,7 @@ class Ticket {
 
   bool has_factors() const { return !sum_; }
   const std::vector<Tensor>& inputs() const { return inputs_; }
-  const Tensor& sum() const { return *sum_; }  // of scheme "ps"
+  const Tensor& sum() const { return *sum_; }                    // of scheme "ps"
   const GatheredFactors& gathered() const { return gathered_; }  // of scheme "sfb"
   const std::string& error() const { return error_; }
 
@@ -135,13 +135,11 @@ class SendKernel : public OpKernel {
   }
 
  private:
-  std::shared_ptr<Ticket> SendGradient(OpKernelContext* context, Communicator* communicator,
-                                       bool contributes) {
+  std::shared_ptr<Ticket> SendGradient(OpKernelContext* context, Communicator* communicator, bool contributes) {
     const Tensor& gradient = context->input(0);
     // In place when the graph has no other use for the gradient.
     Tensor sum;
-    context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(),
-                                                               gradient.shape(), &sum));
+    context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(), gradient.shape(), &sum));
     if (!context->status().ok()) return nullptr;
     auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
     Exchange exchange;
@@ -155,14 +153,11 @@ class SendKernel : public OpKernel {
     exchange.row = shown_.row;
     exchange.is_blocking = shown_.is_blocking;
     exchange.group = group_;
-    communicator->Submit(std::move(exchange), [ticket](const std::string& error) {
-      Finish(ticket, error, {});
-    });
+    communicator->Submit(std::move(exchange), [ticket](const std::string& error) { Finish(ticket, error, {}); });
     return ticket;
   }
 
-  std::shared_ptr<Ticket> SendFactors(OpKernelContext* context, Communicator* communicator,
-                                      bool contributes) {
+  std::shared_ptr<Ticket> SendFactors(OpKernelContext* context, Communicator* communicator, bool contributes) {
     std::vector<Tensor> tensors;
     for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
     auto ticket = std::make_shared<Ticket>(std::move(tensors));
@@ -174,18 +169,16 @@ class SendKernel : public OpKernel {
     factors.group = group_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
-        context->SetStatus(absl::InvalidArgumentError(absl::StrCat(
-            "A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
-            ", but factors are matrices; reshape it to [rows, columns].")));
+        context->SetStatus(absl::InvalidArgumentError(
+            absl::StrCat("A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
+                         ", but factors are matrices; reshape it to [rows, columns].")));
         return nullptr;
       }
       const size_t row_bytes = tensor.dim_size(1) * DataTypeSize(tensor.dtype());
-      factors.parts.push_back(
-          {tensor.data(), contributes ? tensor.dim_size(0) * row_bytes : 0, row_bytes});
+      factors.parts.push_back({tensor.data(), contributes ? tensor.dim_size(0) * row_bytes : 0, row_bytes});
     }
     communicator->SubmitFactors(
-        std::move(factors), [site = site_, communicator, ticket](const std::string& error,
-                                                                 GatheredFactors gathered) {
+        std::move(factors), [site = site_, communicator, ticket](const std::string& error, GatheredFactors gathered) {
           if (error.empty() && gathered.refused_by >= 0) {
             const std::string refusal = NoteRefusal(site.get(), communicator, gathered.refused_by);
             return Finish(ticket, refusal, std::move(gathered));
@@ -197,9 +190,10 @@ class SendKernel : public OpKernel {
 
   // Another rank has other factors than this one, or none. Returns why that ends the job, if it does.
   static std::string NoteRefusal(Site* site, Communicator* communicator, int rank) {
-    const std::string reason =
-        absl::StrCat("'", site->name, "' cannot travel as factors, since the training graphs of "
-                     "ranks ", communicator->rank(), " and ", rank, " were not rewritten alike");
+    const std::string reason = absl::StrCat("'", site->name,
+                                            "' cannot travel as factors, since the training graphs of "
+                                            "ranks ",
+                                            communicator->rank(), " and ", rank, " were not rewritten alike");
     if (site->is_strict) {
       const std::string error = absl::StrCat("strict=True, but ", reason, ".");
       communicator->Abort(error, /*seconds=*/0);
@@ -209,8 +203,7 @@ class SendKernel : public OpKernel {
     return "";
   }
 
-  static void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error,
-                     GatheredFactors gathered) {
+  static void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error, GatheredFactors gathered) {
     // The network may still use its memory after a failure, so then it is never given back.
     if (!error.empty()) new std::shared_ptr<Ticket>(ticket);
     ticket->Finish(error, std::move(gathered));
@@ -230,8 +223,7 @@ class RecvKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
     OP_REQUIRES_ASYNC(context, ref != nullptr,
-                      absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
-                      done);
+                      absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."), done);
     std::shared_ptr<Ticket> ticket = ref->ticket;
     ticket->WhenDone([context, ticket, done = std::move(done)] {
       if (!ticket->error().empty()) {
@@ -244,11 +236,10 @@ class RecvKernel : public AsyncOpKernel {
         return done();
       }
       // Copying takes a while: not on the progress thread.
-      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-          [context, ticket, done] {
-            CopyFactors(context, *ticket);
-            done();
-          });
+      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([context, ticket, done] {
+        CopyFactors(context, *ticket);
+        done();
+      });
     });
   }
 
@@ -287,10 +278,9 @@ class AgreeKernel : public AsyncOpKernel {
     Communicator* communicator = CommunicatorOf(context, *this, "");
     if (!communicator) return done();
     if ((strict_ || !refusal_.empty()) && signature_.plan.empty()) {
-      const std::string error = absl::StrCat(
-          strict_ ? "strict=True, but the" : "The", " training graph of rank ",
-          communicator->rank(), " was not rewritten: ",
-          refusal_.empty() ? std::string(kNotTaken) : refusal_);
+      const std::string error =
+          absl::StrCat(strict_ ? "strict=True, but the" : "The", " training graph of rank ", communicator->rank(),
+                       " was not rewritten: ", refusal_.empty() ? std::string(kNotTaken) : refusal_);
       communicator->Abort(error, /*seconds=*/0);
       context->SetStatus(absl::FailedPreconditionError(error));
       return done();
@@ -299,14 +289,13 @@ class AgreeKernel : public AsyncOpKernel {
       Warn(absl::StrCat("The training graph of rank ", communicator->rank(),
                         " was not rewritten: training computes the same, but slower. ", kNotTaken));
     }
-    Agree(communicator, signature_, strict_,
-          [context, done = std::move(done)](const Agreement& agreement) {
-            if (!agreement.warning.empty()) Warn(agreement.warning);
-            if (!agreement.error.empty()) {
-              context->SetStatus(absl::AbortedError(agreement.error));
-            }
-            done();
-          });
+    Agree(communicator, signature_, strict_, [context, done = std::move(done)](const Agreement& agreement) {
+      if (!agreement.warning.empty()) Warn(agreement.warning);
+      if (!agreement.error.empty()) {
+        context->SetStatus(absl::AbortedError(agreement.error));
+      }
+      done();
+    });
   }
 
  private:

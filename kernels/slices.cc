@@ -30,8 +30,7 @@ void SumRowsOf(const T* values, int64_t columns, const int64_t* rows, int64_t nu
 
 RowsByIndex::RowsByIndex(const std::vector<int64_t>& indices) : order_(indices.size()) {
   std::iota(order_.begin(), order_.end(), 0);
-  std::stable_sort(order_.begin(), order_.end(),
-                   [&](int64_t a, int64_t b) { return indices[a] < indices[b]; });
+  std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) { return indices[a] < indices[b]; });
   for (size_t i = 0; i < order_.size(); ++i) {
     const int64_t index = indices[order_[i]];
     if (!indices_.empty() && indices_.back() == index) continue;
@@ -41,8 +40,7 @@ RowsByIndex::RowsByIndex(const std::vector<int64_t>& indices) : order_(indices.s
   begins_.push_back(order_.size());
 }
 
-void RowsByIndex::Sum(DataType dtype, const void* values, int64_t columns, int64_t i,
-                      void* out) const {
+void RowsByIndex::Sum(DataType dtype, const void* values, int64_t columns, int64_t i, void* out) const {
   const int64_t* rows = order_.data() + begins_[i];
   const int64_t num_rows = begins_[i + 1] - begins_[i];
   auto sum = [&](auto type) {
@@ -50,11 +48,16 @@ void RowsByIndex::Sum(DataType dtype, const void* values, int64_t columns, int64
     SumRowsOf(static_cast<const T*>(values), columns, rows, num_rows, static_cast<T*>(out));
   };
   switch (dtype) {
-    case DataType::kFloat32: return sum(float());
-    case DataType::kFloat64: return sum(double());
-    case DataType::kFloat16: return sum(Float16());
-    case DataType::kBfloat16: return sum(Bfloat16());
-    default: return;  // the ops take floating-point types only
+    case DataType::kFloat32:
+      return sum(float());
+    case DataType::kFloat64:
+      return sum(double());
+    case DataType::kFloat16:
+      return sum(Float16());
+    case DataType::kBfloat16:
+      return sum(Bfloat16());
+    default:
+      return;  // the ops take floating-point types only
   }
 }
 

@@ -122,10 +122,10 @@ struct Variable {
   explicit Variable(OpKernelConstruction* context) : name(context->def().name()) {
     PartialTensorShape partial;
     OP_REQUIRES_OK(context, context->GetAttr("shape", &partial));
-    OP_REQUIRES(context, partial.AsTensorShape(&shape) && shape.dims() > 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    context->def().op(), " '", name, "' got shape ", partial.DebugString(),
-                    "; expected the variable's shape, fully known and not a scalar.")));
+    OP_REQUIRES(
+        context, partial.AsTensorShape(&shape) && shape.dims() > 0,
+        absl::InvalidArgumentError(absl::StrCat(context->def().op(), " '", name, "' got shape ", partial.DebugString(),
+                                                "; expected the variable's shape, fully known and not a scalar.")));
   }
 
   TensorShape Rows(int64_t count) const {
@@ -133,22 +133,19 @@ struct Variable {
     rows.set_dim(0, count);
     return rows;
   }
-  int64_t columns() const {
-    return shape.dim_size(0) > 0 ? shape.num_elements() / shape.dim_size(0) : 0;
-  }
+  int64_t columns() const { return shape.dim_size(0) > 0 ? shape.num_elements() / shape.dim_size(0) : 0; }
 
   absl::Status Check(const Tensor& indices, const Tensor& values) const {
     const int64_t count = indices.NumElements();
     if (indices.dims() != 1 || values.shape() != Rows(count)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "The slices of '", name, "' have ", count, " indices and values of shape ",
-          values.shape().DebugString(), "; expected ", Rows(count).DebugString(), "."));
+      return absl::InvalidArgumentError(absl::StrCat("The slices of '", name, "' have ", count,
+                                                     " indices and values of shape ", values.shape().DebugString(),
+                                                     "; expected ", Rows(count).DebugString(), "."));
     }
     for (int64_t index : Indices(indices)) {
       if (index < 0 || index >= shape.dim_size(0)) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "The slices of '", name, "' have index ", index, "; expected 0 to ",
-            shape.dim_size(0) - 1, "."));
+        return absl::InvalidArgumentError(absl::StrCat("The slices of '", name, "' have index ", index,
+                                                       "; expected 0 to ", shape.dim_size(0) - 1, "."));
       }
     }
     return absl::OkStatus();
@@ -166,18 +163,17 @@ void ForEach(OpKernelContext* context, int64_t count, int64_t cost, const Run& r
 }
 
 // Adds up the rows with the same index.
-void Merge(OpKernelContext* context, const RowsByIndex& rows, const Tensor& values,
-           int64_t columns, Tensor* indices, Tensor* sums) {
+void Merge(OpKernelContext* context, const RowsByIndex& rows, const Tensor& values, int64_t columns, Tensor* indices,
+           Tensor* sums) {
   const size_t row_bytes = columns * DataTypeSize(values.dtype());
   ForEach(context, rows.size(), columns, [&](int64_t i) {
     SetIndex(indices, i, rows.index(i));
-    rows.Sum(ToDataType(values.dtype()), values.data(), columns, i,
-             static_cast<char*>(sums->data()) + i * row_bytes);
+    rows.Sum(ToDataType(values.dtype()), values.data(), columns, i, static_cast<char*>(sums->data()) + i * row_bytes);
   });
 }
 
-void MakeDense(OpKernelContext* context, const RowsByIndex& rows, const Tensor& values,
-               int64_t columns, Tensor* dense) {
+void MakeDense(OpKernelContext* context, const RowsByIndex& rows, const Tensor& values, int64_t columns,
+               Tensor* dense) {
   const size_t row_bytes = columns * DataTypeSize(values.dtype());
   std::memset(dense->data(), 0, dense->TotalBytes());
   ForEach(context, rows.size(), columns, [&](int64_t i) {
@@ -188,8 +184,7 @@ void MakeDense(OpKernelContext* context, const RowsByIndex& rows, const Tensor& 
 
 class SyncSlicesKernel : public AsyncOpKernel {
  public:
-  explicit SyncSlicesKernel(OpKernelConstruction* context)
-      : AsyncOpKernel(context), variable_(context) {
+  explicit SyncSlicesKernel(OpKernelConstruction* context) : AsyncOpKernel(context), variable_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
     OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager_));
   }
@@ -215,26 +210,25 @@ class SyncSlicesKernel : public AsyncOpKernel {
       const size_t row_bytes = columns * DataTypeSize(tensor->dtype());
       factors.parts.push_back({tensor->data(), tensor->TotalBytes(), row_bytes});
     }
-    communicator->SubmitFactors(
-        std::move(factors), [this, context, communicator, mine, contributes,
-                             done = std::move(done)](const std::string& error,
-                                                     GatheredFactors gathered) {
-          if (!error.empty()) {
-            new std::shared_ptr<Slices>(mine);  // the network may still use it
-            context->SetStatus(absl::AbortedError(error));
-            return done();
-          }
-          // Adding takes a while: not on the progress thread.
-          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-              [this, context, communicator, mine, contributes, gathered, done] {
-                if (gathered.is_complete) {
-                  context->SetStatus(SetSums(context, gathered));
-                  done();
-                } else {
-                  SendDense(context, communicator, *mine, contributes, done);
-                }
-              });
-        });
+    communicator->SubmitFactors(std::move(factors),
+                                [this, context, communicator, mine, contributes, done = std::move(done)](
+                                    const std::string& error, GatheredFactors gathered) {
+                                  if (!error.empty()) {
+                                    new std::shared_ptr<Slices>(mine);  // the network may still use it
+                                    context->SetStatus(absl::AbortedError(error));
+                                    return done();
+                                  }
+                                  // Adding takes a while: not on the progress thread.
+                                  context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+                                      [this, context, communicator, mine, contributes, gathered, done] {
+                                        if (gathered.is_complete) {
+                                          context->SetStatus(SetSums(context, gathered));
+                                          done();
+                                        } else {
+                                          SendDense(context, communicator, *mine, contributes, done);
+                                        }
+                                      });
+                                });
   }
 
  private:
@@ -243,10 +237,8 @@ class SyncSlicesKernel : public AsyncOpKernel {
   };
 
   absl::Status Allocate(OpKernelContext* context, int64_t count, Slices* slices) const {
-    TF_RETURN_IF_ERROR(context->allocate_temp(context->input_dtype(0), TensorShape({count}),
-                                              &slices->indices));
-    return context->allocate_temp(context->input_dtype(1), variable_.Rows(count),
-                                  &slices->values);
+    TF_RETURN_IF_ERROR(context->allocate_temp(context->input_dtype(0), TensorShape({count}), &slices->indices));
+    return context->allocate_temp(context->input_dtype(1), variable_.Rows(count), &slices->values);
   }
 
   absl::Status SetSums(OpKernelContext* context, const GatheredFactors& gathered) const {
@@ -265,19 +257,16 @@ class SyncSlicesKernel : public AsyncOpKernel {
   }
 
   // Another rank sends this gradient dense.
-  void SendDense(OpKernelContext* context, Communicator* communicator, const Slices& mine,
-                 bool contributes, DoneCallback done) const {
+  void SendDense(OpKernelContext* context, Communicator* communicator, const Slices& mine, bool contributes,
+                 DoneCallback done) const {
     auto dense = std::make_shared<Tensor>();
     Tensor *indices = nullptr, *sum = nullptr;
-    OP_REQUIRES_OK_ASYNC(
-        context, context->allocate_temp(mine.values.dtype(), variable_.shape, dense.get()), done);
-    OP_REQUIRES_OK_ASYNC(
-        context,
-        context->allocate_output(0, TensorShape({variable_.shape.dim_size(0)}), &indices), done);
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(mine.values.dtype(), variable_.shape, dense.get()), done);
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, TensorShape({variable_.shape.dim_size(0)}), &indices),
+                         done);
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, variable_.shape, &sum), done);
     for (int64_t i = 0; i < indices->NumElements(); ++i) SetIndex(indices, i, i);
-    MakeDense(context, RowsByIndex(Indices(mine.indices)), mine.values, variable_.columns(),
-              dense.get());
+    MakeDense(context, RowsByIndex(Indices(mine.indices)), mine.values, variable_.columns(), dense.get());
     Exchange exchange;
     exchange.site = site_;
     exchange.dtype = ToDataType(dense->dtype());
@@ -288,14 +277,13 @@ class SyncSlicesKernel : public AsyncOpKernel {
     exchange.is_gradient = true;
     exchange.row = "ps";
     exchange.is_blocking = is_eager_;
-    communicator->Submit(std::move(exchange),
-                         [context, dense, held = Tensor(*sum), done](const std::string& error) {
-                           if (!error.empty()) {
-                             new std::pair<std::shared_ptr<Tensor>, Tensor>(dense, held);
-                             context->SetStatus(absl::AbortedError(error));
-                           }
-                           done();
-                         });
+    communicator->Submit(std::move(exchange), [context, dense, held = Tensor(*sum), done](const std::string& error) {
+      if (!error.empty()) {
+        new std::pair<std::shared_ptr<Tensor>, Tensor>(dense, held);
+        context->SetStatus(absl::AbortedError(error));
+      }
+      done();
+    });
   }
 
   std::string site_;
@@ -305,8 +293,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
 
 class DenseSlicesKernel : public OpKernel {
  public:
-  explicit DenseSlicesKernel(OpKernelConstruction* context)
-      : OpKernel(context), variable_(context) {}
+  explicit DenseSlicesKernel(OpKernelConstruction* context) : OpKernel(context), variable_(context) {}
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(1);
@@ -320,10 +307,8 @@ class DenseSlicesKernel : public OpKernel {
   Variable variable_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU),
-                        SyncSlicesKernel);
-REGISTER_KERNEL_BUILDER(Name("PoseidonDenseSlices").Device(tensorflow::DEVICE_CPU),
-                        DenseSlicesKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU), SyncSlicesKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonDenseSlices").Device(tensorflow::DEVICE_CPU), DenseSlicesKernel);
 
 }  // namespace
 }  // namespace poseidon

@@ -70,19 +70,27 @@ double At(const void* data, int64_t i) {
 
 double At(const Tensor& tensor, int64_t i) {
   switch (tensor.dtype()) {
-    case tensorflow::DT_FLOAT: return At<float>(tensor.data(), i);
-    case tensorflow::DT_DOUBLE: return At<double>(tensor.data(), i);
-    case tensorflow::DT_HALF: return At<Float16>(tensor.data(), i);
-    default: return At<Bfloat16>(tensor.data(), i);
+    case tensorflow::DT_FLOAT:
+      return At<float>(tensor.data(), i);
+    case tensorflow::DT_DOUBLE:
+      return At<double>(tensor.data(), i);
+    case tensorflow::DT_HALF:
+      return At<Float16>(tensor.data(), i);
+    default:
+      return At<Bfloat16>(tensor.data(), i);
   }
 }
 
 double UnitRoundoff(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_FLOAT: return 0x1p-24;
-    case tensorflow::DT_DOUBLE: return 0x1p-53;
-    case tensorflow::DT_HALF: return 0x1p-11;
-    default: return 0x1p-8;
+    case tensorflow::DT_FLOAT:
+      return 0x1p-24;
+    case tensorflow::DT_DOUBLE:
+      return 0x1p-53;
+    case tensorflow::DT_HALF:
+      return 0x1p-11;
+    default:
+      return 0x1p-8;
   }
 }
 
@@ -91,9 +99,12 @@ double UnitRoundoff(tensorflow::DataType dtype) {
 // below the smallest normal one.
 double Tiny(tensorflow::DataType dtype) {
   switch (dtype) {
-    case tensorflow::DT_HALF: return 0x1p-25 / UnitRoundoff(dtype);
-    case tensorflow::DT_DOUBLE: return 0x1p-1022 / UnitRoundoff(dtype);
-    default: return 0x1p-126 / UnitRoundoff(dtype);
+    case tensorflow::DT_HALF:
+      return 0x1p-25 / UnitRoundoff(dtype);
+    case tensorflow::DT_DOUBLE:
+      return 0x1p-1022 / UnitRoundoff(dtype);
+    default:
+      return 0x1p-126 / UnitRoundoff(dtype);
   }
 }
 
@@ -129,10 +140,8 @@ class VerifyKernel : public AsyncOpKernel {
     if (!communicator) return done();
     // Kept for ever after a failure, since the network may still use them.
     auto* tensors = new std::pair<Tensor, Tensor>(context->input(0), Tensor());
-    OP_REQUIRES_OK_ASYNC(context,
-                         context->allocate_temp(tensors->first.dtype(), tensors->first.shape(),
-                                                &tensors->second),
-                         done);
+    OP_REQUIRES_OK_ASYNC(
+        context, context->allocate_temp(tensors->first.dtype(), tensors->first.shape(), &tensors->second), done);
     Exchange exchange;
     exchange.site = "verify/" + site_;
     exchange.dtype = ToDataType(tensors->first.dtype());
@@ -140,25 +149,24 @@ class VerifyKernel : public AsyncOpKernel {
     exchange.input = tensors->first.data();
     exchange.output = tensors->second.data();
     exchange.contributes = context->input(2).scalar<bool>()();
-    communicator->Submit(
-        std::move(exchange),
-        [this, context, communicator, tensors, done = std::move(done)](const std::string& error) {
-          if (!error.empty()) {
-            context->SetStatus(absl::AbortedError(error));
-            return done();
-          }
-          // Comparing takes a while: not on the progress thread.
-          context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
-              [this, context, communicator, tensors, done] {
-                const std::string difference = Compare(context, communicator, tensors->second);
-                delete tensors;
-                if (!difference.empty()) {
-                  communicator->Abort(difference, /*seconds=*/0);
-                  context->SetStatus(absl::DataLossError(difference));
-                }
-                done();
-              });
-        });
+    communicator->Submit(std::move(exchange),
+                         [this, context, communicator, tensors, done = std::move(done)](const std::string& error) {
+                           if (!error.empty()) {
+                             context->SetStatus(absl::AbortedError(error));
+                             return done();
+                           }
+                           // Comparing takes a while: not on the progress thread.
+                           context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(
+                               [this, context, communicator, tensors, done] {
+                                 const std::string difference = Compare(context, communicator, tensors->second);
+                                 delete tensors;
+                                 if (!difference.empty()) {
+                                   communicator->Abort(difference, /*seconds=*/0);
+                                   context->SetStatus(absl::DataLossError(difference));
+                                 }
+                                 done();
+                               });
+                         });
   }
 
  private:
@@ -209,12 +217,11 @@ class VerifyKernel : public AsyncOpKernel {
       }
     }
     if (worst < 0) return "";
-    return absl::StrCat(
-        "verify: the synchronised gradient of '", site_, "' on rank ", communicator->rank(),
-        " differs from the plain sum of the ranks' gradients by ", excess + worst_bound,
-        " at element ", worst, " of ", size, ": it is ", At(mine, worst), " instead of ",
-        At(sum, worst), is_rebuilt ? absl::StrCat(", where rounding explains ", worst_bound) : "",
-        ". This is a mistake of tf_poseidon: please report it, and train with policy='ps'.");
+    return absl::StrCat("verify: the synchronised gradient of '", site_, "' on rank ", communicator->rank(),
+                        " differs from the plain sum of the ranks' gradients by ", excess + worst_bound, " at element ",
+                        worst, " of ", size, ": it is ", At(mine, worst), " instead of ", At(sum, worst),
+                        is_rebuilt ? absl::StrCat(", where rounding explains ", worst_bound) : "",
+                        ". This is a mistake of tf_poseidon: please report it, and train with policy='ps'.");
   }
 
   std::string site_;

@@ -4,7 +4,6 @@
 namespace poseidon {
 
 extern const char kBuiltFor[];
-__attribute__((used)) const char kBuiltFor[] =
-    "poseidon built for TensorFlow " POSEIDON_TENSORFLOW_VERSION;
+__attribute__((used)) const char kBuiltFor[] = "poseidon built for TensorFlow " POSEIDON_TENSORFLOW_VERSION;
 
 }  // namespace poseidon

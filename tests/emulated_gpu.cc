@@ -49,9 +49,7 @@ template <typename T>
 struct Registers {  // 16 bits: two elements
   static constexpr int kPerRegister = 2;
   static constexpr int K(int lane, int high, int i) { return lane % 4 * 2 + i + 8 * high; }
-  static float Element(uint32_t bits, int i) {
-    return Arithmetic<T>::Load(T{static_cast<uint16_t>(bits >> (16 * i))});
-  }
+  static float Element(uint32_t bits, int i) { return Arithmetic<T>::Load(T{static_cast<uint16_t>(bits >> (16 * i))}); }
 };
 
 template <>
@@ -191,8 +189,7 @@ class Block::Thread {
 
   void CheckShared(int at, int bytes) {
     if (at < 0 || at + bytes > static_cast<int>(block_.shared_.size()) || at % bytes != 0) {
-      block_.Fail("no aligned " + std::to_string(bytes) + " bytes of shared memory at " +
-                  std::to_string(at));
+      block_.Fail("no aligned " + std::to_string(bytes) + " bytes of shared memory at " + std::to_string(at));
     }
   }
 
@@ -248,8 +245,7 @@ void Block::Schedule() {
       if (t.state_ == State::kReady) ready.push_back(t.index_);
     }
     if (ready.empty()) break;
-    const bool can_go_on = std::any_of(ready.begin(), ready.end(),
-                                       [&](int thread) { return thread / kLanes == warp; });
+    const bool can_go_on = std::any_of(ready.begin(), ready.end(), [&](int thread) { return thread / kLanes == warp; });
     if (!can_go_on || random_() % 4 == 0) warp = ready[random_() % ready.size()] / kLanes;
     const int first = random_() % kLanes;
     for (int i = 0; i < kLanes && fault.empty(); ++i) {
@@ -291,8 +287,7 @@ void Block::CheckMemory(const void* data, int bytes, bool is_written) {
   const auto at = reinterpret_cast<uintptr_t>(data);
   for (const Memory& m : memory_) {
     const auto begin = reinterpret_cast<uintptr_t>(m.data);
-    if (at >= begin && at + bytes <= begin + m.bytes && (m.is_written || !is_written) &&
-        at % bytes == 0) {
+    if (at >= begin && at + bytes <= begin + m.bytes && (m.is_written || !is_written) && at % bytes == 0) {
       return;
     }
   }
@@ -386,16 +381,16 @@ extern "C" void poseidon_emulated_tile(int64_t number, int64_t m, int64_t n, int
   corner[0] = tile.row, corner[1] = tile.column;
 }
 
-int poseidon_outer_product(CUstream_st*, const PoseidonFactors* factors, float alpha, float beta,
-                           void* out, PoseidonType out_type) {
+int poseidon_outer_product(CUstream_st*, const PoseidonFactors* factors, float alpha, float beta, void* out,
+                           PoseidonType out_type) {
   auto launcher = poseidon::MakeLauncher(factors);
   const int64_t bytes = out_type == POSEIDON_FLOAT32 ? 4 : 2;
   if (factors) launcher.memory.push_back({out, factors->m * factors->n * bytes, true});
   return poseidon::OuterProduct(launcher, factors, alpha, beta, out, out_type);
 }
 
-int poseidon_outer_product_update(CUstream_st*, const PoseidonFactors* factors, float learning_rate,
-                                  float momentum, bool nesterov, float* velocity, float* weights) {
+int poseidon_outer_product_update(CUstream_st*, const PoseidonFactors* factors, float learning_rate, float momentum,
+                                  bool nesterov, float* velocity, float* weights) {
   auto launcher = poseidon::MakeLauncher(factors);
   if (factors) {
     for (float* result : {velocity, weights}) {

@@ -62,50 +62,46 @@ std::vector<std::string> Lines(const std::string& text) {
 
 }  // namespace
 
-std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs,
-                            int their_rank) {
+std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs, int their_rank) {
   const std::vector<std::string> here = Lines(mine), there = Lines(theirs);
   for (size_t i = 0; i < std::max(here.size(), there.size()); ++i) {
     const std::string a = i < here.size() ? here[i] : "nothing";
     const std::string b = i < there.size() ? there[i] : "nothing";
     if (a == b) continue;
     std::ostringstream text;
-    text << "the first difference is " << a << " on rank " << rank << ", and " << b << " on rank "
-         << their_rank;
+    text << "the first difference is " << a << " on rank " << rank << ", and " << b << " on rank " << their_rank;
     return text.str();
   }
   return "";
 }
 
-void Agree(Communicator* communicator, const Signature& mine, bool strict,
-           std::function<void(const Agreement&)> done) {
+void Agree(Communicator* communicator, const Signature& mine, bool strict, std::function<void(const Agreement&)> done) {
   if (!IsNew(communicator, mine.sites)) return done({});
   constexpr char kSeparator = '\0';
-  BroadcastText(
-      communicator, mine.sites + kSeparator + mine.plan,
-      [communicator, mine, strict, done](const std::string& error, const std::string& text) {
-        if (!error.empty()) return done({error, ""});
-        const size_t separator = text.find(kSeparator);
-        const Signature theirs{text.substr(0, separator), text.substr(separator + 1)};
-        const int rank = communicator->rank();
-        Agreement agreement;
-        std::string difference = FirstDifference(mine.sites, rank, theirs.sites, kRoot);
-        if (!difference.empty()) {
-          agreement.error = "Ranks train different variables: " + difference +
-                            ". Build and freeze the same layers on all ranks.";
-        } else if (!mine.plan.empty() && !theirs.plan.empty()) {
-          difference = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
-          if (!difference.empty() && strict) {
-            agreement.error = "strict=True, but ranks have different plans: " + difference +
-                              ". Give all ranks data of the same shapes, or use strict=False.";
-          } else if (!difference.empty()) {
-            agreement.warning = "Ranks have different plans, so some gradients travel dense: " +
-                                difference + ". Give all ranks data of the same shapes.";
-          }
-        }
-        if (!agreement.error.empty()) communicator->Abort(agreement.error, /*seconds=*/0);
-        done(agreement);
-      });
+  BroadcastText(communicator, mine.sites + kSeparator + mine.plan,
+                [communicator, mine, strict, done](const std::string& error, const std::string& text) {
+                  if (!error.empty()) return done({error, ""});
+                  const size_t separator = text.find(kSeparator);
+                  const Signature theirs{text.substr(0, separator), text.substr(separator + 1)};
+                  const int rank = communicator->rank();
+                  Agreement agreement;
+                  std::string difference = FirstDifference(mine.sites, rank, theirs.sites, kRoot);
+                  if (!difference.empty()) {
+                    agreement.error = "Ranks train different variables: " + difference +
+                                      ". Build and freeze the same layers on all ranks.";
+                  } else if (!mine.plan.empty() && !theirs.plan.empty()) {
+                    difference = FirstDifference(mine.plan, rank, theirs.plan, kRoot);
+                    if (!difference.empty() && strict) {
+                      agreement.error = "strict=True, but ranks have different plans: " + difference +
+                                        ". Give all ranks data of the same shapes, or use strict=False.";
+                    } else if (!difference.empty()) {
+                      agreement.warning = "Ranks have different plans, so some gradients travel dense: " + difference +
+                                          ". Give all ranks data of the same shapes.";
+                    }
+                  }
+                  if (!agreement.error.empty()) communicator->Abort(agreement.error, /*seconds=*/0);
+                  done(agreement);
+                });
 }
 
 }  // namespace poseidon

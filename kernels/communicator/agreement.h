@@ -28,12 +28,10 @@ struct Agreement {
 //
 // Without `strict`, ranks may have different plans: they compute the same, and gradients that not all ranks send as
 // factors travel dense (see factors.h).
-void Agree(Communicator* communicator, const Signature& mine, bool strict,
-           std::function<void(const Agreement&)> done);
+void Agree(Communicator* communicator, const Signature& mine, bool strict, std::function<void(const Agreement&)> done);
 
 // Names the first line in which two texts differ; empty if they are equal.
-std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs,
-                            int their_rank);
+std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs, int their_rank);
 
 }  // namespace poseidon
 

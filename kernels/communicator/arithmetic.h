@@ -20,9 +20,7 @@ template <typename To, typename From>
 struct Bfloat16 {
   uint16_t bits;
 
-  static float ToFloat(Bfloat16 value) {
-    return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
-  }
+  static float ToFloat(Bfloat16 value) { return BitCast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
   static Bfloat16 FromFloat(float value) {
     const uint32_t wide = BitCast<uint32_t>(value);
@@ -41,8 +39,7 @@ struct Float16 {
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
     const uint32_t normal = magnitude + (112u << 23);  // moves the exponent's bias from 15 to 127
     // Without subnormal floats on the way: TensorFlow's threads take those for zero.
-    const uint32_t subnormal =
-        BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) - 0x1p-14f);
+    const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) - 0x1p-14f);
     const uint32_t finite = magnitude < (1u << 23) ? subnormal : normal;
     const bool is_finite = magnitude < (0x7c00u << 13);
     return BitCast<float>((is_finite ? finite : magnitude | 0x7f800000u) | sign);
@@ -53,12 +50,11 @@ struct Float16 {
     const uint32_t sign = (wide >> 16) & 0x8000;
     const uint32_t magnitude = wide & 0x7fffffff;
     // Below 2^-14 the result is subnormal: adding 0.5 lets the float adder do the rounding.
-    const uint32_t subnormal =
-        BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - BitCast<uint32_t>(0.5f);
+    const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - BitCast<uint32_t>(0.5f);
     const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     uint32_t half = magnitude < (113u << 23) ? subnormal : normal;
-    if (magnitude >= (143u << 23)) half = 0x7c00;       // 2^16 and above: infinity
-    if (magnitude > 0x7f800000u) half = 0x7e00;         // not a number
+    if (magnitude >= (143u << 23)) half = 0x7c00;  // 2^16 and above: infinity
+    if (magnitude > 0x7f800000u) half = 0x7e00;    // not a number
     return {static_cast<uint16_t>(half | sign)};
   }
 };

@@ -52,8 +52,7 @@ std::unique_ptr<Transport> OpenMpi(const std::string& library) {
   // RTLD_LOCAL: a second MPI in this process (Horovod's) must not find our symbols, nor we its.
   void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) throw std::runtime_error(std::string("The MPI transport cannot be loaded: ") + dlerror());
-  auto open = reinterpret_cast<Transport* (*)(char*, size_t)>(
-      dlsym(handle, "poseidon_open_mpi_transport"));
+  auto open = reinterpret_cast<Transport* (*)(char*, size_t)>(dlsym(handle, "poseidon_open_mpi_transport"));
   if (!open) throw std::runtime_error(library + " is not tf_poseidon's MPI transport.");
   char error[1024] = "";
   std::unique_ptr<Transport> transport(open(error, sizeof(error)));
@@ -97,20 +96,18 @@ Communicator* ProcessRank(int64_t rank) {
 using poseidon::Communicator;
 using poseidon::Waiter;
 
-Communicator* poseidon_join_mpi(const char* transport_library, const PoseidonOptions* options,
-                                char* error) {
+Communicator* poseidon_join_mpi(const char* transport_library, const PoseidonOptions* options, char* error) {
   try {
-    return new Communicator(
-        [library = std::string(transport_library)] { return poseidon::OpenMpi(library); },
-        poseidon::ToOptions(*options), options->startup_timeout_s);
+    return new Communicator([library = std::string(transport_library)] { return poseidon::OpenMpi(library); },
+                            poseidon::ToOptions(*options), options->startup_timeout_s);
   } catch (const std::exception& e) {
     poseidon::WriteText(e.what(), error);
     return nullptr;
   }
 }
 
-Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* sockets,
-                                    const PoseidonOptions* options, char* error) {
+Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* sockets, const PoseidonOptions* options,
+                                    char* error) {
   try {
     return new Communicator(
         [rank, sockets = std::vector<int>(sockets, sockets + size)] {
@@ -123,16 +120,14 @@ Communicator* poseidon_join_sockets(int32_t rank, int32_t size, const int32_t* s
   }
 }
 
-bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOptions* options,
-                            Communicator** ranks, char* error) {
+bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOptions* options, Communicator** ranks,
+                            char* error) {
   try {
-    auto transports = poseidon::MakeLoopbackTransports(
-        size, nodes ? std::vector<int>(nodes, nodes + size) : std::vector<int>());
+    auto transports =
+        poseidon::MakeLoopbackTransports(size, nodes ? std::vector<int>(nodes, nodes + size) : std::vector<int>());
     for (int rank = 0; rank < size; ++rank) {
-      auto transport = std::make_shared<std::unique_ptr<poseidon::Transport>>(
-          std::move(transports[rank]));
-      ranks[rank] = new Communicator([transport] { return std::move(*transport); },
-                                     poseidon::ToOptions(options[rank]),
+      auto transport = std::make_shared<std::unique_ptr<poseidon::Transport>>(std::move(transports[rank]));
+      ranks[rank] = new Communicator([transport] { return std::move(*transport); }, poseidon::ToOptions(options[rank]),
                                      options[rank].startup_timeout_s);
     }
     return true;
@@ -142,9 +137,7 @@ bool poseidon_join_loopback(int32_t size, const int32_t* nodes, const PoseidonOp
   }
 }
 
-void poseidon_set_process_communicator(Communicator* communicator) {
-  poseidon::process_communicator = communicator;
-}
+void poseidon_set_process_communicator(Communicator* communicator) { poseidon::process_communicator = communicator; }
 
 void poseidon_set_process_ranks(int32_t size, Communicator* const* ranks) {
   std::lock_guard<std::mutex> lock(poseidon::process_ranks_mutex);
@@ -157,9 +150,8 @@ void poseidon_nodes(const Communicator* communicator, int32_t* nodes) {
   for (int node : communicator->nodes()) *nodes++ = node;
 }
 
-void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count,
-                      const void* input, void* output, bool contributes, int32_t root,
-                      bool is_gradient) {
+void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count, const void* input,
+                      void* output, bool contributes, int32_t root, bool is_gradient) {
   auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Exchange exchange;
   exchange.site = site;
@@ -171,36 +163,31 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtyp
   exchange.root = root;
   exchange.is_gradient = is_gradient;
   if (is_gradient) exchange.row = "ps";
-  communicator->Submit(std::move(exchange), [waiter = *handle](const std::string& error) {
-    waiter->Finish(error, {});
-  });
+  communicator->Submit(std::move(exchange),
+                       [waiter = *handle](const std::string& error) { waiter->Finish(error, {}); });
   return handle;
 }
 
-void* poseidon_submit_factors(Communicator* communicator, const char* site, const char* form,
-                              int32_t num_parts, const void* const* data, const int64_t* rows,
-                              const int64_t* row_bytes) {
+void* poseidon_submit_factors(Communicator* communicator, const char* site, const char* form, int32_t num_parts,
+                              const void* const* data, const int64_t* rows, const int64_t* row_bytes) {
   auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Factors factors;
   factors.site = site;
   factors.form = form;
   for (int i = 0; i < num_parts; ++i) {
-    factors.parts.push_back({data[i], static_cast<size_t>(rows[i] * row_bytes[i]),
-                             static_cast<size_t>(row_bytes[i])});
+    factors.parts.push_back({data[i], static_cast<size_t>(rows[i] * row_bytes[i]), static_cast<size_t>(row_bytes[i])});
   }
-  communicator->SubmitFactors(
-      std::move(factors),
-      [waiter = *handle](const std::string& error, poseidon::GatheredFactors gathered) {
-        waiter->Finish(error, std::move(gathered));
-      });
+  communicator->SubmitFactors(std::move(factors),
+                              [waiter = *handle](const std::string& error, poseidon::GatheredFactors gathered) {
+                                waiter->Finish(error, std::move(gathered));
+                              });
   return handle;
 }
 
 int32_t poseidon_wait(void* handle, double seconds, char* error) {
   Waiter& waiter = poseidon::Of(handle);
   std::unique_lock<std::mutex> lock(waiter.mutex);
-  if (!waiter.changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                               [&] { return waiter.is_done; })) {
+  if (!waiter.changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return waiter.is_done; })) {
     return 0;
   }
   poseidon::WriteText(waiter.error, error);

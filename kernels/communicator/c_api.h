@@ -37,8 +37,7 @@ struct PoseidonOptions {
 };
 
 // Joins the job over MPI; `transport_library` is the path of the MPI transport. Null on failure.
-poseidon::Communicator* poseidon_join_mpi(const char* transport_library,
-                                          const PoseidonOptions* options, char* error);
+poseidon::Communicator* poseidon_join_mpi(const char* transport_library, const PoseidonOptions* options, char* error);
 
 // Joins a job whose ranks are connected already: `sockets` holds a connected stream socket for each of `size` ranks,
 // which the communicator owns from now on; the entry of `rank` itself is ignored.
@@ -65,15 +64,14 @@ int32_t poseidon_size(const poseidon::Communicator* communicator);
 void poseidon_nodes(const poseidon::Communicator* communicator, int32_t* nodes);
 
 // Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
-void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype,
-                      int64_t count, const void* input, void* output, bool contributes,
-                      int32_t root, bool is_gradient);
+void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype, int64_t count,
+                      const void* input, void* output, bool contributes, int32_t root, bool is_gradient);
 
 // Starts an exchange of factors, see poseidon::Factors: matrices of `rows[i]` rows of `row_bytes[i]`
 // bytes. Returns a handle for poseidon_wait.
-void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* site,
-                              const char* form, int32_t num_parts, const void* const* data,
-                              const int64_t* rows, const int64_t* row_bytes);
+void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* site, const char* form,
+                              int32_t num_parts, const void* const* data, const int64_t* rows,
+                              const int64_t* row_bytes);
 
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
 // it still runs.
@@ -94,8 +92,7 @@ bool poseidon_failure(const poseidon::Communicator* communicator, char* error);
 
 // Writes the JSON of Communicator::StatisticsJson when it fits into `capacity` bytes, and returns
 // the bytes that it needs, the final zero included.
-size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text,
-                           size_t capacity);
+size_t poseidon_statistics(const poseidon::Communicator* communicator, char* text, size_t capacity);
 
 // See EventLog::Record and EventLog::Json; the second returns its bytes as poseidon_statistics does.
 void poseidon_record_events(poseidon::Communicator* communicator, int64_t capacity);

@@ -79,9 +79,8 @@ class Communicator::Impl {
     if (!transport || stop_) return;
     lock.unlock();
 
-    auto protocol = std::make_unique<Protocol>(
-        std::move(transport), options_, nodes_, &statistics_,
-        [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
+    auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes_, &statistics_,
+                                               [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
     if (protocol->has_failed()) KeepForEver(std::move(protocol));
     End();
@@ -90,8 +89,7 @@ class Communicator::Impl {
   // Waits until the transport is open; throws when it is not.
   void WaitUntilOpen(double seconds) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                           [&] { return has_opened_; })) {
+    if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return has_opened_; })) {
       stop_ = true;
       std::ostringstream text;
       text << "The ranks of this job did not meet within " << seconds
@@ -127,17 +125,15 @@ class Communicator::Impl {
     std::unique_lock<std::mutex> lock(mutex_);
     wants_abort_ = reason.substr(0, kMaxReasonBytes);
     has_work_.notify_one();
-    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                      [&] { return has_told_failure_ || has_ended_; });
+    changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return has_told_failure_ || has_ended_; });
   }
 
   std::string Goodbye() {
     std::unique_lock<std::mutex> lock(mutex_);
     wants_goodbye_ = true;
     has_work_.notify_one();
-    const bool is_over =
-        changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
-                          [&] { return has_ended_ || !failure_.empty(); });
+    const bool is_over = changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
+                                           [&] { return has_ended_ || !failure_.empty(); });
     if (!failure_.empty()) return failure_;
     if (is_over) return "";
     return Text("Waited ", options_.timeout_s, " s for ", RankList(missing_goodbyes_),
@@ -283,8 +279,7 @@ class Communicator::Impl {
     const auto pause = std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
     std::unique_lock<std::mutex> lock(mutex_);
     has_work_.wait_for(lock, pause, [&] {
-      return stop_ || !inbox_.empty() || !wants_abort_.empty() ||
-             (wants_goodbye_ && !is_goodbye_taken_);
+      return stop_ || !inbox_.empty() || !wants_abort_.empty() || (wants_goodbye_ && !is_goodbye_taken_);
     });
   }
 
@@ -336,12 +331,10 @@ void Communicator::SubmitFactors(Factors factors, FactorsDone done) {
   auto start = [factors = std::move(factors), done, submitted](Protocol* protocol) {
     protocol->StartFactors(factors, done, submitted);
   };
-  impl_->Submit({site, group, std::move(start),
-                 [done = std::move(done)](const std::string& error) { done(error, {}); }});
+  impl_->Submit(
+      {site, group, std::move(start), [done = std::move(done)](const std::string& error) { done(error, {}); }});
 }
-void Communicator::Abort(const std::string& reason, double seconds) {
-  impl_->Abort(reason, seconds);
-}
+void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }
 std::string Communicator::StatisticsJson() const { return impl_->StatisticsJson(); }

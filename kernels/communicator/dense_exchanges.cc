@@ -16,8 +16,7 @@ namespace poseidon {
 
 DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
                                FactorBroadcasting* broadcasting, Statistics* statistics,
-                               const std::vector<char>* has_left,
-                               std::function<void(const std::string& reason)> fail)
+                               const std::vector<char>* has_left, std::function<void(const std::string& reason)> fail)
     : transport_(transport),
       rank_(transport->rank()),
       size_(transport->size()),
@@ -28,9 +27,10 @@ DenseExchanges::DenseExchanges(Transport* transport, const Options& options, con
       statistics_(statistics),
       has_left_(has_left),
       fail_(std::move(fail)),
-      server_(transport, routes, [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
-        AddUp(active, pair, contributions, common_form);
-      }) {}
+      server_(transport, routes,
+              [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
+                AddUp(active, pair, contributions, common_form);
+              }) {}
 
 DenseExchanges::Active DenseExchanges::Find(uint64_t site, uint64_t step) const {
   auto found = active_.find(site);
@@ -45,18 +45,15 @@ void DenseExchanges::FailIf(const std::string& disagreement) {
 
 void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::time_point submitted) {
   if (active_.count(hash)) {
-    return done("'" + exchange.site +
-                "' is already being exchanged: one site cannot be in flight twice.");
+    return done("'" + exchange.site + "' is already being exchanged: one site cannot be in flight twice.");
   }
   Site& site = sites_[hash];
   site.name = exchange.site;
-  KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes),
-                options_.servers);
+  KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
   statistics_->Submitted(hash, submitted);
-  auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash,
-                                                 site.steps++, std::move(pairs), statistics,
-                                                 submitted);
+  auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
+                                                 std::move(pairs), statistics, submitted);
   active_[hash] = active;
   if (active->exchange.is_gradient) active->form = broadcasting_->StartDense(hash);
   const size_t first = FirstPair(active->pairs);
@@ -100,15 +97,14 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
 }
 
 // All parts that this rank adds up are there.
-void DenseExchanges::AddUp(const Active& active, size_t pair,
-                     const Server::Contributions& contributions, uint32_t common_form) {
+void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Contributions& contributions,
+                           uint32_t common_form) {
   active->is_added_up[pair] = 1;
-  SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes,
-            active->output(pair));
+  SumOfSums(active->exchange.dtype, contributions, active->pairs[pair].bytes, active->output(pair));
   const int up = routes_->Up(active->pairs[pair].server);
   if (up >= 0) {
-    Send(active, pair, FrameKind::kContribution, up,
-         contributions.empty() ? nullptr : active->output(pair), common_form);
+    Send(active, pair, FrameKind::kContribution, up, contributions.empty() ? nullptr : active->output(pair),
+         common_form);
     if (active->exchange.root < 0) return;  // the result is to come
   }
   active->common_form = common_form;
@@ -117,8 +113,8 @@ void DenseExchanges::AddUp(const Active& active, size_t pair,
 }
 
 // Sends `data`, null for a rank that does not contribute, as one KV pair.
-void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind,
-                    int peer, const void* data, uint32_t form) {
+void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data,
+                          uint32_t form) {
   if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
   FrameHeader header = {};
   header.kind = kind;
@@ -152,8 +148,8 @@ void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* pa
   const Active active = Find(header.site, header.step);
   if (!active) {
     if (is_result && is_sum) {
-      return FailIf(Malformed(peer, Text("the result of a sum in step ", header.step,
-                                         ", expected when this rank has given its part")));
+      return FailIf(Malformed(
+          peer, Text("the result of a sum in step ", header.step, ", expected when this rank has given its part")));
     }
     if (auto site = sites_.find(header.site); site != sites_.end() && header.step < site->second.steps) {
       return FailIf(Text("Rank ", peer, " exchanges '", site->second.name, "' for the ", header.step + 1,
@@ -166,8 +162,8 @@ void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* pa
   if (has_failed_) return;
   if (is_result) return OnResult(active, peer, header, payload);
   if (active->is_added_up[active->pairs.IndexOf(header.offset)]) {
-    return FailIf(Malformed(peer, Text("a part of the KV pair at byte ", header.offset,
-                                       ", expected before all have been added up")));
+    return FailIf(Malformed(
+        peer, Text("a part of the KV pair at byte ", header.offset, ", expected before all have been added up")));
   }
   FailIf(server_.Add(peer, header, payload));
 }
@@ -203,8 +199,7 @@ void DenseExchanges::OnEarlyResult(int peer, const FrameHeader& header, const ch
   });
 }
 
-void DenseExchanges::TakeEarlyResult(const Active& active,
-                               const std::shared_ptr<EarlyResult>& early) {
+void DenseExchanges::TakeEarlyResult(const Active& active, const std::shared_ptr<EarlyResult>& early) {
   FailIf(Disagreement(early->peer, early->header, rank_, active->exchange));
   if (has_failed_) return;
   const size_t pair = active->pairs.IndexOf(early->header.offset);
@@ -218,24 +213,20 @@ void DenseExchanges::TakeEarlyResult(const Active& active,
   early->when_ready = take;  // kept alive by the transfer
 }
 
-void DenseExchanges::ReceiveResult(const Active& active, size_t pair,
-                             const FrameHeader& header) {
-  transport_->ReceiveBulk(
-      routes_->Up(active->pairs[pair].server), header.tag, active->output(pair), header.length,
-      [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
+void DenseExchanges::ReceiveResult(const Active& active, size_t pair, const FrameHeader& header) {
+  transport_->ReceiveBulk(routes_->Up(active->pairs[pair].server), header.tag, active->output(pair), header.length,
+                          [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
 }
 
 // The result has come from above.
-void DenseExchanges::TakeResult(const Active& active, size_t pair,
-                          uint32_t form) {
+void DenseExchanges::TakeResult(const Active& active, size_t pair, uint32_t form) {
   active->common_form = form;
   PassDown(active, pair, form);
   AddResult(active, pair);
 }
 
 // Sends the result to those whose parts have come to this rank.
-void DenseExchanges::PassDown(const Active& active, size_t pair,
-                        uint32_t form) {
+void DenseExchanges::PassDown(const Active& active, size_t pair, uint32_t form) {
   const int server = active->pairs[pair].server, root = active->exchange.root;
   const int from = root < 0 ? -1 : routes_->SourceOf(root, server);  // it has what it has sent
   const std::vector<int>& sources = routes_->Sources(server);
@@ -261,11 +252,9 @@ void DenseExchanges::Complete(const Active& active) {
   active->statistics.count += 1;
   const auto now = Clock::now();
   statistics_->Completed(now);
-  active->statistics.nanoseconds +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
+  active->statistics.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - active->start).count();
   const Exchange& exchange = active->exchange;
-  statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(),
-                                          exchange.is_blocking});
+  statistics_->events.Add(exchange.site, {exchange.row, active->start, now, exchange.bytes(), exchange.is_blocking});
   active->done("");
 }
 

@@ -42,9 +42,8 @@ std::string EventLog::Json() const {
   out << "{\"begin\": " << Nanoseconds(begin_) << ", \"dropped\": " << dropped_ << ", \"events\": [";
   const char* separator = "";
   for (const auto& [site, event] : events_) {
-    out << separator << "[\"" << event.row << "\", " << Quoted(*site) << ", " << Nanoseconds(event.begin)
-        << ", " << Nanoseconds(event.end) << ", " << event.bytes << ", "
-        << (event.is_blocking ? "true" : "false") << "]";
+    out << separator << "[\"" << event.row << "\", " << Quoted(*site) << ", " << Nanoseconds(event.begin) << ", "
+        << Nanoseconds(event.end) << ", " << event.bytes << ", " << (event.is_blocking ? "true" : "false") << "]";
     separator = ", ";
   }
   out << "]}";

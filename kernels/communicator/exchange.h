@@ -22,9 +22,7 @@ namespace poseidon {
 // those: the rank in the middle knows who is missing, so its message should come first.
 inline constexpr double kPatience = 0.1;
 
-inline double Seconds(Clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
+inline double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 // Exchanges whose messages leave together if they are submitted soon after each other. Each rank chooses its own.
 struct Group {
@@ -38,12 +36,12 @@ struct Exchange {
   DataType dtype = DataType::kFloat32;
   int64_t count = 0;  // elements
   const void* input = nullptr;
-  void* output = nullptr;   // may equal `input`
-  bool contributes = true;  // false: this rank adds nothing to the sum
-  bool is_gradient = false;  // of a site that could travel as factors, see factors.h
+  void* output = nullptr;     // may equal `input`
+  bool contributes = true;    // false: this rank adds nothing to the sum
+  bool is_gradient = false;   // of a site that could travel as factors, see factors.h
   const char* row = "calls";  // of the timeline, see Event
-  bool is_blocking = false;  // whether the step does nothing else meanwhile
-  int root = -1;            // -1: sum over ranks; otherwise every rank receives root's input
+  bool is_blocking = false;   // whether the step does nothing else meanwhile
+  int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
   Group group;
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
@@ -56,8 +54,8 @@ using Done = std::function<void(const std::string& error)>;
 
 // An exchange that this rank has submitted and that is not complete.
 struct ActiveExchange {
-  ActiveExchange(Exchange exchange, Done done, uint64_t site, uint64_t step, KvPairs pairs,
-                 SiteStatistics& statistics, Clock::time_point start)
+  ActiveExchange(Exchange exchange, Done done, uint64_t site, uint64_t step, KvPairs pairs, SiteStatistics& statistics,
+                 Clock::time_point start)
       : exchange(std::move(exchange)),
         done(std::move(done)),
         site(site),
@@ -71,12 +69,8 @@ struct ActiveExchange {
         has_result(this->pairs.size()),
         is_sending(this->pairs.size()) {}
 
-  const char* input(size_t pair) const {
-    return static_cast<const char*>(exchange.input) + pairs[pair].offset;
-  }
-  char* output(size_t pair) const {
-    return static_cast<char*>(exchange.output) + pairs[pair].offset;
-  }
+  const char* input(size_t pair) const { return static_cast<const char*>(exchange.input) + pairs[pair].offset; }
+  char* output(size_t pair) const { return static_cast<char*>(exchange.output) + pairs[pair].offset; }
   bool is_in_place() const { return exchange.input == exchange.output; }
 
   const Exchange exchange;

@@ -12,9 +12,8 @@
 
 namespace poseidon {
 
-std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site,
-                                      uint64_t form, SiteStatistics& statistics,
-                                      Clock::time_point submitted) {
+std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
+                                      SiteStatistics& statistics, Clock::time_point submitted) {
   Site& state_of_site = sites_[site];
   state_of_site.form = static_cast<DenseForm>(form ^ (form >> 32)) | 1;
   if (!state_of_site.is_tried) {
@@ -68,8 +67,7 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
   }
 }
 
-std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
-                                          const char* payload) {
+std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, const char* payload) {
   const Key key{header.site, header.step};
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
@@ -108,8 +106,8 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header,
 void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
   if (has_failed_) return;
   for (int peer : routes_->PassesOnTo(arrival->header.root)) {
-    const bool is_bulk = sender_->Send(peer, arrival->header, arrival->data.get(),
-                                       [this, arrival] { --num_passing_on_; });
+    const bool is_bulk =
+        sender_->Send(peer, arrival->header, arrival->data.get(), [this, arrival] { --num_passing_on_; });
     if (is_bulk) ++num_passing_on_;
   }
 }
@@ -124,10 +122,9 @@ std::string FactorBroadcasting::CheckArrivals(const State& state) const {
     const size_t row_bytes = is_known ? mine.parts[theirs.detail].row_bytes : 0;
     if (is_known && theirs.offset == row_bytes) continue;
     std::ostringstream text;
-    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first
-         << " sends rows of " << theirs.offset << " bytes as part " << theirs.detail << ", rank "
-         << transport_->rank() << " of " << row_bytes
-         << ". Build the same model on all ranks.";
+    text << "Ranks disagree about the factors of '" << mine.site << "': rank " << from.first << " sends rows of "
+         << theirs.offset << " bytes as part " << theirs.detail << ", rank " << transport_->rank() << " of "
+         << row_bytes << ". Build the same model on all ranks.";
     return text.str();
   }
   return "";
@@ -156,9 +153,7 @@ DenseForm FactorBroadcasting::StartDense(uint64_t site) {
   return std::exchange(state.form, 0);
 }
 
-void FactorBroadcasting::FinishDense(uint64_t site, DenseForm common) {
-  sites_[site].is_tried = common != 0;
-}
+void FactorBroadcasting::FinishDense(uint64_t site, DenseForm common) { sites_[site].is_tried = common != 0; }
 
 void FactorBroadcasting::OnRefusal(int peer, const FrameHeader& header) {
   const Key key{header.site, header.step};
@@ -213,8 +208,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
         const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
         rows.push_back({arrival->data, arrival->data.get(), arrival->header.length});
         own->statistics->received_bytes += arrival->header.length;
-        own->statistics->sent_bytes +=
-            arrival->header.length * routes_->PassesOnTo(rank).size();
+        own->statistics->sent_bytes += arrival->header.length * routes_->PassesOnTo(rank).size();
       }
     }
   }
@@ -229,8 +223,8 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
   own->done("", std::move(gathered));
 }
 
-std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(
-    Clock::time_point now, double seconds) const {
+std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(Clock::time_point now,
+                                                                           double seconds) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || Seconds(now - state.own->start) < seconds) continue;
     std::vector<int> missing = Missing(state), direct;
@@ -255,8 +249,7 @@ std::optional<FactorBroadcasting::LeftBehind> FactorBroadcasting::FindLeftBehind
     for (int peer = 0; peer < transport_->size(); ++peer) {
       // Packets keep their order: factors that were not announced before the goodbye never will be. If others pass on
       // a rank's factors, they notice it.
-      if (has_left[peer] && peer != transport_->rank() && routes_->IsDirect(peer) &&
-          !state.arrivals.count({peer, 0})) {
+      if (has_left[peer] && peer != transport_->rank() && routes_->IsDirect(peer) && !state.arrivals.count({peer, 0})) {
         return LeftBehind{peer, state.own->factors.site};
       }
     }

@@ -61,7 +61,7 @@ struct GatheredFactors {
   };
   // False when not all ranks have factors of the same form: then the site must travel dense.
   bool is_complete = false;
-  int refused_by = -1;  // a rank that has none, or of another form; -1 if factors were not tried
+  int refused_by = -1;                   // a rank that has none, or of another form; -1 if factors were not tried
   std::vector<std::vector<Rows>> parts;  // by part, then by rank
 };
 
@@ -79,8 +79,8 @@ class FactorBroadcasting {
 
   // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
   // rank's disagree with them, or an empty text, as OnFactors does.
-  std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
-                    SiteStatistics& statistics, Clock::time_point submitted);
+  std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form, SiteStatistics& statistics,
+                    Clock::time_point submitted);
 
   // Takes one part of a rank's factors from `peer`; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
@@ -133,7 +133,7 @@ class FactorBroadcasting {
     size_t sending = 0;  // bulk sends that still read the caller's memory
   };
   struct State {
-    std::shared_ptr<Own> own;  // null until this rank starts
+    std::shared_ptr<Own> own;                                               // null until this rank starts
     std::map<std::pair<int, uint32_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
     int refused_by = -1;
   };

@@ -30,18 +30,18 @@ enum class Scheme : uint8_t {
 
 struct FrameHeader {
   FrameKind kind;
-  uint8_t dtype;        // DataType of the whole tensor
-  Scheme scheme;        // how the tensor is exchanged
-  uint8_t is_bulk;      // 1: the payload is bulk transfer `tag`, 0: it follows this header
-  int32_t root;         // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
-  uint64_t site;        // hash of the site's name
-  uint64_t step;        // how often this site was exchanged before
-  uint64_t plan;        // digest of everything that decides how bytes are cut and routed
-  uint64_t count;       // elements of the whole tensor; of factors, the digest of their form
-  uint64_t offset;      // first byte of this KV pair in the tensor; of factors, the bytes of one row
-  uint64_t length;      // bytes of payload
-  uint32_t tag;         // bulk tag, unique among the sender's transfers in flight to this peer
-  uint32_t detail;      // of factors: which part; of a gradient: see DenseForm in factors.h
+  uint8_t dtype;    // DataType of the whole tensor
+  Scheme scheme;    // how the tensor is exchanged
+  uint8_t is_bulk;  // 1: the payload is bulk transfer `tag`, 0: it follows this header
+  int32_t root;     // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
+  uint64_t site;    // hash of the site's name
+  uint64_t step;    // how often this site was exchanged before
+  uint64_t plan;    // digest of everything that decides how bytes are cut and routed
+  uint64_t count;   // elements of the whole tensor; of factors, the digest of their form
+  uint64_t offset;  // first byte of this KV pair in the tensor; of factors, the bytes of one row
+  uint64_t length;  // bytes of payload
+  uint32_t tag;     // bulk tag, unique among the sender's transfers in flight to this peer
+  uint32_t detail;  // of factors: which part; of a gradient: see DenseForm in factors.h
 };
 
 static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, root) == 4 && offsetof(FrameHeader, site) == 8 &&

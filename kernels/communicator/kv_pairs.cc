@@ -18,8 +18,7 @@ size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
-KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes,
-                 const std::vector<int>& servers)
+KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers)
     : bytes_(bytes), first_server_(site % servers.size()), servers_(&servers) {
   const size_t num_servers = servers.size(), blocks = CeilDiv(bytes, kBlock);
   size_ = CeilDiv(blocks, kv_pair_bytes / kBlock);
@@ -40,8 +39,6 @@ size_t KvPairs::IndexOf(size_t offset) const {
   return block < of_longer ? block / (blocks_ + 1) : longer_ + (block - of_longer) / blocks_;
 }
 
-size_t KvPairs::Offset(size_t index) const {
-  return (index * blocks_ + std::min(index, longer_)) * kBlock;
-}
+size_t KvPairs::Offset(size_t index) const { return (index * blocks_ + std::min(index, longer_)) * kBlock; }
 
 }  // namespace poseidon

@@ -39,8 +39,8 @@ class KvPairs {
   size_t Offset(size_t index) const;
 
   size_t bytes_;
-  size_t size_;          // pairs
-  size_t blocks_ = 0;    // of a pair
+  size_t size_;        // pairs
+  size_t blocks_ = 0;  // of a pair
   size_t longer_ = 0;
   size_t first_server_;  // index in servers_
   const std::vector<int>* servers_;

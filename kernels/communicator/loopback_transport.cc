@@ -16,10 +16,10 @@ namespace {
 struct Letter {
   enum Kind { kPacket, kBulkOffer, kBulkTaken } kind;
   int peer;
-  std::vector<char> packet;      // kPacket
-  uint32_t tag = 0;              // kBulkOffer, kBulkTaken
-  const void* data = nullptr;    // kBulkOffer
-  size_t bytes = 0;              // kBulkOffer
+  std::vector<char> packet;    // kPacket
+  uint32_t tag = 0;            // kBulkOffer, kBulkTaken
+  const void* data = nullptr;  // kBulkOffer
+  size_t bytes = 0;            // kBulkOffer
 };
 
 struct Mailbox {
@@ -117,8 +117,7 @@ class LoopbackTransport : public Transport {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size,
-                                                               const std::vector<int>& nodes) {
+std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size, const std::vector<int>& nodes) {
   auto world = std::make_shared<World>(size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) {

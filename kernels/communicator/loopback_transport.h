@@ -10,9 +10,9 @@
 
 namespace poseidon {
 
-// Returns the transports of a job of `size` ranks in this process, in rank order. `nodes` is what their nodes() returns.
-std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size,
-                                                               const std::vector<int>& nodes);
+// Returns the transports of a job of `size` ranks in this process, in rank order. `nodes` is what their nodes()
+// returns.
+std::vector<std::unique_ptr<Transport>> MakeLoopbackTransports(int size, const std::vector<int>& nodes);
 
 }  // namespace poseidon
 

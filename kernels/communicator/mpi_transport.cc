@@ -91,15 +91,14 @@ class MpiTransport : public Transport {
   void SendPacket(int peer, std::vector<char> packet) override {
     outgoing_.push_back({std::move(packet), MPI_REQUEST_NULL});
     auto& entry = outgoing_.back();
-    Check(MPI_Isend(entry.packet.data(), static_cast<int>(entry.packet.size()), MPI_BYTE, peer, 0,
-                    packets_, &entry.request),
+    Check(MPI_Isend(entry.packet.data(), static_cast<int>(entry.packet.size()), MPI_BYTE, peer, 0, packets_,
+                    &entry.request),
           "MPI_Isend");
   }
 
   void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
     InPieces(bytes, std::move(done), [&](size_t begin, int length, MPI_Request* request) {
-      Check(MPI_Isend(static_cast<const char*>(data) + begin, length, MPI_BYTE, peer, WireTag(tag),
-                      bulk_, request),
+      Check(MPI_Isend(static_cast<const char*>(data) + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request),
             "MPI_Isend");
     });
   }
@@ -184,8 +183,7 @@ class MpiTransport : public Transport {
   // ranks are here.
   void FindNodes() {
     MPI_Comm node;
-    Check(MPI_Comm_split_type(packets_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
-          "MPI_Comm_split_type");
+    Check(MPI_Comm_split_type(packets_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
     int first = rank_;
     Check(MPI_Bcast(&first, 1, MPI_INT, 0, node), "MPI_Bcast");
     Check(MPI_Comm_free(&node), "MPI_Comm_free");
@@ -194,8 +192,8 @@ class MpiTransport : public Transport {
   }
 
   void Post(int slot) {
-    Check(MPI_Irecv(ring_[slot].data(), static_cast<int>(kMaxPacketBytes), MPI_BYTE,
-                    MPI_ANY_SOURCE, 0, packets_, &ring_requests_[slot]),
+    Check(MPI_Irecv(ring_[slot].data(), static_cast<int>(kMaxPacketBytes), MPI_BYTE, MPI_ANY_SOURCE, 0, packets_,
+                    &ring_requests_[slot]),
           "MPI_Irecv");
   }
 
@@ -214,8 +212,8 @@ class MpiTransport : public Transport {
   bool TestBulk() {
     int count = 0;
     finished_.resize(requests_.size());
-    Check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
-                       finished_.data(), MPI_STATUSES_IGNORE),
+    Check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
+                       MPI_STATUSES_IGNORE),
           "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
     // Take the finished ones out before calling back: a completion may start new transfers.
@@ -242,24 +240,22 @@ class MpiTransport : public Transport {
   MPI_Request ring_requests_[kRingSize];
   int head_ = 0;
   std::deque<Outgoing> outgoing_;
-  std::vector<TagOrder<Receive>> orders_;  // by peer
-  std::vector<MPI_Request> requests_;      // of pieces
+  std::vector<TagOrder<Receive>> orders_;             // by peer
+  std::vector<MPI_Request> requests_;                 // of pieces
   std::vector<std::shared_ptr<Transfer>> transfers_;  // of each request
   std::vector<int> finished_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes) {
-  return std::make_unique<MpiTransport>(piece_bytes);
-}
+std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes) { return std::make_unique<MpiTransport>(piece_bytes); }
 
 }  // namespace poseidon
 
 // Starts MPI on the calling thread and returns its transport; on failure returns null and writes
 // the reason.
-extern "C" __attribute__((visibility("default"))) poseidon::Transport*
-poseidon_open_mpi_transport(char* error, size_t error_bytes) {
+extern "C" __attribute__((visibility("default"))) poseidon::Transport* poseidon_open_mpi_transport(char* error,
+                                                                                                   size_t error_bytes) {
   try {
     return poseidon::MakeMpiTransport(poseidon::kMpiPieceBytes).release();
   } catch (const std::exception& e) {

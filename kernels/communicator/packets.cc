@@ -37,8 +37,7 @@ void Packets::Clear() {
 }
 
 bool Packets::IsEmpty() const {
-  return std::all_of(open_.begin(), open_.end(),
-                     [](const std::vector<char>& packet) { return packet.empty(); });
+  return std::all_of(open_.begin(), open_.end(), [](const std::vector<char>& packet) { return packet.empty(); });
 }
 
 std::string Packets::Unpack(const char* data, size_t bytes,

@@ -11,9 +11,8 @@
 
 namespace poseidon {
 
-Protocol::Protocol(std::unique_ptr<Transport> transport, Options options,
-                   const std::vector<int>& nodes, Statistics* statistics,
-                   std::function<void(const std::string& reason)> on_failure)
+Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
+                   Statistics* statistics, std::function<void(const std::string& reason)> on_failure)
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
@@ -47,16 +46,14 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   size_t bytes = 0;
   for (const FactorPart& part : factors.parts) bytes += part.bytes;
   auto completed = [this, done = std::move(done), site = factors.site, row = factors.row, submitted, bytes,
-                    is_blocking = factors.is_blocking](const std::string& error,
-                                                       GatheredFactors gathered) {
+                    is_blocking = factors.is_blocking](const std::string& error, GatheredFactors gathered) {
     const auto now = Clock::now();
     statistics_->Completed(now);
     // Those that were refused travel dense, and that is the exchange.
     if (gathered.is_complete) statistics_->events.Add(site, {row, submitted, now, bytes, is_blocking});
     done(error, std::move(gathered));
   };
-  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics,
-                             submitted));
+  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics, submitted));
   FailIfLeftBehind();
 }
 
@@ -65,9 +62,7 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
 bool Protocol::Poll() {
   return transport_->Poll([this](int peer, const char* data, size_t bytes) {
     const std::string wrong = Packets::Unpack(
-        data, bytes, [this, peer](const FrameHeader& header, const char* payload) {
-          OnFrame(peer, header, payload);
-        });
+        data, bytes, [this, peer](const FrameHeader& header, const char* payload) { OnFrame(peer, header, payload); });
     if (!wrong.empty()) FailIf(Malformed(peer, wrong));
   });
 }

@@ -25,8 +25,8 @@ namespace poseidon {
 class Protocol {
  public:
   // `nodes` are those of NodesOf. `on_failure` is told the reason of the first failure, before any exchange is.
-  Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
-           Statistics* statistics, std::function<void(const std::string& reason)> on_failure);
+  Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes, Statistics* statistics,
+           std::function<void(const std::string& reason)> on_failure);
 
   // Starts an exchange that was submitted at `submitted`.
   void Start(Exchange exchange, Done done, Clock::time_point submitted);
@@ -54,9 +54,7 @@ class Protocol {
   bool has_failed() const { return !failure_.empty(); }
   bool is_waiting() const { return dense_.is_waiting() || broadcasting_.is_waiting(); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
-  bool is_flushed() const {
-    return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on();
-  }
+  bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on(); }
 
  private:
   void OnFrame(int peer, const FrameHeader& header, const char* payload);

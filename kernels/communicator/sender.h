@@ -60,9 +60,8 @@ class Sender {
     for (std::deque<Bulk>& waiting : waiting_) waiting.clear();
   }
   bool IsEmpty() const {
-    return packets_.IsEmpty() &&
-           std::all_of(waiting_.begin(), waiting_.end(),
-                       [](const std::deque<Bulk>& waiting) { return waiting.empty(); });
+    return packets_.IsEmpty() && std::all_of(waiting_.begin(), waiting_.end(),
+                                             [](const std::deque<Bulk>& waiting) { return waiting.empty(); });
   }
 
  private:
@@ -106,9 +105,9 @@ class Sender {
   const uint64_t plan_;  // digest of everything that decides how bytes are cut and routed
   Statistics* const statistics_;
   Packets packets_;
-  std::vector<uint32_t> next_tag_;           // by peer
-  std::vector<size_t> in_flight_;            // bytes of bulk transfers, by peer
-  std::vector<std::deque<Bulk>> waiting_;    // for credit, by peer
+  std::vector<uint32_t> next_tag_;         // by peer
+  std::vector<size_t> in_flight_;          // bytes of bulk transfers, by peer
+  std::vector<std::deque<Bulk>> waiting_;  // for credit, by peer
 };
 
 }  // namespace poseidon

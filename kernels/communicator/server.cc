@@ -15,8 +15,7 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
   const Exchange& exchange = active->exchange;
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (state.contributions[peer].state == State::kMissing) continue;
-    std::string disagreement =
-        Disagreement(peer, state.contributions[peer].header, transport_->rank(), exchange);
+    std::string disagreement = Disagreement(peer, state.contributions[peer].header, transport_->rank(), exchange);
     if (!disagreement.empty()) return disagreement;
   }
   state.own = active;
@@ -40,11 +39,10 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
   }
   if (header.is_bulk) {
     contribution.state = State::kArriving;
-    transport_->ReceiveBulk(peer, header.tag, contribution.buffer.data.get(), header.length,
-                            [this, key, peer] {
-                              StateOf(key).contributions[peer].state = State::kReady;
-                              FinishIfComplete(key);
-                            });
+    transport_->ReceiveBulk(peer, header.tag, contribution.buffer.data.get(), header.length, [this, key, peer] {
+      StateOf(key).contributions[peer].state = State::kReady;
+      FinishIfComplete(key);
+    });
     return "";
   }
   if (header.length > 0) std::memcpy(contribution.buffer.data.get(), payload, header.length);
@@ -66,9 +64,8 @@ std::vector<int> Server::Missing(const KvPairState& state, uint64_t offset) cons
   const int root = state.own->exchange.root;
   std::vector<int> needed = routes_->Sources(server), missing;
   if (root >= 0) needed = {routes_->SourceOf(root, server)};
-  std::copy_if(needed.begin(), needed.end(), std::back_inserter(missing), [&state](int rank) {
-    return state.contributions[rank].state != State::kReady;
-  });
+  std::copy_if(needed.begin(), needed.end(), std::back_inserter(missing),
+               [&state](int rank) { return state.contributions[rank].state != State::kReady; });
   return missing;
 }
 

@@ -105,8 +105,7 @@ class Stream {
       int count = 0;
       const size_t total = sizeof(MessageHeader) + message.header.bytes;
       if (written_ < sizeof(MessageHeader)) {
-        parts[count++] = {reinterpret_cast<char*>(&message.header) + written_,
-                          sizeof(MessageHeader) - written_};
+        parts[count++] = {reinterpret_cast<char*>(&message.header) + written_, sizeof(MessageHeader) - written_};
       }
       const size_t begin = std::max(written_, sizeof(MessageHeader)) - sizeof(MessageHeader);
       if (begin < message.header.bytes) {
@@ -139,10 +138,8 @@ class Stream {
     bool active = false;
     while (!has_closed_ && budget > 0) {
       const bool is_header = read_ < sizeof(MessageHeader);
-      char* to = is_header ? reinterpret_cast<char*>(&incoming_) + read_
-                           : payload_ + (read_ - sizeof(MessageHeader));
-      const size_t wanted =
-          (is_header ? sizeof(MessageHeader) : sizeof(MessageHeader) + incoming_.bytes) - read_;
+      char* to = is_header ? reinterpret_cast<char*>(&incoming_) + read_ : payload_ + (read_ - sizeof(MessageHeader));
+      const size_t wanted = (is_header ? sizeof(MessageHeader) : sizeof(MessageHeader) + incoming_.bytes) - read_;
       if (wanted > 0) {
         const ssize_t got = recv(socket_, to, wanted, 0);
         if (got == 0) Throw("it has closed the connection");
@@ -236,8 +233,7 @@ class Stream {
 
 class SocketTransport : public Transport {
  public:
-  SocketTransport(int rank, const std::vector<int>& sockets)
-      : rank_(rank), size_(static_cast<int>(sockets.size())) {
+  SocketTransport(int rank, const std::vector<int>& sockets) : rank_(rank), size_(static_cast<int>(sockets.size())) {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) {
         fcntl(sockets[peer], F_SETFL, fcntl(sockets[peer], F_GETFL) | O_NONBLOCK);
@@ -256,8 +252,7 @@ class SocketTransport : public Transport {
   }
 
   void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
-    streams_[peer].Send({{MessageHeader::kBulk, tag, bytes}, {}, static_cast<const char*>(data),
-                         std::move(done)});
+    streams_[peer].Send({{MessageHeader::kBulk, tag, bytes}, {}, static_cast<const char*>(data), std::move(done)});
   }
 
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
@@ -273,8 +268,7 @@ class SocketTransport : public Transport {
   }
 
   bool Flushed() const override {
-    return std::all_of(streams_.begin(), streams_.end(),
-                       [](const Stream& stream) { return stream.Flushed(); });
+    return std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.Flushed(); });
   }
 
   void Close(bool agreed) override {

@@ -16,8 +16,8 @@ SiteStatistics& Statistics::Of(const std::string& site) {
 void Statistics::Submitted(uint64_t site, Clock::time_point time) {
   if (!step_.insert(site).second) {
     if (last_completion_ > last_submission_) {
-      waiting_nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                  last_completion_ - last_submission_).count();
+      waiting_nanoseconds_ +=
+          std::chrono::duration_cast<std::chrono::nanoseconds>(last_completion_ - last_submission_).count();
     }
     step_ = {site};
   }
@@ -31,10 +31,8 @@ std::string Statistics::Json() const {
       << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"sites\": {";
   const char* separator = "";
   for (const auto& [name, site] : sites_) {
-    out << separator << Quoted(name) << ": {\"count\": " << site.count
-        << ", \"sent_bytes\": " << site.sent_bytes
-        << ", \"received_bytes\": " << site.received_bytes
-        << ", \"network_bytes\": " << site.network_bytes
+    out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes
+        << ", \"received_bytes\": " << site.received_bytes << ", \"network_bytes\": " << site.network_bytes
         << ", \"seconds\": " << 1e-9 * site.nanoseconds << "}";
     separator = ", ";
   }

@@ -17,10 +17,10 @@ namespace poseidon {
 
 // Counters of one site. The progress thread adds, any thread may read.
 struct SiteStatistics {
-  std::atomic<uint64_t> count{0};  // exchanges
+  std::atomic<uint64_t> count{0};                          // exchanges
   std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};  // payload
-  std::atomic<uint64_t> network_bytes{0};  // of what was sent, to ranks of other nodes
-  std::atomic<uint64_t> nanoseconds{0};  // from Submit to done, summed over all exchanges
+  std::atomic<uint64_t> network_bytes{0};                  // of what was sent, to ranks of other nodes
+  std::atomic<uint64_t> nanoseconds{0};                    // from Submit to done, summed over all exchanges
 };
 
 class Statistics {

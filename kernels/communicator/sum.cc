@@ -22,8 +22,7 @@ namespace {
 constexpr size_t kBlock = 2048;
 
 template <typename T>
-[[gnu::always_inline]] inline void SumBlocks(const void* const* inputs, size_t num_inputs,
-                                             size_t count, void* output) {
+[[gnu::always_inline]] inline void SumBlocks(const void* const* inputs, size_t num_inputs, size_t count, void* output) {
   using A = Arithmetic<T>;
   typename A::Accumulator sum[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
@@ -40,10 +39,9 @@ template <typename T>
 }
 
 // Signed overflow is undefined; counters that wrap must still agree on all ranks, hence unsigned.
-#define POSEIDON_SUM(name, type)                                                           \
-  POSEIDON_MULTIVERSION void name(const void* const* inputs, size_t num_inputs,            \
-                                  size_t count, void* output) {                            \
-    SumBlocks<type>(inputs, num_inputs, count, output);                                    \
+#define POSEIDON_SUM(name, type)                                                                              \
+  POSEIDON_MULTIVERSION void name(const void* const* inputs, size_t num_inputs, size_t count, void* output) { \
+    SumBlocks<type>(inputs, num_inputs, count, output);                                                       \
   }
 POSEIDON_SUM(SumFloat32, float)
 POSEIDON_SUM(SumFloat64, double)
@@ -61,9 +59,8 @@ struct TypeInfo {
 
 const TypeInfo& Info(DataType dtype) {
   static constexpr TypeInfo kInfo[] = {
-      {"float32", 4, SumFloat32},   {"float64", 8, SumFloat64}, {"float16", 2, SumFloat16},
-      {"bfloat16", 2, SumBfloat16}, {"int32", 4, SumInt32},     {"int64", 8, SumInt64},
-      {"bytes", 1, nullptr},
+      {"float32", 4, SumFloat32}, {"float64", 8, SumFloat64}, {"float16", 2, SumFloat16}, {"bfloat16", 2, SumBfloat16},
+      {"int32", 4, SumInt32},     {"int64", 8, SumInt64},     {"bytes", 1, nullptr},
   };
   return kInfo[static_cast<int>(dtype)];
 }
@@ -74,8 +71,7 @@ size_t ElementBytes(DataType dtype) { return Info(dtype).bytes; }
 
 const char* Name(DataType dtype) { return Info(dtype).name; }
 
-void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes,
-                void* output) {
+void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes, void* output) {
   if (inputs.empty()) {
     std::memset(output, 0, bytes);
   } else if (inputs.size() == 1) {
@@ -85,8 +81,7 @@ void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t b
   }
 }
 
-void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes,
-               void* output) {
+void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes, void* output) {
   std::vector<const void*> sums;
   for (const std::vector<const void*>& group : groups) {
     // Of the first group, (a + b) + c is a + b + c, but where a + b is rounded to less than it is added in.

@@ -32,8 +32,7 @@ void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t b
 
 // Writes the sum of the groups' sums, all in order; the sum of a group is rounded like any other. At most one group
 // may have several inputs: its sum is written to `output` on the way.
-void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes,
-               void* output);
+void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes, void* output);
 
 }  // namespace poseidon
 

@@ -41,8 +41,8 @@ class TagOrder {
 
  private:
   uint32_t period_;
-  uint32_t first_missing_ = 0;        // the first tag that was not started
-  std::set<uint32_t> started_;        // after it
+  uint32_t first_missing_ = 0;  // the first tag that was not started
+  std::set<uint32_t> started_;  // after it
   std::map<uint32_t, Receive> held_;
 };
 

@@ -40,9 +40,7 @@ struct Tf32 {
 };
 
 // The smaller of the two. `value` may be negative, but by no more than a tile.
-POSEIDON_DEVICE int AtMost(int limit, int64_t value) {
-  return value < limit ? static_cast<int>(value) : limit;
-}
+POSEIDON_DEVICE int AtMost(int limit, int64_t value) { return value < limit ? static_cast<int>(value) : limit; }
 
 // Elements that one thread reads or writes at once.
 template <typename T, int kBytes>
@@ -74,10 +72,7 @@ struct Lane {
   int group, pair;
 
   explicit POSEIDON_DEVICE Lane(unsigned thread)
-      : row(thread / 32 % 2 * kWarpTile),
-        column(thread / 64 * kWarpTile),
-        group(thread % 32 / 4),
-        pair(thread % 4) {}
+      : row(thread / 32 % 2 * kWarpTile), column(thread / 64 * kWarpTile), group(thread % 32 / 4), pair(thread % 4) {}
 
   // The first of the 4 neighbours, rows or columns of the warp's tile, that the lane brings to
   // instructions 4 * half, ... + 3. An instruction takes one of V and two of U, for `group` and
@@ -139,8 +134,7 @@ struct TensorCores {
 
   // Adds the products of kDepth rows, which begin at `u` and `v` of shared memory.
   template <typename Machine>
-  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kVector>& lane, int u, int v,
-                                       Sums& sums) {
+  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kVector>& lane, int u, int v, Sums& sums) {
     Fragments fragments_u, fragments_v;
     Load(machine, lane, u + lane.row * int{sizeof(T)}, Stage<T>::kPitchU, fragments_u);
     Load(machine, lane, v + lane.column * int{sizeof(T)}, Stage<T>::kPitchV, fragments_v);
@@ -149,8 +143,8 @@ struct TensorCores {
 
  private:
   template <typename Machine>
-  static POSEIDON_DEVICE void Load(Machine& machine, const Lane<kVector>& lane, int shared,
-                                   int pitch, Fragments& fragments) {
+  static POSEIDON_DEVICE void Load(Machine& machine, const Lane<kVector>& lane, int shared, int pitch,
+                                   Fragments& fragments) {
     for (int half = 0; half < 2; ++half) {
       const int column = shared + lane.Brings(half) * int{sizeof(T)};
       for (int high = 0; high < 2; ++high) {
@@ -164,13 +158,12 @@ struct TensorCores {
           const Words x = machine.template LoadShared<Words>(column + row * pitch);
           const Words y = machine.template LoadShared<Words>(column + (row + kNext) * pitch);
           for (int i = 0; i < 2; ++i) {
-            uint32_t(*to)[2] = &fragments[4 * half + 2 * i];
+            uint32_t (*to)[2] = &fragments[4 * half + 2 * i];
             to[0][high] = machine.LowerHalves(x.elements[i], y.elements[i]);
             to[1][high] = machine.UpperHalves(x.elements[i], y.elements[i]);
           }
         } else {
-          const auto x = machine.template LoadShared<Vector<float, 16>>(
-              column + (lane.pair + 4 * high) * pitch);
+          const auto x = machine.template LoadShared<Vector<float, 16>>(column + (lane.pair + 4 * high) * pitch);
           for (int i = 0; i < 4; ++i) {
             fragments[4 * half + i][high] = RoundToTf32(x.elements[i]);
           }
@@ -187,8 +180,7 @@ struct PlainFloats {
   static constexpr int kDepth = 1;
 
   template <typename Machine>
-  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kRunSize>& lane, int u, int v,
-                                       Sums& sums) {
+  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kRunSize>& lane, int u, int v, Sums& sums) {
     using Floats = Vector<float, 16>;
     Floats rows[2], runs[4];
     for (int i = 0; i < 2; ++i) {
@@ -200,15 +192,15 @@ struct PlainFloats {
     for (int m = 0; m < 4; ++m) {
       for (int n = 0; n < 8; ++n) {
         for (int c = 0; c < 4; ++c) {
-          sums[m][n][c] += rows[m / 2].elements[m % 2 * 2 + c / 2] *
-                           runs[n / 4 * 2 + c % 2].elements[n % 4];
+          sums[m][n][c] += rows[m / 2].elements[m % 2 * 2 + c / 2] * runs[n / 4 * 2 + c % 2].elements[n % 4];
         }
       }
     }
   }
 };
 
-// Reads the first `count` elements of a run of the result: none if it is negative, all if it is large. Rows that are aligned have no incomplete runs.
+// Reads the first `count` elements of a run of the result: none if it is negative, all if it is large. Rows that are
+// aligned have no incomplete runs.
 template <bool kIsAligned, typename Machine, typename T>
 POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count, Vector<T, 16>& run) {
   if constexpr (kIsAligned) {
@@ -251,8 +243,7 @@ struct Combine {
   }
 
   template <bool kIsAligned, typename Machine>
-  POSEIDON_DEVICE void Write(Machine& machine, int64_t at, int count, const float* products,
-                             const Old& old) const {
+  POSEIDON_DEVICE void Write(Machine& machine, int64_t at, int count, const float* products, const Old& old) const {
     Run run;
     for (int j = 0; j < kRunSize; ++j) {
       float sum = alpha * products[j];
@@ -286,8 +277,7 @@ struct Descend {
   }
 
   template <bool kIsAligned, typename Machine>
-  POSEIDON_DEVICE void Write(Machine& machine, int64_t at, int count, const float* products,
-                             const Old& old) const {
+  POSEIDON_DEVICE void Write(Machine& machine, int64_t at, int count, const float* products, const Old& old) const {
     Run new_weights, new_velocity;
     for (int j = 0; j < kRunSize; ++j) {
       const float descent = -learning_rate * products[j];
@@ -361,8 +351,7 @@ class Program {
         const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
 #pragma unroll
         for (int r = 0; r < Stage<T>::kDepth; r += Product::kDepth) {
-          Product::Multiply(machine, lane, u + r * Stage<T>::kPitchU, v + r * Stage<T>::kPitchV,
-                            sums);
+          Product::Multiply(machine, lane, u + r * Stage<T>::kPitchU, v + r * Stage<T>::kPitchV, sums);
         }
         stage = stage == kStages - 1 ? 0 : stage + 1;
       }
@@ -385,8 +374,7 @@ class Program {
   // Starts to copy the rows of U and V at `next` and moves it on. Where it is at the end, there is
   // nothing to copy, but still something to wait for, so that waiting can count.
   template <typename Machine>
-  static POSEIDON_DEVICE void Fill(Machine& machine, const Arguments& a, int stage,
-                                   Position& next) {
+  static POSEIDON_DEVICE void Fill(Machine& machine, const Arguments& a, int stage, Position& next) {
     if (next.tile < a.end_tile && next.row < a.k) {
       if (next.row == 0) next.corner = Tile::At(next.tile, a.m, a.n);
       const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
@@ -403,8 +391,8 @@ class Program {
 
   // The largest pieces that the alignment of the rows allows.
   template <int kColumns, typename Machine>
-  static POSEIDON_DEVICE void Copy(Machine& machine, const Factor& factor, int64_t k, int64_t row,
-                                   int64_t column, int shared, int pitch) {
+  static POSEIDON_DEVICE void Copy(Machine& machine, const Factor& factor, int64_t k, int64_t row, int64_t column,
+                                   int shared, int pitch) {
     switch (factor.copy_bytes) {
       case 16:
         return CopyPieces<kColumns, 16>(machine, factor, k, row, column, shared, pitch);
@@ -417,8 +405,8 @@ class Program {
 
   // Elements outside of the factor become zeros, so that they add nothing.
   template <int kColumns, int kBytes, typename Machine>
-  static POSEIDON_DEVICE void CopyPieces(Machine& machine, const Factor& factor, int64_t k,
-                                         int64_t row, int64_t column, int shared, int pitch) {
+  static POSEIDON_DEVICE void CopyPieces(Machine& machine, const Factor& factor, int64_t k, int64_t row, int64_t column,
+                                         int shared, int pitch) {
     constexpr int kPiece = kBytes / sizeof(T);
     constexpr int kPieces = kColumns / kPiece;  // of a row
     constexpr int kRowsAtOnce = kThreads / kPieces;
@@ -441,8 +429,7 @@ class Program {
   // Hands what a thread has computed to the epilogue, some runs at a time: all that these need is
   // read before any of it is written, so that the reads overlap.
   template <bool kIsAligned, typename Machine>
-  static POSEIDON_DEVICE void Finish(Machine& machine, const Arguments& a, const Tile& tile,
-                                     const Sums& sums) {
+  static POSEIDON_DEVICE void Finish(Machine& machine, const Arguments& a, const Tile& tile, const Sums& sums) {
     constexpr int kRunSize = Product::kRunSize;
     static_assert(kRunSize == Epilogue::kRunSize, "a lane's sums make whole vectors of the result");
     constexpr int kRunsOfRow = kWarpTile / 4 / kRunSize;
@@ -458,8 +445,7 @@ class Program {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int r = lane.Row((first + i) / kRunsOfRow), c = lane.Column((first + i) % kRunsOfRow);
-        a.epilogue.template Read<kIsAligned>(machine, (row + r) * a.n + column + c,
-                                             r < rows ? columns - c : 0, old[i]);
+        a.epilogue.template Read<kIsAligned>(machine, (row + r) * a.n + column + c, r < rows ? columns - c : 0, old[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -467,8 +453,8 @@ class Program {
         const int r = lane.Row(x), c = lane.Column(run);
         float products[kRunSize];
         for (int j = 0; j < kRunSize; ++j) products[j] = lane.Sum(sums, x, run, j);
-        a.epilogue.template Write<kIsAligned>(machine, (row + r) * a.n + column + c,
-                                              r < rows ? columns - c : 0, products, old[i]);
+        a.epilogue.template Write<kIsAligned>(machine, (row + r) * a.n + column + c, r < rows ? columns - c : 0,
+                                              products, old[i]);
       }
     }
   }

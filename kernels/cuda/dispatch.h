@@ -23,8 +23,7 @@ bool IsAligned(const T* data, int64_t columns, int bytes) {
 template <typename T>
 Factor MakeFactor(const void* data, int64_t columns) {
   const T* elements = static_cast<const T*>(data);
-  const int copy_bytes =
-      IsAligned(elements, columns, 16) ? 16 : IsAligned(elements, columns, 4) ? 4 : 2;
+  const int copy_bytes = IsAligned(elements, columns, 16) ? 16 : IsAligned(elements, columns, 4) ? 4 : 2;
   return {static_cast<const char*>(data), columns, copy_bytes};
 }
 
@@ -42,10 +41,14 @@ template <typename Epilogue, typename Launcher>
 int LaunchType(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
   constexpr int kRunSize = Epilogue::kRunSize;
   switch (f.type) {
-    case POSEIDON_FLOAT32: return Launch<PlainFloats>(launcher, f, epilogue);
-    case POSEIDON_TF32: return Launch<TensorCores<Tf32, kRunSize>>(launcher, f, epilogue);
-    case POSEIDON_BFLOAT16: return Launch<TensorCores<Bfloat16, kRunSize>>(launcher, f, epilogue);
-    case POSEIDON_HALF: return Launch<TensorCores<Float16, kRunSize>>(launcher, f, epilogue);
+    case POSEIDON_FLOAT32:
+      return Launch<PlainFloats>(launcher, f, epilogue);
+    case POSEIDON_TF32:
+      return Launch<TensorCores<Tf32, kRunSize>>(launcher, f, epilogue);
+    case POSEIDON_BFLOAT16:
+      return Launch<TensorCores<Bfloat16, kRunSize>>(launcher, f, epilogue);
+    case POSEIDON_HALF:
+      return Launch<TensorCores<Float16, kRunSize>>(launcher, f, epilogue);
   }
   return kInvalidValue;
 }
@@ -64,11 +67,10 @@ inline bool IsValid(const PoseidonFactors* f, const void* out) {
 }
 
 template <typename Launcher>
-int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha, float beta,
-                 void* out, PoseidonType out_type) {
+int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha, float beta, void* out,
+                 PoseidonType out_type) {
   if (!IsValid(factors, out)) return kInvalidValue;
-  if (out_type != POSEIDON_FLOAT32 &&
-      (out_type != factors->type || out_type == POSEIDON_TF32)) {
+  if (out_type != POSEIDON_FLOAT32 && (out_type != factors->type || out_type == POSEIDON_TF32)) {
     return kInvalidValue;
   }
   PoseidonFactors f = *factors;
@@ -76,19 +78,17 @@ int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha
   if (alpha == 0) f.k = 0;
   switch (out_type) {
     case POSEIDON_BFLOAT16:
-      return Launch<TensorCores<Bfloat16, 8>>(launcher, f,
-                                              MakeCombine<Bfloat16>(f, alpha, beta, out));
+      return Launch<TensorCores<Bfloat16, 8>>(launcher, f, MakeCombine<Bfloat16>(f, alpha, beta, out));
     case POSEIDON_HALF:
-      return Launch<TensorCores<Float16, 8>>(launcher, f,
-                                             MakeCombine<Float16>(f, alpha, beta, out));
+      return Launch<TensorCores<Float16, 8>>(launcher, f, MakeCombine<Float16>(f, alpha, beta, out));
     default:
       return LaunchType(launcher, f, MakeCombine<float>(f, alpha, beta, out));
   }
 }
 
 template <typename Launcher>
-int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_rate, float momentum,
-           bool nesterov, float* velocity, float* weights) {
+int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_rate, float momentum, bool nesterov,
+           float* velocity, float* weights) {
   if (!IsValid(factors, weights) || (momentum != 0 && !velocity)) return kInvalidValue;
   const PoseidonFactors& f = *factors;
   if (f.m == 0 || f.n == 0) return kSuccess;
@@ -97,8 +97,8 @@ int Update(Launcher& launcher, const PoseidonFactors* factors, float learning_ra
     const Descend<false> descend = {learning_rate, 0, false, nullptr, weights, is_aligned};
     return LaunchType(launcher, f, descend);
   }
-  const Descend<true> descend = {learning_rate, momentum, nesterov, velocity, weights,
-                                 is_aligned && IsAligned(velocity, f.n, 16)};
+  const Descend<true> descend = {learning_rate, momentum, nesterov,
+                                 velocity,      weights,  is_aligned && IsAligned(velocity, f.n, 16)};
   return LaunchType(launcher, f, descend);
 }
 

@@ -40,24 +40,22 @@ struct Gpu {
   template <int kBytes>
   static __device__ void Copy(int at, const char* from, bool is_inside) {
     if constexpr (kBytes == 2) {
-      *reinterpret_cast<uint16_t*>(shared_memory + at) =
-          is_inside ? *reinterpret_cast<const uint16_t*>(from) : 0;
+      *reinterpret_cast<uint16_t*>(shared_memory + at) = is_inside ? *reinterpret_cast<const uint16_t*>(from) : 0;
     } else {
       const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory + at));
       const int bytes = is_inside ? kBytes : 0;
       if constexpr (kBytes == 16) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-                     :: "r"(to), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                     : "memory");
       } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                     :: "r"(to), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
       }
     }
   }
   static __device__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kPending>
   static __device__ void WaitForCopies() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
   }
 
   // The result is read and written once: what it displaces from the caches is worth more.
@@ -85,26 +83,16 @@ struct Gpu {
   }
 
   static __device__ float ToFloat(float value) { return value; }
-  static __device__ float ToFloat(Bfloat16 value) {
-    return __bfloat162float(__ushort_as_bfloat16(value.bits));
-  }
-  static __device__ float ToFloat(Float16 value) {
-    return __half2float(__ushort_as_half(value.bits));
-  }
+  static __device__ float ToFloat(Bfloat16 value) { return __bfloat162float(__ushort_as_bfloat16(value.bits)); }
+  static __device__ float ToFloat(Float16 value) { return __half2float(__ushort_as_half(value.bits)); }
   static __device__ void Round(float value, float& to) { to = value; }
   static __device__ void Round(float value, Bfloat16& to) {
     to.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
   }
-  static __device__ void Round(float value, Float16& to) {
-    to.bits = __half_as_ushort(__float2half_rn(value));
-  }
+  static __device__ void Round(float value, Float16& to) { to.bits = __half_as_ushort(__float2half_rn(value)); }
   // The halves of two words, those of x below those of y.
-  static __device__ uint32_t LowerHalves(uint32_t x, uint32_t y) {
-    return __byte_perm(x, y, 0x5410);
-  }
-  static __device__ uint32_t UpperHalves(uint32_t x, uint32_t y) {
-    return __byte_perm(x, y, 0x7632);
-  }
+  static __device__ uint32_t LowerHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
+  static __device__ uint32_t UpperHalves(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
 
   // Adds the products of all of a warp's rows and columns.
   template <typename T>
@@ -119,13 +107,12 @@ struct Gpu {
   }
 
  private:
-#define POSEIDON_MMA(T, shape_and_types)                                                          \
-  static __device__ void MultiplyAdd(T, const uint32_t (&upper)[2], const uint32_t (&lower)[2],   \
-                                     const uint32_t (&v)[2], float (&sums)[4]) {                  \
-    asm("mma.sync.aligned." shape_and_types                                                       \
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                        \
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                              \
-        : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(v[0]), "r"(v[1]));      \
+#define POSEIDON_MMA(T, shape_and_types)                                                                       \
+  static __device__ void MultiplyAdd(T, const uint32_t (&upper)[2], const uint32_t (&lower)[2],                \
+                                     const uint32_t (&v)[2], float (&sums)[4]) {                               \
+    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                           \
+        : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "r"(v[0]), "r"(v[1]));                   \
   }
   POSEIDON_MMA(Bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
   POSEIDON_MMA(Float16, "m16n8k16.row.col.f32.f16.f16.f32")
@@ -153,11 +140,9 @@ struct Launcher {
     if (error != cudaSuccess) return error;
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 ThisProgram::kSharedBytes);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ThisProgram::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto blocks =
-        static_cast<unsigned>(std::min<int64_t>(arguments.end_tile, multiprocessors));
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(arguments.end_tile, multiprocessors));
     void* pointers[] = {&arguments};
     return cudaLaunchKernel(kernel, blocks, kThreads, pointers, ThisProgram::kSharedBytes, stream);
   }
@@ -166,19 +151,16 @@ struct Launcher {
 }  // namespace
 }  // namespace poseidon
 
-int poseidon_outer_product(CUstream_st* stream, const PoseidonFactors* factors, float alpha,
-                           float beta, void* out, PoseidonType out_type) {
+int poseidon_outer_product(CUstream_st* stream, const PoseidonFactors* factors, float alpha, float beta, void* out,
+                           PoseidonType out_type) {
   poseidon::Launcher launcher{stream};
   return poseidon::OuterProduct(launcher, factors, alpha, beta, out, out_type);
 }
 
-int poseidon_outer_product_update(CUstream_st* stream, const PoseidonFactors* factors,
-                                  float learning_rate, float momentum, bool nesterov,
-                                  float* velocity, float* weights) {
+int poseidon_outer_product_update(CUstream_st* stream, const PoseidonFactors* factors, float learning_rate,
+                                  float momentum, bool nesterov, float* velocity, float* weights) {
   poseidon::Launcher launcher{stream};
   return poseidon::Update(launcher, factors, learning_rate, momentum, nesterov, velocity, weights);
 }
 
-const char* poseidon_cuda_error(int error) {
-  return cudaGetErrorString(static_cast<cudaError_t>(error));
-}
+const char* poseidon_cuda_error(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

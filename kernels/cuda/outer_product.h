@@ -38,16 +38,15 @@ struct PoseidonFactors {
 // and the types decide, so equal factors give equal bits on one model of GPU. Starts the work on
 // `stream` and returns a cudaError_t: cudaErrorInvalidValue if sizes, types and pointers do not go
 // together.
-int poseidon_outer_product(struct CUstream_st* stream, const struct PoseidonFactors* factors,
-                           float alpha, float beta, void* out, enum PoseidonType out_type);
+int poseidon_outer_product(struct CUstream_st* stream, const struct PoseidonFactors* factors, float alpha, float beta,
+                           void* out, enum PoseidonType out_type);
 
 // Gradient descent on float32 weights [m, n], as keras.optimizers.SGD writes it:
 //   step = momentum * velocity - learning_rate * U^T V;  velocity = step
 //   weights += nesterov ? momentum * step - learning_rate * U^T V : step
 // `velocity` [m, n] may be null if momentum is 0. Returns as poseidon_outer_product.
 int poseidon_outer_product_update(struct CUstream_st* stream, const struct PoseidonFactors* factors,
-                                  float learning_rate, float momentum, bool nesterov,
-                                  float* velocity, float* weights);
+                                  float learning_rate, float momentum, bool nesterov, float* velocity, float* weights);
 
 // Describes what the others have returned.
 const char* poseidon_cuda_error(int error);

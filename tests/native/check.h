@@ -45,15 +45,13 @@ inline void Contains(const char* file, int line, const std::string& text, const 
 
 }  // namespace check
 
-#define TEST(name)                                              \
-  static void name();                                           \
+#define TEST(name)                                                 \
+  static void name();                                              \
   static const check::Registration name##_registered(#name, name); \
   static void name()
 // The tests end at the first check that fails; `where`, a text, says for which case of a table.
-#define EXPECT(condition, where) \
-  ((condition) ? void() : check::Fail(__FILE__, __LINE__, #condition, where))
-#define EXPECT_EQ(a, b, where) \
-  check::Equal(__FILE__, __LINE__, #a " == " #b, a, b, [&] { return std::string(where); })
+#define EXPECT(condition, where) ((condition) ? void() : check::Fail(__FILE__, __LINE__, #condition, where))
+#define EXPECT_EQ(a, b, where) check::Equal(__FILE__, __LINE__, #a " == " #b, a, b, [&] { return std::string(where); })
 #define EXPECT_HOLDS(text, part) check::Contains(__FILE__, __LINE__, text, part)
 
 #endif  // POSEIDON_TESTS_NATIVE_CHECK_H_

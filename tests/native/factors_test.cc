@@ -18,8 +18,8 @@ namespace {
 
 // A rank's matrices: rows of 12 bytes, and rows that are too long to travel in a packet.
 struct Matrices {
-  Matrices(int rank, size_t rows) : narrow(12 * rows, static_cast<char>('a' + rank)),
-                                    wide(40000 * rows, static_cast<char>('A' + rank)) {}
+  Matrices(int rank, size_t rows)
+      : narrow(12 * rows, static_cast<char>('a' + rank)), wide(40000 * rows, static_cast<char>('A' + rank)) {}
   Factors Of(const std::string& site, const std::string& form = "") const {
     Factors factors;
     factors.site = site;
@@ -165,14 +165,16 @@ TEST(IfOneRankRefusesOrHasAnotherFormAllFallBackInThatStep) {
               },
               Clock::now());
         }
-        job.Run([&] {
-          for (int rank = 0; rank < size; ++rank) {
-            if (!falls_back[rank]) continue;
-            falls_back[rank] = false;
-            start_dense(rank);
-          }
-          return dense == size;
-        }, "falling back");
+        job.Run(
+            [&] {
+              for (int rank = 0; rank < size; ++rank) {
+                if (!falls_back[rank]) continue;
+                falls_back[rank] = false;
+                start_dense(rank);
+              }
+              return dense == size;
+            },
+            "falling back");
         EXPECT_EQ(complete, 0, "");
         for (const std::vector<float>& sum : sums) EXPECT_EQ(sum[19999], 4.0f, "");
       }

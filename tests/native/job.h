@@ -52,8 +52,8 @@ class ScriptedTransport : public Transport {
   void SendPacket(int peer, std::vector<char> packet) override {
     EXPECT(packet.size() <= kMaxPacketBytes, "a packet that no rank takes");
     packets.emplace_back(peer, packet.size());
-    const std::string wrong = Packets::Unpack(
-        packet.data(), packet.size(), [&](const FrameHeader& header, const char* payload) {
+    const std::string wrong =
+        Packets::Unpack(packet.data(), packet.size(), [&](const FrameHeader& header, const char* payload) {
           sent.push_back({peer, header, std::string(payload, header.is_bulk ? 0 : header.length)});
         });
     EXPECT_EQ(wrong, "", "a packet that was sent");

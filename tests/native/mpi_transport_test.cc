@@ -24,7 +24,7 @@ Transport& Mpi() {
 
 int Other() { return 1 - Mpi().rank(); }
 
-int packets = 0;  // that have arrived
+int packets = 0;        // that have arrived
 uint32_t next_tag = 0;  // of both directions: the tests send as much as they receive, or skip
 
 template <typename Condition>
@@ -61,10 +61,12 @@ TEST(ATransferIsDoneWhenAllItsPiecesAre) {
       const std::vector<char> mine = Pattern(Mpi().rank(), tag, bytes), theirs = Pattern(Other(), tag, bytes);
       std::vector<char> got(bytes + 1, 'x');
       int sent = 0, received = 0;
-      auto receive = [&] { Mpi().ReceiveBulk(Other(), tag, got.data(), bytes, [&] {
-        ++received;
-        EXPECT(std::equal(theirs.begin(), theirs.end(), got.begin()), where);
-      }); };
+      auto receive = [&] {
+        Mpi().ReceiveBulk(Other(), tag, got.data(), bytes, [&] {
+          ++received;
+          EXPECT(std::equal(theirs.begin(), theirs.end(), got.begin()), where);
+        });
+      };
       if (asks_first) receive();
       Meet();
       Mpi().SendBulk(Other(), tag, mine.data(), bytes, [&] { ++sent; });
@@ -138,6 +140,4 @@ TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
   Meet();
 }
 
-TEST(RanksLeaveTogether) {
-  Mpi().Close(/*agreed=*/true);
-}
+TEST(RanksLeaveTogether) { Mpi().Close(/*agreed=*/true); }

@@ -105,10 +105,13 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
             const size_t at = rank * counts.size() + i;
             Exchange exchange = Sum("x" + std::to_string(i), &values[at], step ? &values[at] : &results[at]);
             exchange.contributes = rank != 1 || i != 3;
-            job.protocol(rank).Start(exchange, [&](const std::string& error) {
-              EXPECT_EQ(error, "", where.str());
-              ++done;
-            }, Clock::now());
+            job.protocol(rank).Start(
+                exchange,
+                [&](const std::string& error) {
+                  EXPECT_EQ(error, "", where.str());
+                  ++done;
+                },
+                Clock::now());
             ++expected;
             // Some of what follows from it happens before the next one starts.
             for (int turn = 0; turn < static_cast<int>(seed); ++turn) {
@@ -131,12 +134,14 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
         }
         // All say goodbye, and nobody complains.
         for (int rank = 0; rank < size; ++rank) job.protocol(rank).SayGoodbye();
-        job.Run([&] {
-          for (int rank = 0; rank < size; ++rank) {
-            if (!job.protocol(rank).MissingGoodbyes().empty()) return false;
-          }
-          return true;
-        }, where.str());
+        job.Run(
+            [&] {
+              for (int rank = 0; rank < size; ++rank) {
+                if (!job.protocol(rank).MissingGoodbyes().empty()) return false;
+              }
+              return true;
+            },
+            where.str());
         for (int rank = 0; rank < size; ++rank) EXPECT_EQ(job.rank(rank).failure, "", where.str());
       }
     }
@@ -154,8 +159,9 @@ TEST(AllRanksGetWhatTheRootBroadcastsThoughTheyAskLate) {
         int done = 0;
         for (int step = 0; step < size; ++step) {
           const int rank = (root + step) % size;
-          job.protocol(rank).Start(Broadcast("b", root, &values[rank], &results[rank]),
-                                   [&](const std::string& error) { done += error.empty(); }, Clock::now());
+          job.protocol(rank).Start(
+              Broadcast("b", root, &values[rank], &results[rank]),
+              [&](const std::string& error) { done += error.empty(); }, Clock::now());
           // The others do what they can before the next one comes.
           for (int turn = 0; turn < 50; ++turn) {
             job.protocol(turn % size).Flush();
@@ -189,8 +195,15 @@ const std::vector<Lie>& Lies() {
       {"scheme 9", [](FrameHeader* h) { h->scheme = static_cast<Scheme>(9); }},
       {"root 0, expected a sum of root -1", [](FrameHeader* h) { h->root = 0; }},
       {"root 2, expected a sum of root -1 or a broadcast of root 0 to 1",
-       [](FrameHeader* h) { h->scheme = Scheme::kBroadcast; h->root = 2; }},
-      {"root -7", [](FrameHeader* h) { h->scheme = Scheme::kBroadcast; h->root = -7; }},
+       [](FrameHeader* h) {
+         h->scheme = Scheme::kBroadcast;
+         h->root = 2;
+       }},
+      {"root -7",
+       [](FrameHeader* h) {
+         h->scheme = Scheme::kBroadcast;
+         h->root = -7;
+       }},
       {"9223372036854775808 elements", [](FrameHeader* h) { h->count = uint64_t{1} << 63; }},
       {"a KV pair at byte 1 of", [](FrameHeader* h) { h->offset += 1; }},
       {"a KV pair at byte 18446744073709551615 of 200000", [](FrameHeader* h) { h->offset = UINT64_MAX; }},
@@ -200,14 +213,33 @@ const std::vector<Lie>& Lies() {
       {"a KV pair of 50112 bytes, expected 50048", [](FrameHeader* h) { h->length += 64; }},
       {"a KV pair of 4611686018427387904 bytes", [](FrameHeader* h) { h->length = uint64_t{1} << 62; }},
       {"a payload of 50048 bytes that travels in",
-       [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->is_bulk = 0; }},
-      {"factors of rank 9", [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->root = 9; }},
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors;
+         h->is_bulk = 0;
+       }},
+      {"factors of rank 9",
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors;
+         h->root = 9;
+       }},
       {"factors of rank -1", [](FrameHeader* h) { h->kind = FrameKind::kFactors; }},
-      {"factors of rank 0", [](FrameHeader* h) { h->kind = FrameKind::kFactors; h->root = 0; }},
-      {"factors of 50048 bytes in rows of 3", [](FrameHeader* h) {
-         h->kind = FrameKind::kFactors; h->root = 1; h->offset = 3; }},
-      {"factors of 50048 bytes in rows of 0", [](FrameHeader* h) {
-         h->kind = FrameKind::kFactors; h->root = 1; h->offset = 0; }},
+      {"factors of rank 0",
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors;
+         h->root = 0;
+       }},
+      {"factors of 50048 bytes in rows of 3",
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors;
+         h->root = 1;
+         h->offset = 3;
+       }},
+      {"factors of 50048 bytes in rows of 0",
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kFactors;
+         h->root = 1;
+         h->offset = 0;
+       }},
       {"a refusal of 50048 bytes", [](FrameHeader* h) { h->kind = FrameKind::kRefusal; }},
   };
   return lies;
@@ -241,8 +273,8 @@ TEST(FramesThatLieAreRefusedBeforeAndAfterTheExchangeHasBegun) {
       FrameHeader header = Honest(&value);
       std::string reason;
       if (has_begun) {
-        alone.rank->protocol->Start(Sum(kSite, &value, &result), [&](const std::string& error) { reason = error; },
-                                    Clock::now());
+        alone.rank->protocol->Start(
+            Sum(kSite, &value, &result), [&](const std::string& error) { reason = error; }, Clock::now());
       }
       lie.change(&header);
       alone.Take(1, Packet(header, std::string(header.is_bulk ? 0 : header.length, 'x')));
@@ -428,8 +460,8 @@ TEST(AFailureEndsTheExchangesOfAllRanks) {
   std::vector<float> value = Values(0, 100000), result(100000);
   std::vector<std::string> errors;
   for (int rank : {0, 1}) {
-    job.protocol(rank).Start(Sum("x", &value, &result), [&](const std::string& e) { errors.push_back(e); },
-                             Clock::now());
+    job.protocol(rank).Start(
+        Sum("x", &value, &result), [&](const std::string& e) { errors.push_back(e); }, Clock::now());
   }
   job.protocol(2).Fail("the disk is full", /*tell_peers=*/true);
   job.Run([&] { return errors.size() == 2; }, "a failure");
@@ -449,11 +481,11 @@ TEST(ARankThatLeavesOthersWaitingIsNamed) {
           Factors factors;
           factors.site = "x";
           factors.parts.push_back({value.data(), value.size() * 4, 4});
-          job.protocol(rank).StartFactors(factors, [&](const std::string& e, GatheredFactors) { failed += !e.empty(); },
-                                          Clock::now());
+          job.protocol(rank).StartFactors(
+              factors, [&](const std::string& e, GatheredFactors) { failed += !e.empty(); }, Clock::now());
         } else {
-          job.protocol(rank).Start(Sum("x", &value, &result), [&](const std::string& e) { failed += !e.empty(); },
-                                   Clock::now());
+          job.protocol(rank).Start(
+              Sum("x", &value, &result), [&](const std::string& e) { failed += !e.empty(); }, Clock::now());
         }
       }
       job.protocol(2).SayGoodbye();
@@ -476,13 +508,15 @@ TEST(ARankThatIsLateIsNamed) {
         if (rank == late) continue;
         job.protocol(rank).Start(Sum("x", &value, &result), [](const std::string&) {}, begin);
       }
-      job.Run([&] {
-        for (int rank = 0; rank < size; ++rank) job.protocol(rank).CheckDeadlines();
-        for (int rank = 0; rank < size; ++rank) {
-          if (job.rank(rank).failure.empty()) return false;
-        }
-        return true;
-      }, "a late rank");
+      job.Run(
+          [&] {
+            for (int rank = 0; rank < size; ++rank) job.protocol(rank).CheckDeadlines();
+            for (int rank = 0; rank < size; ++rank) {
+              if (job.rank(rank).failure.empty()) return false;
+            }
+            return true;
+          },
+          "a late rank");
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_HOLDS(job.rank(rank).failure, "waited 0.01 s for");
         EXPECT_HOLDS(job.rank(rank).failure, "to exchange 'x' (ps)");

@@ -91,9 +91,13 @@ TEST(PacketsArriveWholeAndInOrder) {
         }
       }
     }
-    PollUntil(transports, &packets, [&] {
-      return std::all_of(packets.begin(), packets.end(), [&](const auto& p) { return p.size() == 2 * sizes.size(); });
-    }, kind);
+    PollUntil(
+        transports, &packets,
+        [&] {
+          return std::all_of(packets.begin(), packets.end(),
+                             [&](const auto& p) { return p.size() == 2 * sizes.size(); });
+        },
+        kind);
     for (int rank = 0; rank < 3; ++rank) {
       std::vector<size_t> next(3);
       for (const Packet& packet : packets[rank]) {
@@ -146,9 +150,10 @@ TEST(BulkTransfersArriveWheneverTheyAreAskedFor) {
         }
         for (size_t i = sizes.size(); i-- > 0;) receive(i);
       }
-      PollUntil(transports, &packets, [&] {
-        return left == sizes.size() && arrived == sizes.size() && packets[1].size() == before + sizes.size();
-      }, where);
+      PollUntil(
+          transports, &packets,
+          [&] { return left == sizes.size() && arrived == sizes.size() && packets[1].size() == before + sizes.size(); },
+          where);
       tag += sizes.size();
     }
   });
@@ -177,11 +182,18 @@ TEST(ACompletionMayStartTheNextTransfer) {
     int left = 0, arrived = 0;
     std::function<void()> send, receive;
     send = [&] {
-      if (left < 20) transports[0]->SendBulk(1, left, data.data(), data.size(), [&] { ++left; send(); });
+      if (left < 20)
+        transports[0]->SendBulk(1, left, data.data(), data.size(), [&] {
+          ++left;
+          send();
+        });
     };
     receive = [&] {
       if (arrived < 20) {
-        transports[1]->ReceiveBulk(0, arrived, got[arrived].data(), data.size(), [&] { ++arrived; receive(); });
+        transports[1]->ReceiveBulk(0, arrived, got[arrived].data(), data.size(), [&] {
+          ++arrived;
+          receive();
+        });
       }
     };
     send();
