@@ -181,7 +181,7 @@ class Wrong:
 @pytest.mark.parametrize("damage, message", [
     (lambda result, address: None, None),
     (lambda result, address: result.__setitem__(7, np.nan), "1 elements .* rows 1-1 and columns 2-2"),
-    (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "off by more than they may"),
+    (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "exceed the error bound"),
     (lambda result, address: ctypes.memset(address - 4, 0, 4), "before the first"),
     (lambda result, address: ctypes.memset(address + result.nbytes, 0, 1), "after the last"),
 ], ids=["none", "an element", "rounding", "before", "after"])
