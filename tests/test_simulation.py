@@ -386,7 +386,7 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--nodes", "2,x"], "--nodes=2,x, expected numbers with commas"),
+    (["--nodes", "2,x"], "--nodes=2,x, expected numbers separated by commas"),
     (["--system", "x"], "--system=x, expected one of poseidon"),
     (["--plan", "/nowhere"], "The plan '/nowhere' cannot be read"),
     (["--gbps", "1,2", "--nodes", "3"], "gbps has 2 values, expected one for each of the 3 nodes"),
