@@ -1,8 +1,8 @@
-"""A training loop as one writes it for Horovod: nothing in it is of tf_poseidon.
+"""A usual training loop for Horovod: it does not use tf_poseidon.
 
     horovodrun --gloo -np 2 python examples/horovod_loop.py
 
-Two lines after hvd.init() let it exchange factors: `import tf_poseidon as poseidon; poseidon.enable()`.
+Two lines after hvd.init() make it exchange factors: `import tf_poseidon as poseidon; poseidon.enable()`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ parser.add_argument("--batch", type=int, default=32, help="rows of each process"
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--predivide", type=float, default=1.0, help="Horovod's gradient_predivide_factor")
 parser.add_argument("--groups", type=int, default=0, help="Horovod's num_groups")
-parser.add_argument("--save", help="where the weights go: a .npz file")
+parser.add_argument("--save", help="write the weights to this .npz file")
 arguments = parser.parse_args()
 
 initial = tf.random.Generator.from_seed(1)

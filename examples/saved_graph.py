@@ -4,8 +4,8 @@
     python examples/saved_graph.py --train build/saved_graph/original              # alone
     mpiexec -n 2 python examples/saved_graph.py --train build/saved_graph/rewritten
 
-What saves the step knows nothing of other processes: in life that is somebody else's program. What trains calls the
-rewritten step as it would the original, with the same batches in every process.
+The program that saves the step knows nothing of other processes; in practice, it is another program than this one. The
+program that trains calls the rewritten step like the original, with the same batches in every process.
 """
 
 import os
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 
-_MAKE = flags.DEFINE_string("make", None, "Folder for the saved step, original and rewritten.")
+_MAKE = flags.DEFINE_string("make", None, "Directory for the saved step, original and rewritten.")
 _TRAIN = flags.DEFINE_string("train", None, "Saved step to train with.")
 _EPOCHS = flags.DEFINE_integer("epochs", 20, "Epochs to train.")
 
@@ -27,7 +27,7 @@ _BATCH = 64  # rows
 
 
 class Step(tf.Module):
-    """A network of two layers that trains itself: SGD with momentum, clipped by the global norm."""
+    """A network of two layers with its training step: SGD with momentum, clipped by the global norm."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ def train(path):
     images, labels = load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(images.astype("float32") / 16, labels, random_state=0)
 
-    rng = np.random.default_rng(0)  # of the same seed in all processes, which have to give the step the same batches
+    rng = np.random.default_rng(0)  # the same seed in all processes, which must give the step the same batches
     for epoch in range(_EPOCHS.value):
         order = rng.permutation(len(train_x))
         for begin in range(0, len(order) - _BATCH + 1, _BATCH):
@@ -93,7 +93,7 @@ def main(_):
     if _TRAIN.value:
         train(_TRAIN.value)
     if not (_MAKE.value or _TRAIN.value):
-        raise app.UsageError("give --make FOLDER, or --train SAVED_STEP")
+        raise app.UsageError("give --make DIRECTORY, or --train SAVED_STEP")
 
 
 if __name__ == "__main__":

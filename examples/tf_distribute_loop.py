@@ -1,6 +1,6 @@
-"""A training loop as one writes it for MultiWorkerMirroredStrategy: nothing in it is of tf_poseidon.
+"""A usual training loop for MultiWorkerMirroredStrategy: it does not use tf_poseidon.
 
-Each process is started by itself, with its own TF_CONFIG. Two lines at the top let it exchange factors:
+Each process is started separately, with its own TF_CONFIG. Two lines at the top make it exchange factors:
 `import tf_poseidon as poseidon; poseidon.enable()`.
 """
 
@@ -15,7 +15,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--batch", type=int, default=32, help="rows of each process")
 parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--save", help="where the weights go: a .npz file")
+parser.add_argument("--save", help="write the weights to this .npz file")
 arguments = parser.parse_args()
 
 initial = tf.random.Generator.from_seed(1)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs with it the tests of
-# the passes, of placement, and of factors. Needs nvcc, and no GPU: two to three minutes.
+# Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs the tests of the passes,
+# of placement, of factors and of GPUs with it. Needs nvcc, but no GPU; takes two to three minutes.
 #
-#   scripts/check_cuda_wheel.sh [PYTHON]     PYTHON: python3, for an environment of its own in build/cuda
+#   scripts/check_cuda_wheel.sh [PYTHON]     PYTHON: python3 by default; makes its own environment in build/cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
   "keras>=$(supported KERAS_FROM),<$(supported KERAS_BELOW)"
 TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --build-lib "$folder/lib"
 
-# Not from the root: there Python would take this source tree, whose library is for CPUs.
+# Not from the root: there Python would import this source tree, whose library is for CPUs.
 cd tests
 PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3 "$python" -m pytest --quiet --rootdir . \
   test_placement.py test_passes.py test_factors.py test_gpus.py

@@ -1,14 +1,14 @@
-"""Builds the CUDA kernels, holds them to their bounds on the GPU of this machine, and measures them.
+"""Builds the CUDA kernels, tests them against their error bounds on this machine's GPU, and measures them.
 
     python scripts/gpu_check.py --json out.json
 
-Needs nvcc, a GPU and NumPy, but neither TensorFlow nor tf_poseidon; that is why the options are
-argparse's and the table is plain text. With PyTorch or CuPy, cuBLAS is measured beside the kernels;
-with compute-sanitizer, accesses and races of some cases are checked. Meant to take less than 5
+Needs nvcc, a GPU and NumPy, but neither TensorFlow nor tf_poseidon; that is why it uses argparse and
+prints plain tables. With PyTorch or CuPy, cuBLAS is measured beside the kernels; with
+compute-sanitizer, some cases are checked for invalid accesses and races. It should take less than 5
 minutes.
 
 The roofline of a case is the larger of two times: its bytes at the speed of copying memory, and its
-operations at the speed of cuBLAS on large square factors of the type. Both are measured here.
+operations at the speed of cuBLAS on large square factors of the type. Both speeds are measured here.
 """
 
 import argparse
@@ -41,13 +41,13 @@ NVCC_FLAGS = [*runpy.run_path(str(SOURCE.with_name("nvcc_flags.py")))["FLAGS"], 
 
 
 def find_nvcc():
-    """Returns the path of nvcc, of CUDA_HOME if that is set, or None."""
+    """Returns the path of nvcc, in CUDA_HOME if that is set, or None."""
     home = os.environ.get("CUDA_HOME")
     return shutil.which("nvcc", path=home and os.path.join(home, "bin"))
 
 
 def build(output, *options):
-    """Compiles the kernels and returns what nvcc has said."""
+    """Compiles the kernels and returns the output of nvcc."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise SystemExit("gpu_check: no nvcc in PATH or in CUDA_HOME/bin, if CUDA_HOME is set; install the CUDA "
@@ -71,7 +71,7 @@ def resources(report):
                 report, re.DOTALL)]
 
 
-# More than the emulation has time for.
+# Too slow for the emulation.
 LARGER = [Case(factors, out, *shape) for factors, out in outer_product.ALL_TYPES
           for shape in ((64, 2048, 2048), (257, 1030, 2051), (4096, 300, 520), (1, 5000, 3000))] + [
     Case(factors, "weights", k, 2000, n, 0.25, momentum=momentum, nesterov=momentum is not None)
@@ -83,7 +83,7 @@ LARGEST = [Case("float32", "float32", 33, 70_001, 33_333),
 
 
 def check_all(library, seed):
-    """Holds the GPU to the table, the larger cases and random ones; returns the worst error of each kind."""
+    """Checks the table, the larger cases and random ones on the GPU; returns the largest error of each kind."""
     rng = np.random.default_rng(seed)
     random = [outer_product.random_case(rng, 400, 1000) for _ in range(60)]
     worst = collections.defaultdict(float)
@@ -111,7 +111,7 @@ def check_rows(library, case, rng):
     outer_product.compare(case, np.stack(found).view(outer_product.TYPES[case.out][1]), exact, bound)
 
 
-# What compute-sanitizer looks at, which makes kernels slow: each program, with and without vectors.
+# The cases for compute-sanitizer, which slows kernels down: each program, with and without vectors.
 SANITIZED = [Case(factors, out, 40, 130, n, beta=beta)
              for factors, out in outer_product.ALL_TYPES for n, beta in ((264, 0.0), (257, 1.0))] + [
     Case(factors, "weights", 40, 130, n, momentum=momentum)
@@ -122,7 +122,7 @@ SANITIZER_SECONDS = 60  # for each of its tools
 
 
 def sanitize(path):
-    """Returns for each tool of compute-sanitizer "passed", why it did not run, or what is wrong."""
+    """Returns for each tool of compute-sanitizer "passed", why it did not run, or its complaint."""
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         return {"compute-sanitizer": "not installed"}
@@ -130,7 +130,7 @@ def sanitize(path):
     for tool in "memcheck", "racecheck":
         command = [sanitizer, "--tool", tool, "--error-exitcode", "9",
                    sys.executable, __file__, "--sanitized", str(path)]
-        # In a session of its own, so that all the processes it starts can be ended: none may stay on the GPU.
+        # In its own session, so that all the processes it starts can be ended: none may remain on the GPU.
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               start_new_session=True) as process:
             try:
@@ -156,7 +156,7 @@ TIMED = [Case(factors, out, k, size, size)
 
 
 def min_bytes(case):
-    """Returns how many bytes a case reads and writes at least."""
+    """Returns the minimum number of bytes that a case reads and writes."""
     factors = case.k * (case.m + case.n) * np.dtype(outer_product.TYPES[case.factors][1]).itemsize
     if case.out == "weights":
         return factors + case.m * case.n * 4 * 2 * (1 if case.momentum is None else 2)
@@ -165,7 +165,7 @@ def min_bytes(case):
 
 
 def measure_rates(clock, cublas):
-    """Returns bytes/s of a copy, for each type operations/s of cuBLAS on large square factors, and its errors."""
+    """Returns bytes/s of a copy, and operations/s and errors of cuBLAS on large square factors, by type."""
     seconds, _ = clock.measure(lambda i: clock.copy(), launches=2)
     rates, errors = {}, {}
     for factors in outer_product.TYPES if cublas else ():
@@ -181,7 +181,7 @@ def measure_rates(clock, cublas):
 
 def measure_case(library, clock, cublas, case, copy_rate, rates):
     """Returns a row of the results."""
-    # So many sets of arrays that none is in the second-level cache when its turn comes again.
+    # Enough sets of arrays that each has left the L2 cache when its turn comes again.
     sets = min(20, 1 + 3 * library.memory.driver.l2_bytes // min_bytes(case))
     data = [device_arrays(library.memory, case) for _ in range(sets)]
     seconds, quartiles = clock.measure(
@@ -191,7 +191,7 @@ def measure_case(library, clock, cublas, case, copy_rate, rates):
            "bytes_per_s": min_bytes(case) / seconds}
     operations = 2 * case.k * case.m * case.n
     row["operations_per_s"] = operations / seconds
-    # Where no rate was measured, of the bytes alone: too low a fraction if operations take longer.
+    # Where no rate was measured, the bytes alone count: the fraction is too low if operations take longer.
     roofline = max(min_bytes(case) / copy_rate, operations / rates.get(case.factors, float("inf")))
     row["fraction_of_roofline"] = roofline / seconds
     try:
@@ -222,13 +222,13 @@ def print_table(rows):
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
 
 
-# Titles and widths of the columns of measured cases: a row is printed before the next is known.
+# Titles and widths of the columns of measured cases; fixed, since each row is printed before the next is known.
 COLUMNS = (("factors", 8), ("out", 8), ("K", 4), ("M x N", 11), ("momentum", 8), ("us", 8), ("GB/s", 5),
            ("TFLOP/s", 7), ("of roofline", 11), ("PyTorch/CuPy us", 15), ("speedup", 7))
 
 
 def print_cells(cells):
-    """Prints a line of the measured cases; what is beyond the columns follows as it is."""
+    """Prints a line of the measured cases; further cells follow without padding."""
     widths = [width for _, width in COLUMNS] + [0] * (len(cells) - len(COLUMNS))
     print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths)), flush=True)
 
@@ -249,11 +249,11 @@ def report(row):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=pathlib.Path, help="file for the results")
-    parser.add_argument("--seed", type=int, help="of the random inputs; by default, other ones in every run")
+    parser.add_argument("--seed", type=int, help="of the random inputs; by default a different one in every run")
     parser.add_argument("--sanitized", type=pathlib.Path, help=argparse.SUPPRESS)  # see sanitize()
     options = parser.parse_args(arguments)
     if options.sanitized:
-        outer_product.Buffer.GUARD = 0  # so that an access just beside an array is seen
+        outer_product.Buffer.GUARD = 0  # so that an access just outside an array is detected
         library = outer_product.Library(options.sanitized, DeviceMemory(Driver()))
         for case in SANITIZED:
             outer_product.check(library, case, np.random.default_rng(0))
@@ -265,7 +265,7 @@ def main(arguments=None):
     results = {"gpu": driver.name, "seed": seed}
 
     def save(**more):
-        """Writes what there is so far: whatever happens later, it stays."""
+        """Writes the results so far, so that a later failure does not lose them."""
         results.update(more)
         if options.json:
             options.json.write_text(json.dumps(results, indent=1))
@@ -278,7 +278,7 @@ def main(arguments=None):
         print_table([["case", "largest error / bound"], *([k, f"{v:.3f}"] for k, v in worst.items())])
         save(largest_error_of_bound=worst)
         measure_all(library, driver, save)
-        # Last: it takes as long as it is let, and would share the GPU with the measurements.
+        # Last: it may use all of its time limit, and would share the GPU with the measurements.
         sanitized = sanitize(path)
     for tool, outcome in sanitized.items():
         print(f"{tool}: {outcome}")
@@ -288,7 +288,7 @@ def main(arguments=None):
 
 
 def measure_all(library, driver, save):
-    """Measures all of TIMED; prints and saves every row as soon as it is there."""
+    """Measures all of TIMED; prints and saves every row as soon as it is measured."""
     clock, cublas = Clock(driver), find_cublas()
     copy_rate, rates, errors = measure_rates(clock, cublas)
     print(f"copy: {copy_rate / 1e9:.0f} GB/s",

@@ -1,4 +1,4 @@
-"""cuBLAS, which gpu_check.py measures beside our kernels, through PyTorch or CuPy: whichever is installed."""
+"""cuBLAS through PyTorch or CuPy, whichever is installed; gpu_check.py measures it beside our kernels."""
 
 
 class Torch:
@@ -16,7 +16,7 @@ class Torch:
         return self._torch.randn(*shape, device="cuda").to(self._types[dtype])
 
     def product(self, case, sets):
-        """Returns a function of i that computes the case on set i; None if there is no such product."""
+        """Returns a function of i that computes the case on set i; None if the library has no such product."""
         if case.out not in ("weights", self._out(case)):
             return None
         self._torch.backends.cuda.matmul.allow_tf32 = case.factors == "tf32"
@@ -77,11 +77,11 @@ class CuPy:
 
 
 def find_cublas():
-    """Returns a Torch, a CuPy or None; says why it is not one of the first."""
+    """Returns a Torch, a CuPy or None; prints why a library cannot be used."""
     for kind in Torch, CuPy:
         try:
             return kind()
-        except Exception as error:  # whatever is wrong with it, our kernels can be measured
+        except Exception as error:  # whatever is wrong with it, our kernels can still be measured
             print(f"no {kind.__name__}: {describe(error)}", flush=True)
     return None
 

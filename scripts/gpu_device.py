@@ -1,4 +1,4 @@
-"""The GPU of this machine without a CUDA toolkit: its driver, its memory, and a clock for what it does.
+"""The GPU of this machine without a CUDA toolkit: its driver, its memory, and a clock for its work.
 
 For gpu_check.py; imports NumPy alone.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Driver:
-    """The part of CUDA's driver interface that is needed: its library is there wherever a GPU is."""
+    """The needed part of CUDA's driver API, whose library exists on every machine with a GPU."""
 
     def __init__(self):
         try:
@@ -25,7 +25,7 @@ class Driver:
         self.call("cuDeviceGet", ctypes.byref(device), 0)
         self._device = device.value
         context = ctypes.c_void_p()
-        # The one that CUDA's runtime, PyTorch and CuPy use.
+        # The context that CUDA's runtime, PyTorch and CuPy use.
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
         name = ctypes.create_string_buffer(256)
@@ -48,7 +48,7 @@ class Driver:
 
 
 class DeviceMemory:
-    """Memory of the GPU, as gpu_outer_product.HostMemory is of the host."""
+    """Memory of the GPU, with the interface of gpu_outer_product.HostMemory."""
 
     class Block:
         def __init__(self, driver, nbytes):
@@ -107,10 +107,10 @@ class Clock:
     def measure(self, run, launches=20):
         """Returns the median time of run(i) in seconds, and its quartiles.
 
-        The GPU is kept busy with copies while the calls are put into its queue, so that it does not
-        wait for this process: for twice the time that this took when it was tried.
+        Copies keep the GPU busy while the calls are queued, so that it never waits for this process: for
+        twice the time that queueing took in a trial.
         """
-        run(0)  # what is loaded at the first call does not count
+        run(0)  # loading at the first call does not count
         queueing, copying, _ = self._repeat(run, launches, copies=1)  # also warms up
         copies = max(1, math.ceil(2 * queueing / copying))
         times = [self._repeat(run, launches, copies)[2] / launches for _ in range(self.REPEATS)]
@@ -118,7 +118,7 @@ class Clock:
         return median, (low, high)
 
     def _repeat(self, run, launches, copies):
-        """Returns the seconds of this process for queueing the calls, and of the GPU for copies and calls."""
+        """Returns the seconds that this process took to queue the calls, and the GPU's for copies and for calls."""
         self._record(0)
         for _ in range(copies):
             self.copy()

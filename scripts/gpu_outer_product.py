@@ -1,7 +1,7 @@
-"""What is expected of kernels/cuda/outer_product.h: cases, inputs, results and how far these may be off.
+"""What is expected of kernels/cuda/outer_product.h: cases, inputs, results and error bounds.
 
-tests/test_cuda_kernels.py holds an emulated GPU to it, and scripts/gpu_check.py a real one. Imports NumPy
-alone, so that it runs where TensorFlow is not installed.
+tests/test_cuda_kernels.py checks an emulated GPU against it, and scripts/gpu_check.py a real one. It imports only
+NumPy, so that it runs where TensorFlow is not installed.
 """
 
 import ctypes
@@ -10,8 +10,8 @@ import itertools
 
 import numpy as np
 
-# Of each type: its number in the interface, what NumPy keeps it in, and the bits of its fraction
-# with the leading one.
+# By type: its number in the interface, the NumPy type that stores it, and the bits of its significand,
+# including the leading one.
 TYPES = {"float32": (0, np.float32, 24), "bfloat16": (1, np.uint16, 8), "half": (2, np.float16, 11),
          "tf32": (3, np.float32, 11)}
 
@@ -21,7 +21,7 @@ class Case:
     """One call. `out` is a type, or "weights" for an update, whose learning rate is alpha.
 
     Pointers miss alignment to 256 bytes by `offset` elements, the velocity's by a quarter of that.
-    With `momentum` None there is no velocity.
+    If `momentum` is None, there is no velocity.
     """
     factors: str
     out: str
@@ -43,15 +43,15 @@ class Case:
 
 ALL_TYPES = (("float32", "float32"), ("tf32", "float32"), ("bfloat16", "float32"), ("half", "float32"),
              ("bfloat16", "bfloat16"), ("half", "half"))
-# (K, M, N): nothing, one of each, odd numbers, just below, at and above a tile and its parts, tiles in
-# more than one band.
+# (K, M, N): empty, one of each, odd numbers; just below, at and above a tile and its parts; tiles in more
+# than one band.
 SHAPES = ((0, 5, 7), (3, 0, 7), (3, 5, 0), (1, 1, 1), (1, 128, 256), (2, 127, 257), (5, 33, 40),
           (15, 129, 255), (16, 64, 64), (17, 40, 272), (31, 8, 513), (32, 136, 264), (33, 65, 63),
           (64, 1, 300), (65, 260, 1), (130, 24, 48), (48, 1200, 20), (200, 16, 8))
 
 
 def cases():
-    """Returns the table: every type with every shape, then what else can be chosen."""
+    """Returns the table: every type with every shape, then the other options."""
     shapes = [Case(factors, out, *shape) for factors, out in ALL_TYPES for shape in SHAPES]
     scaled = [Case(factors, out, 9, 70, 80 + odd, alpha, beta, offset=offset)
               for (factors, out), odd in itertools.product(ALL_TYPES, (0, 1))
@@ -82,7 +82,7 @@ def random_case(rng, largest_k, largest):
 
 
 def encode(values, dtype):
-    """Returns float values rounded to a type of the interface, as NumPy keeps it."""
+    """Returns float values rounded to a type of the interface, in the NumPy type that stores it."""
     if dtype != "bfloat16":
         return np.asarray(values, TYPES[dtype][1])
     bits = np.asarray(values, np.float32).view(np.uint32)
@@ -99,7 +99,7 @@ def decode(stored, dtype):
 def make_inputs(case, rng, whole):
     """Returns stored U and V, and the results before the call: NaN if they should not be read.
 
-    The numbers are small and whole, so that all sums are exact, or normally distributed.
+    The numbers are small integers, so that all sums are exact, or normally distributed.
     """
     def draw(rows, columns, dtype):
         shape = rows, columns
@@ -118,13 +118,13 @@ def expect(case, u, v, old):
 
     Args:
         case: the call.
-        u, v: stored factors [K, M] and [K, N], or the columns of them that matter.
-        old: the stored results before the call: `out` [M, N], or the weights and perhaps the velocity.
+        u, v: stored factors [K, M] and [K, N], or only the needed columns.
+        old: the stored results before the call: `out` [M, N], or the weights and, with momentum, the velocity.
 
-    The bounds follow from how numbers are rounded. A sum of K products is off by 2^-23 of the sum of
-    the absolute products for each addition (twice float32's unit, since tensor cores need not round
-    to nearest), factors in TF32 by 2^-11 each, what is done with the sum by 2^-24 for each
-    operation, and the stored result by its unit.
+    The bounds follow from rounding. The relative error is at most 2^-23 of the sum of the absolute products
+    for each addition in a sum of K products (twice float32's unit roundoff, since tensor cores need not
+    round to nearest), 2^-11 for each factor in TF32, 2^-24 for each operation on the sum, and the unit
+    roundoff of the stored type for the result.
     """
     u, v = decode(u, case.factors), decode(v, case.factors)
     scale = case.alpha
@@ -151,13 +151,13 @@ def expect(case, u, v, old):
 
 
 def check(library, case, rng):
-    """Runs a case twice, with numbers where sums are exact and with others.
+    """Runs a case twice, with numbers whose sums are exact and with others.
 
     Returns:
         The largest error, as a share of its bound.
 
     Raises:
-        AssertionError: a result is off, or something beside it was written.
+        AssertionError: a result is wrong, or memory outside it was written.
     """
     return max(_check(library, case, rng, whole=True), _check(library, case, rng, whole=False))
 
@@ -175,12 +175,15 @@ def _check(library, case, rng, whole):
 
 
 def exact_cases():
-    """Returns calls whose factors are chosen, with their results, which have to be equal: (case, u, v, result)."""
+    """Returns calls with chosen factors, and the exact results that they must give: (case, u, v, result)."""
     return [*(_nan_and_infinity(factors) for factors in TYPES), _nearest_tf32()]
 
 
 def _nan_and_infinity(factors):
-    """They stay. With all bits of NaN's fraction set too, as GPUs make it: adding to these would give 0."""
+    """Infinities and NaN must survive, also NaN with all fraction bits set, as GPUs make it.
+
+    Rounding to TF32 by an addition to the bits would turn such a NaN into 0.
+    """
     v = encode(np.ones((1, 4)), factors)
     u = encode([[0, 0, np.inf, -np.inf]], factors)
     bits = u.itemsize * 8
@@ -190,10 +193,10 @@ def _nan_and_infinity(factors):
 
 
 def _nearest_tf32():
-    """Factors that are not in TF32, but none halfway between two numbers that are.
+    """Factors that are not TF32 numbers, and not halfway between two TF32 numbers.
 
     Rounded to nearest, they have 11 bits, so that the products are exact in float32. The first of
-    each factor is 1: beside it, what is done with a number of the other factor shows in the result.
+    each factor is 1: multiplied by it, the rounding of each number of the other factor shows in the result.
     """
     rng = np.random.default_rng(0)
     factors, rounded = [], []
@@ -213,7 +216,7 @@ def check_exact(library, case, u, v, result):
     """Runs one of exact_cases().
 
     Raises:
-        AssertionError: the result is another one.
+        AssertionError: the result differs.
     """
     out = np.full(result.shape, np.nan, result.dtype)
     buffers = [Buffer(library.memory, stored) for stored in (u, v, out)]
@@ -225,7 +228,7 @@ def compare(case, found, exact, bound, whole=False):
     """Returns the largest error of stored results as a share of its bound; if `whole`, it must be 0.
 
     Raises:
-        AssertionError: a result is off; with the rows and columns where.
+        AssertionError: a result is wrong; says in which rows and columns.
     """
     dtype = "float32" if case.out == "weights" else case.out
     found = decode(found, dtype)
@@ -233,7 +236,7 @@ def compare(case, found, exact, bound, whole=False):
         exact, bound = decode(encode(exact, dtype), dtype), np.zeros_like(exact)
     error = abs(found - exact)
     rows, columns = np.nonzero(~(error <= bound))  # NaN is wrong
-    assert not rows.size, (f"{case}: {rows.size} elements are off by more than they may, in rows "
+    assert not rows.size, (f"{case}: {rows.size} elements exceed the error bound, in rows "
                            f"{rows.min()}-{rows.max()} and columns {columns.min()}-{columns.max()}")
     return 0.0 if whole else float((error / bound).max(initial=0.0))
 
@@ -241,7 +244,7 @@ def compare(case, found, exact, bound, whole=False):
 class Buffer:
     """An array in the library's memory, between guard zones of NaN.
 
-    With a GUARD of 0 the array ends where its allocation does, for tools that watch allocations.
+    With a GUARD of 0 the array ends at the end of its allocation, for tools that watch allocations.
     """
     GUARD = 1 << 12  # bytes
 

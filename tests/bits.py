@@ -1,4 +1,4 @@
-"""Scenarios that give the same bits on all ranks, but not, or not nearly, what one process gives."""
+"""Scenarios that give the same bits on all ranks, but not (or only roughly) the result of one process."""
 
 import keras
 from models import BATCH
@@ -23,7 +23,7 @@ def default_batch_norm(strategy):
 
 
 def dropout(strategy):
-    """In strategy.run, random layers draw other numbers on every rank, from equal state."""
+    """In strategy.run, random layers draw different numbers on every rank, from equal state."""
     with strategy.scope():
         x = keras.Input((64,))
         model = keras.Model(x, keras.layers.Dropout(0.5, seed=3)(x))
@@ -33,7 +33,7 @@ def dropout(strategy):
 
 
 def float32(strategy):
-    """Single precision, with every kind of layer that changes bits when sums change order."""
+    """Single precision, with every kind of layer whose bits depend on the order of sums."""
     keras.config.set_floatx("float32")
     try:
         with strategy.scope():
@@ -47,7 +47,7 @@ def float32(strategy):
 
 
 def bfloat16(strategy):
-    """Weights and slots in half precision, not only what is computed with them."""
+    """Weights and slots in half precision, not only the arithmetic."""
     keras.config.set_dtype_policy("bfloat16")
     try:
         with strategy.scope():
@@ -62,7 +62,7 @@ def bfloat16(strategy):
 
 
 def stopped_by_one_rank(strategy):
-    """One rank alone has a callback that stops within an epoch, and others between the phases."""
+    """Only one rank has a callback that stops within an epoch, and others between the phases."""
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = batch == 1
@@ -82,7 +82,7 @@ def stopped_by_one_rank(strategy):
 
 
 def rows_of_predict(strategy):
-    """Measures the rows of predictions that each rank sends: those that it has computed."""
+    """Measures the rows of predictions that each rank sends: only those that it has computed."""
     with strategy.scope():
         x = keras.Input((3,))
         model = keras.Model(x, keras.layers.Dense(2, kernel_initializer="ones")(x))
@@ -98,7 +98,7 @@ def _sent_rows(strategy):
 
 
 def changed_on_one_rank(strategy):
-    """Weights that one rank has loaded alone: all go on with rank 0's."""
+    """Weights that only one rank has loaded: all ranks continue with rank 0's."""
     model, x, y = small(strategy)
     if strategy.rank == 0:
         model.set_weights([w + 1 for w in model.get_weights()])

@@ -15,7 +15,7 @@ def pytest_addoption(parser):
     parser.addoption("--full", action="store_true",
                      help="run every cell of the training table, not a pairwise cover of it")
     parser.addoption("--update-golden", action="store_true",
-                     help="write the golden texts of the graph passes anew")
+                     help="rewrite the golden texts of the graph passes")
 
 
 # The files that take minutes, longest first.
@@ -23,16 +23,16 @@ LONGEST = ("test_training.py", "test_horovod.py", "test_partition_fuzz.py", "tes
 
 
 def pytest_collection_modifyitems(items):
-    """Begins with the longest files: make test runs two files at a time, and both are to end at about the same time."""
+    """Starts with the longest files: make test runs two at a time, and both should end at about the same time."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 class Jobs:
-    """The results of all scenarios, one multi-process job for each number of ranks and policy.
+    """The results of all scenarios, one multi-process job per number of ranks and policy.
 
-    TensorFlow takes seconds to import, so all scenarios run in one job. Ranks wait for each other and
-    leave the processor idle meanwhile, so two jobs run at a time: when the first result of several
-    ranks is asked for, the jobs (ranks, policy, repeat) of `ahead` are started too, in that order.
+    TensorFlow takes seconds to import, so all scenarios run in one job. Ranks leave the processor idle while
+    they wait for each other, so two jobs run at a time: when the first result of several ranks is requested,
+    the jobs (ranks, policy, repeat) of `ahead` are started too, in that order.
     """
 
     def __init__(self, directory, full, ahead):
@@ -59,7 +59,7 @@ class Jobs:
         return self.results(name, 1, ONE)[0]
 
     def start(self, ranks, policy, repeat=0):
-        """Starts a job, as soon as those that were started before leave room; but only once."""
+        """Starts a job once, as soon as earlier ones leave room."""
         key = ranks, policy, repeat
         if key in self._started:
             return
@@ -81,7 +81,7 @@ class Jobs:
         return out
 
     def stop(self):
-        """Starts no more jobs, and waits for those that run."""
+        """Starts no more jobs, and waits for the running ones."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -94,17 +94,17 @@ def jobs(tmp_path_factory, request):
 
 
 def wanted(items):
-    """Returns the (ranks, policy, repeat) of the jobs that parametrized tests ask for."""
+    """Returns the (ranks, policy, repeat) of the jobs that parametrized tests request."""
     values = [item.callspec.params for item in items
               if "jobs" in item.fixturenames and hasattr(item, "callspec")]
     return [(v["ranks"], v.get("policy", scenarios.OTHERS), 0) for v in values if "ranks" in v] + [
         (3, v["policy"], 1) for v in values if "repeated" in v]
 
 
-# Of programs that were written for one process: all of them with --full.
+# For programs written for one process: all combinations with --full.
 RANKS_AND_POLICIES = [(ranks, policy) for ranks in (2, 3) for policy in ("ps", "sfb", "auto")]
 
-ONE = "ps"  # of one process, where there is nothing to decide
+ONE = "ps"  # a single process, where there is nothing to decide
 
 
 def table(full):
@@ -118,7 +118,7 @@ def wrapped(full):
 
 
 def repeated(full):
-    """Returns the (scenario, policy) that run a second time, on 3 ranks, to see the same bits."""
+    """Returns the (scenario, policy) that run twice on 3 ranks, and must give the same bits."""
     cells = [(cell, policy) for cell, ranks, policy in table(full)
              if ranks == 3 and (full or policy == scenarios.OTHERS)]
     return [*cells, *((name, scenarios.OTHERS) for name in scenarios.BITS)]

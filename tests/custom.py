@@ -1,4 +1,4 @@
-"""Training steps, layers and metrics as users write them themselves."""
+"""Custom training steps, layers and metrics, as users write them."""
 
 import keras
 import tensorflow as tf
@@ -54,7 +54,7 @@ class TransposedDense(keras.layers.Layer):
 
 
 class NoisyDense(keras.layers.Layer):
-    """Weights with noise that each rank draws for itself: it must not be taken to be the same."""
+    """Weights with noise that each rank draws separately: it must not be assumed to be the same."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=(shape[-1], 16), name="mean")
@@ -67,7 +67,7 @@ class NoisyDense(keras.layers.Layer):
 
 
 class Positives(keras.metrics.Metric):
-    """A metric whose result is the variable that holds its state."""
+    """A metric whose result is its state variable."""
 
     def __init__(self):
         super().__init__(name="positives")

@@ -1,4 +1,4 @@
-"""Damages graphs: changes that make most of them invalid, each given by its name and three numbers."""
+"""Damages graphs by changes that make most of them invalid; each has a name and three numbers."""
 
 import random
 
@@ -6,15 +6,15 @@ from google.protobuf import message
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
 
-NUMBERS = 1 << 16  # what changes take: numbers below that
+NUMBERS = 1 << 16  # the numbers of changes are below this
 
 
 class Impossible(Exception):
-    """The graph has nothing that could be changed so."""
+    """The change does not apply to the graph."""
 
 
 def damaged(graph_def, changes):
-    """Returns a GraphDef with changes, (name, number, number, number) each, without impossible ones."""
+    """Returns a GraphDef with changes, each (name, number, number, number); omits impossible ones."""
     graph = graph_pb2.GraphDef()
     graph.CopyFrom(graph_def)
     for name, *numbers in changes:
@@ -48,7 +48,7 @@ def _node_with_inputs(graph, number):
 
 
 def _tensor(nodes, number):
-    """Returns the text of a tensor that something in a body reads, or could."""
+    """Returns the name of a tensor that something in a body reads, or could read."""
     return _pick([*dict.fromkeys(t for node in nodes for t in node.input), *(n.name for n in nodes)], number)
 
 
@@ -373,7 +373,7 @@ def change_version(graph, a, b, c):
 
 
 def change_bytes(graph, a, b, c):
-    """What a bad disk does; only what still is a GraphDef."""
+    """Flips bytes like a bad disk; only results that still are a GraphDef count."""
     data = bytearray(graph.SerializeToString())
     at = (a * NUMBERS + b) % (len(data) or 1)
     if c % 3 == 0:

@@ -1,7 +1,7 @@
-"""Programs about `poseidon.distribute`, for test_distribution.py: what it takes, and what it does when it cannot.
+"""Programs about `poseidon.distribute`, for test_distribution.py: what it accepts, and what it does otherwise.
 
-Run as `distributed.py NAME ...` on several ranks. After each program comes a line: its name, and "all right" or the
-error that it ended with.
+Run as `distributed.py NAME ...` on several ranks. After each program it prints a line: the name, and "all right" or
+the error with which the program ended.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def methods(strategy):
 
 @program
 def structures(strategy):
-    """Rows in structures, in other dimensions, and beside what has none."""
+    """Rows in structures, in other dimensions, and beside inputs without rows."""
     w = _weights()
 
     @poseidon.distribute(inputs={"batch": {"x": 1, "y": "rows"}, "table": "same"})
@@ -85,7 +85,7 @@ def structures(strategy):
 
 @program
 def traces(strategy):
-    """Batches of other sizes are no new trace; other types, and constants, are."""
+    """Batches of other sizes do not cause a new trace; other types and constants do."""
     w = _weights()
     count = []
 
@@ -160,7 +160,7 @@ def split_datasets(strategy):
 
 @program
 def nothing_to_sum(strategy):
-    """Rows go in, and rows come out; composite tensors are whole."""
+    """Rows go in and come out; composite tensors are whole."""
     @poseidon.distribute
     def step(x, ragged):
         return x * 2 + ragged.values[0], ragged.row_lengths()
@@ -195,7 +195,7 @@ def _failing_on_rank_1(strategy):
 
 @program
 def one_rank_without_the_pass(strategy):
-    """Then all ranks compute whole batches: slower, and right."""
+    """Then all ranks compute whole batches: slower, but correct."""
     w = _weights()
     step = poseidon.distribute(tf.function(lambda x, y: _step(w, x, y)))
     with _failing_on_rank_1(strategy):
@@ -220,7 +220,7 @@ def eagerly(strategy):
 
 @program
 def without_grappler(strategy):
-    """The graph is partitioned, and its exchanges are not planned."""
+    """The graph is partitioned, but its exchanges are not planned."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": strategy.rank == 1})
     w = _weights()
     step = poseidon.distribute(tf.function(lambda x, y: _step(w, x, y)))

@@ -1,6 +1,6 @@
 """Training loops for Horovod and tf.distribute, before and after `poseidon.enable()`: drop_in.py LIBRARY OUT.
 
-Each case trains twice from the same weights, in the same process: as the program is, and once more after
+Each case trains twice from the same weights, in the same process: first unchanged, and then after
 `poseidon.enable()` with the policy "sfb". OUT.RANK gets a pickled dictionary, by case:
 (weights before, weights after, {site: scheme, or why not}, ops of the graph that was executed).
 """
@@ -31,7 +31,7 @@ def case(library):
 
 
 class Loop:
-    """What the cases have in common: two layers, and the loss of some rows."""
+    """Common parts of the cases: two layers, and the loss of some rows."""
 
     def __init__(self, rank, size, library, width=16):
         self.rank, self.size, self.library = rank, size, library
@@ -89,7 +89,7 @@ def sums_that_are_scaled(loop):
 
 @case("horovod")
 def halves(loop):
-    """Compressed to half: what is rounded before it is summed stays as it is."""
+    """Compressed to half: a gradient that is rounded before it is summed is left unchanged."""
     hvd = loop.library
     return lambda x, y: loop.apply(loop.gradients(
         x, y, lambda tape: hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16)))
@@ -97,7 +97,7 @@ def halves(loop):
 
 @case("horovod")
 def largest(loop):
-    """Neither a sum nor an average: stays as it is."""
+    """Neither a sum nor an average: left unchanged."""
     hvd = loop.library
     return lambda x, y: loop.apply([hvd.allreduce(g, op=hvd.Max, name=f"largest{i}")
                                     for i, g in enumerate(loop.gradients(x, y))])
@@ -105,7 +105,7 @@ def largest(loop):
 
 @case("horovod")
 def process_sets(loop):
-    """Ranks 0 and 1 train together, rank 2 by itself."""
+    """Ranks 0 and 1 train together, rank 2 alone."""
     hvd = loop.library
     own = loop.sets[loop.rank == 2]
     return lambda x, y: loop.apply([hvd.allreduce(g, op=hvd.Average, name=f"set{i}", process_set=own)
@@ -114,7 +114,7 @@ def process_sets(loop):
 
 @case("horovod")
 def fewer_rows_on_rank_1(loop):
-    """Rank 1 has other rows in the last step: it alone traces its function again."""
+    """Rank 1 has another number of rows in the last step: only it traces its function again."""
     hvd = loop.library
     batch = loop.batch
     loop.batch = lambda step: tuple(part[:2] if (loop.rank, step) == (1, STEPS - 1) else part
@@ -136,7 +136,7 @@ def other_mask_on_rank_1(loop):
 
 @case("horovod")
 def own_state_of_each_rank(loop):
-    """A weight of the loss that each rank has for itself, and the graph assigns: no coefficient, no mask."""
+    """A loss weight that is local to each rank, and that the graph assigns: neither a coefficient nor a mask."""
     hvd = loop.library
     own = tf.Variable(np.eye(8, 16) * (loop.rank + 1))
     def step(x, y):
@@ -149,7 +149,7 @@ def own_state_of_each_rank(loop):
 
 @case("horovod")
 def carried_by_a_loop(loop):
-    """The weights are tensors of the loop: nothing but the sums lets a step wait for the one before."""
+    """The weights are tensors of the loop: only the sums make a step wait for the one before."""
     hvd = loop.library
     def step(x, y):
         variable = loop.variables[0]
@@ -165,7 +165,7 @@ def carried_by_a_loop(loop):
 
 @case("horovod")
 def another_step_on_rank_0(loop):
-    """In the last step, rank 0 alone runs a function that computes more, and names nodes otherwise."""
+    """In the last step, only rank 0 runs a function that computes more, with other names of nodes."""
     hvd = loop.library
     def make(does_more):
         def step(x, y):
@@ -237,7 +237,7 @@ def fewer_rows_later(loop):
 
 @case("tf_distribute")
 def more_rows_later(loop):
-    """More than the plan of the first trace has room for: another plan is agreed on."""
+    """More rows than the plan of the first trace has room for: ranks agree on another plan."""
     batch = loop.batch
     loop.batch = lambda step: tuple(np.repeat(part, 1 + step, 0) for part in batch(step))
     return replicated(loop, lambda context, gradients: context.all_reduce("SUM", gradients))
@@ -245,14 +245,14 @@ def more_rows_later(loop):
 
 @case("tf_distribute")
 def bfloat16(loop):
-    """TensorFlow adds bfloat16 up, but does not gather it."""
+    """TensorFlow sums bfloat16, but does not gather it."""
     return replicated(loop, lambda context, gradients: context.all_reduce(
         "SUM", [tf.cast(g, tf.bfloat16) for g in gradients]))
 
 
 @case("tf_distribute")
 def fewer_rows_on_rank_1_from_the_first(loop):
-    """Then TensorFlow's collectives cannot gather, and the program stays as it is."""
+    """Then TensorFlow's collectives cannot gather, and the program is left unchanged."""
     batch = loop.batch
     loop.batch = lambda step: tuple(part[:ROWS - loop.rank] for part in batch(step))
     loop.variables = Loop(loop.rank, loop.size, loop.library, width=12).variables  # no plan knows these yet

@@ -58,7 +58,7 @@ def of_table(make):
 
 
 def embedding():
-    """Of the table's, one process has another one, as the reference of several."""
+    """A model of the table; one process uses another one, which is the reference for several."""
     x = keras.Input((5,), dtype="int32")
     return keras.Model(x, layers.Dense(3)(layers.Flatten()(layers.Embedding(400, 4)(x))))
 
@@ -95,7 +95,7 @@ def recurrent():
 
 
 class Ranked(layers.Layer):
-    """How each row compares with the others, which needs them all."""
+    """Compares each row with the others, which needs all rows."""
 
     def call(self, x):
         return x - tf.sort(x, axis=0)
@@ -107,7 +107,7 @@ def ranked():
 
 
 class SortedStep(keras.Model):
-    """Computes of all rows together, and all of it whole: nothing is left to synchronise."""
+    """Computes from all rows together, all of it whole: nothing is left to synchronise."""
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:
@@ -142,7 +142,7 @@ DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3))), "gan": (np.ones((4, 8)
 
 
 def compiled(name):
-    """Returns a model, compiled."""
+    """Returns a compiled model."""
     model = CASES[name]()
     sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if name == "gan":
@@ -153,7 +153,7 @@ def compiled(name):
 
 
 def execute(strategy, name):
-    """Trains a model, and returns the plan that was followed."""
+    """Trains a model, and returns the plan that it followed."""
     keras.backend.clear_session()
     with strategy.scope():
         model = compiled(name)
@@ -189,7 +189,7 @@ def main():
         assert runtime.communicator() is None
         for name in CASES:
             explain(name).save(out / f"{name}.explained")
-        # Hooks and passes are as they were: models train as without us.
+        # Hooks and passes are unchanged: models train as without tf_poseidon.
         model = compiled("dense")
         model.fit(*make_data(model), verbose=0)
         gan = compiled("gan")

@@ -1,8 +1,8 @@
 """Imports Keras once, and forks a process for each program that a stand_in.py asks for: forking.py LISTENER
 
-Importing TensorFlow and Keras takes longer than what most programs of the tests do with them. Nothing of TensorFlow
-runs before the fork; its modules are there, no more. LISTENER is the number of a listening socket. The server ends
-when its input does, that is, with the process that has started it, and all that it has forked end with it.
+Importing TensorFlow and Keras takes longer than most test programs. TensorFlow is imported before the fork, but
+nothing of it runs. LISTENER is the number of a listening socket. The server ends when its input does, that is, with
+the process that started it, and all processes that it has forked end with it.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ class Server:
         file.close()
 
     def run(self):
-        """Returns in forked processes, with what each of them has to become."""
+        """Returns only in forked processes, with the stand-in that each must become."""
         while True:
-            key, _ = self._selector.select()[0]  # one, since it may be the end of another
+            key, _ = self._selector.select()[0]  # only one, since it may be the end of another
             process = key.data()
             if process:
                 return process
@@ -75,9 +75,9 @@ class Server:
 
 
 def import_keras():
-    """Imports it without scikit-learn, for wrappers that we do not use.
+    """Imports it without scikit-learn, which only unused wrappers need.
 
-    Nor does the garbage collector search what is imported, again and again, now and later.
+    The garbage collector does not scan the imported modules either, during the import or later.
     """
     gc.disable()
     sys.modules["sklearn"] = None  # as if it was not installed
@@ -88,7 +88,7 @@ def import_keras():
 
 
 def become(process):
-    """Makes this process what its stand-in is, and runs its program."""
+    """Takes over the files, environment and arguments of the stand-in, and runs its program."""
     import numpy as np
     numbers = process["files"]
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in process["files here"]]
@@ -100,7 +100,7 @@ def become(process):
     os.environ.clear()
     os.environ.update(process["environment"])
     os.chdir(process["folder"])
-    np.random.seed()  # as in a new process; Python's random numbers are other ones after a fork anyway
+    np.random.seed()  # as in a new process; Python reseeds its random numbers after a fork anyway
     sys.argv[:] = process["arguments"]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,8 +1,7 @@
 """Tiny training graphs for the tests of the passes: a table of builders.
 
-A builder makes one graph and returns nothing; what it synchronises is named by the sites. Inputs are
-placeholders that the tests feed with small whole numbers, so that every order of summation gives the
-same result.
+A builder makes one graph and returns nothing; the sites name what it synchronises. Inputs are placeholders
+that the tests feed with small integers, so that every order of summation gives the same result.
 """
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ K, M, N = 6, 4, 5
 
 
 def data(*shape, dtype=tf.float32):
-    """A tensor that comes from this rank's rows."""
+    """A tensor of this rank's rows."""
     return tf.compat.v1.placeholder(dtype, shape)
 
 
@@ -92,7 +91,7 @@ def half():
 
 
 def times_scalar():
-    """The share of the rows, say: it may differ between ranks."""
+    """For example, the share of the rows: it may differ between ranks."""
     sync(data() * product())
 
 
@@ -172,7 +171,7 @@ def bias_by_sum():
 
 
 def bias_of_sequences():
-    """The layer's inputs have three dimensions, its bias' gradient sums over two of them."""
+    """The layer's inputs have three dimensions; its bias' gradient sums over two of them."""
     x, error = data(2, 3, M), data(2, 3, N)
     u, v = tf.reshape(x, [-1, M]), tf.reshape(error, [-1, N])
     sync(tf.matmul(u, v, transpose_a=True))
@@ -249,7 +248,7 @@ def times_variable_of_this_rank():
 
 
 def times_variable_of_nobody():
-    """The graph does not assign it: who knows who does."""
+    """The graph does not assign the variable; something unknown may."""
     weights = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[M, N])
     sync(tf.raw_ops.ReadVariableOp(resource=weights, dtype=tf.float32) * product())
 
@@ -280,7 +279,7 @@ def scaled_bias_of_transposed_layer():
 
 
 def times_variable_given_away():
-    """Nobody knows what the function does with the variable."""
+    """It is unknown what the function does with the variable."""
     weights = variable(M, N)
     train(weights, sync(weights.read_value() * product()))
     tf.raw_ops.StatefulPartitionedCall(args=[weights.handle], Tout=[tf.float32], f=_function(weights))
@@ -297,7 +296,7 @@ def _function(weights):
 
 
 def times_random():
-    """Stateless, but each rank has a seed of its own."""
+    """Stateless, but each rank has its own seed."""
     sync(tf.random.stateless_normal([M, N], seed=[1, 2]) * product())
 
 

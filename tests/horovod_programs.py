@@ -77,7 +77,7 @@ def keras_optimizers():
 
 
 def refuse():
-    """Prints what is said to options that do not go with Horovod."""
+    """Prints the errors of options that Horovod does not support."""
     for case, options in {"wire_dtype": dict(wire_dtype="bfloat16"), "servers": dict(servers=[0]),
                           "ranks_per_node": dict(ranks_per_node=2),
                           "engine": dict(engine="nccl"),

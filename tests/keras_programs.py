@@ -1,7 +1,7 @@
-"""Models of Keras as people write them for one process, with what is easily made wrong of several.
+"""Keras models as people write them for one process, with features that easily go wrong on several.
 
 Each program is a function that returns (model, x, y): compiled with plain SGD, so that a gradient of a wrong length
-shows. `fit` trains it by batches of BATCH rows: on several ranks uneven parts, and ranks without rows.
+shows. `fit` trains it in batches of BATCH rows: on several ranks, uneven parts and ranks without rows.
 """
 
 import keras
@@ -12,9 +12,9 @@ import tensorflow as tf
 
 BATCH, ROWS = 11, 24  # the last batch has two rows
 PROGRAMS = {}
-# Layers of Keras that compute in single precision alone.
+# Layers of Keras that compute only in single precision.
 SINGLE = ("orthogonal_activity_regularizer", "augmentation")
-# Ops that every rank runs for the rows of all: rows of two tensors in one, and logits whose rows are columns.
+# Ops that every rank runs for all rows: rows of two tensors in one, and logits whose rows are columns.
 WHOLE = {"simclr": ["ConcatV2"], "clip": ["SparseSoftmaxCrossEntropyWithLogits"]}
 
 
@@ -24,7 +24,7 @@ def program(function):
 
 
 def _data(*shape, classes=0, seed=3):
-    """Returns x of whole halves, and y: numbers, or numbers of classes."""
+    """Returns x, multiples of 1/2, and y: numbers, or class indices."""
     rng = np.random.default_rng(seed)
     x = rng.integers(-3, 4, (ROWS, *shape)) / 2
     return x, rng.integers(0, classes, ROWS) if classes else rng.integers(-3, 4, (ROWS, 3)) / 2
@@ -49,7 +49,7 @@ def _compiled(model, loss="mse", optimizer=None, **options):
 
 
 class LossInLayer(layers.Layer):
-    """Adds what a function makes of its input to the loss, and hands it on."""
+    """Adds a function of its input to the loss, and returns its input."""
 
     def __init__(self, function):
         super().__init__()
@@ -68,7 +68,7 @@ def _adding(function):
 
 
 def _orthogonal_rows(x):
-    """In-batch: how alike the rows are."""
+    """In-batch: the similarity of the rows."""
     similar = ops.matmul(x, ops.transpose(x))
     return ops.mean(ops.square(similar - tf.eye(tf.shape(x)[0], dtype=x.dtype)))
 
@@ -92,7 +92,7 @@ def activity_regularizers():
 
 @program
 def orthogonal_activity_regularizer():
-    """How alike the features are over the batch."""
+    """The similarity of the features over the batch."""
     return _compiled(_net(layers.Dense(
         8, activity_regularizer=keras.regularizers.OrthogonalRegularizer(0.1, "columns"),
         kernel_regularizer=keras.regularizers.OrthogonalRegularizer(0.1, "columns")))), *_data(6)
@@ -122,7 +122,7 @@ PROGRAMS |= {f"loss_{name}": _with_loss(loss, activation) for name, loss, activa
 
 @program
 def loss_circle_of_labels():
-    """Each row with those of the same label, of the whole batch."""
+    """Each row with all rows of the batch that have the same label."""
     x, y = _data(6, classes=3)
     model = _net(layers.UnitNormalization(), activation="tanh")
     return _compiled(model, keras.losses.Circle()), x, y
@@ -130,7 +130,7 @@ def loss_circle_of_labels():
 
 @program
 def mean_of_present():
-    """A mean over the entries that are there: how many there are differs between ranks."""
+    """A mean over the existing entries, whose number differs between ranks."""
     def loss(y, prediction):
         there = ops.cast(ops.greater(y, 0), prediction.dtype)
         return ops.sum(there * ops.square(y - prediction)) / ops.maximum(ops.sum(there), 1.0)
@@ -180,7 +180,7 @@ def correlation():
 
 @program
 def clip():
-    """Two towers: each row's partner is the right one of all."""
+    """Two towers: each row must find its partner among all rows."""
     a, b = keras.Input((6,)), keras.Input((6,))
     towers = [layers.UnitNormalization()(layers.Dense(4)(layers.Dense(8, "tanh")(x))) for x in (a, b)]
     similar = layers.Lambda(lambda pair: 5 * ops.matmul(pair[0], ops.transpose(pair[1])))(towers)
@@ -249,7 +249,7 @@ def mixture_of_experts():
 
 
 def _own_step(step):
-    """A program whose model has a training step of its own: step(model, x, y) returns logs."""
+    """A program whose model has a custom training step: step(model, x, y) returns logs."""
     class Own(keras.Model):
         def train_step(self, batch):
             return step(self, *batch)
@@ -276,7 +276,7 @@ def _apply(model, gradients):
 
 @_own_step
 def losses_of_rows(model, x, y):
-    """A loss for each row, of which the tape sums the gradients."""
+    """One loss per row; the tape sums their gradients."""
     with tf.GradientTape() as tape:
         losses = keras.losses.MeanSquaredError(reduction=None)(y, model(x, training=True))
     _apply(model, tape.gradient(losses, model.trainable_variables))
@@ -343,7 +343,7 @@ def rate_of_the_loss(model, x, y):
 
 
 class Last(keras.metrics.Metric):
-    """What the last batch has given, in a variable that nobody has said how to aggregate."""
+    """The result of the last batch, in a variable without an aggregation."""
 
     def __init__(self):
         super().__init__(name="last")

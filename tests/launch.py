@@ -36,7 +36,7 @@ class Outcome:
         for line in self.output.splitlines():
             if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
                 break
-            line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun says whose line it is
+            line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun prefixes lines with their rank
             # "[[" is the second line of some of TensorFlow's.
             if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the",
                                                      "\t [[")):
@@ -58,16 +58,16 @@ def _launcher(name, ranks, python):
 
 
 def _environment(more=()):
-    # What TensorFlow logs is decided when it is imported, so before a fork: warnings, which some tests look for.
-    # Unbuffered, Python writes a line and its end apart, and another rank's line comes between.
+    # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
+    # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", **dict(more)}
 
 
 class _Servers:
-    """Servers of forking.py, which live as long as this process does.
+    """Servers of forking.py, which live as long as this process.
 
-    No two ranks of a job are forked from the same one, nor is a rank in the job after: Python's sets have another order
-    in each.
+    No two ranks of a job are forked from the same server, and a rank of the next job comes from another one: each has
+    another order of Python's sets.
     """
 
     def __init__(self):
@@ -87,7 +87,7 @@ class _Servers:
                 env=_environment()).stdin
 
     def stand_in(self):
-        """Returns what to start in the place of `python`."""
+        """Returns the program to start instead of `python`."""
         first = next(self._jobs) % SERVERS
         sockets = self._sockets[first:] + self._sockets[:first]
         return [sys.executable, "-I", "-S", "stand_in.py", ",".join(sockets)]
@@ -106,9 +106,9 @@ def _servers():
 def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through=(), fresh=False):
     """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
 
-    `launcher` is "mpiexec" or "horovodrun"; `through` a command that is told what to run on each rank. With `fresh`,
-    processes start as those of users do; others are forked from one that has imported Keras already. Programs of this
-    folder are named without it.
+    `launcher` is "mpiexec" or "horovodrun"; `through` is a command that gets the command of each rank. With `fresh`,
+    processes start like those of users; others are forked from one that has already imported Keras. Programs of this
+    directory are named without it.
 
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
@@ -125,12 +125,12 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"The job hung: not over after {timeout_s} s. It printed:\n{output}") from None
+        raise AssertionError(f"The job hung: not finished after {timeout_s} s. It printed:\n{output}") from None
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 
 def run_ok(arguments, ranks, timeout_s, **options):
-    """Runs a job as `run` does and asserts that it ends well."""
+    """Runs a job like `run` and asserts that it succeeds."""
     outcome = run(arguments, ranks, timeout_s, **options)
     assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
     return outcome

@@ -1,4 +1,4 @@
-"""Loops of users' own over strategy.run: scenarios that give what one process gives."""
+"""Custom loops over strategy.run: scenarios that give the result of one process."""
 
 import time
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 def two_runs_in_one_function(strategy):
-    """Exchanges of the same names, of ranks that are not equally fast."""
+    """Exchanges of the same names, on ranks of different speeds."""
     with strategy.scope():
         weight = keras.Variable([0.0])
         optimizer = keras.optimizers.SGD(1.0)
@@ -43,7 +43,7 @@ def two_runs_in_one_function(strategy):
 
 
 def rows_reduced_along_their_axis(strategy):
-    """Two rows: on three ranks, one has none to give."""
+    """Two rows: on three ranks, one has none."""
     data = strategy.experimental_distribute_dataset(
         tf.data.Dataset.from_tensor_slices([3.0, 5.0]).batch(2))
     results = [strategy.run(lambda x: x * 1.0, args=(rows,)) for rows in data]
@@ -51,7 +51,7 @@ def rows_reduced_along_their_axis(strategy):
 
 
 def gathered(strategy):
-    """What strategy.run makes of a rank's rows, put together again."""
+    """The results of strategy.run on each rank's rows, concatenated."""
     data = strategy.experimental_distribute_dataset(
         tf.data.Dataset.from_tensor_slices(np.arange(10.0).reshape(5, 2)).batch(5))
     rows, = data
@@ -115,7 +115,7 @@ def custom_loop_of_two_models(strategy):
 
 
 def custom_loop_that_builds_the_model(strategy):
-    """Variables are created while the function of the step is traced, other values on each rank."""
+    """Variables are created while the step is traced, with different values on each rank."""
     keras.utils.set_random_seed(1 + strategy.rank)
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
@@ -126,7 +126,7 @@ def custom_loop_that_builds_the_model(strategy):
 
 
 def module_without_keras(strategy):
-    """An optimizer of the user's own, for a gradient that is a product and one that is slices."""
+    """A custom optimizer, for a gradient that is a product and one that is slices."""
     with strategy.scope():
         module = Regression(8, 3)
 

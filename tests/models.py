@@ -1,4 +1,4 @@
-"""The models, optimizers, losses and data of the training tests, and what of them is compared.
+"""The models, optimizers, losses and data of the training tests, and the arrays that are compared.
 
 Data are integer-valued. Models are functions that return (inputs, outputs) for `keras.Model`.
 """
@@ -117,7 +117,7 @@ def make_data(model, seed=5):
 
 
 def result(model, **more):
-    """Returns the arrays of a trained model, and whatever else is to be compared."""
+    """Returns the arrays of a trained model, and further ones to compare."""
     weights = {f"weights/{i:02} {v.path}": v.numpy() for i, v in enumerate(model.weights)}
     return {**weights, **{name: np.asarray(value) for name, value in more.items()}}
 

@@ -1,4 +1,4 @@
-"""Trains on ranks that share nodes, and prints what came of it; sums are exact in any order of adding."""
+"""Trains on ranks that share nodes, and prints the result; sums are exact in any order."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def main(ranks_per_node):
         "weights": hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
         "sites": {d.site: {"scheme": d.scheme, "planned_bytes": STEPS * d.num_bytes, **counted[d.site]}
                   for d in decisions if d.site in counted}})
-    # At once: print writes the end of a line by itself, and another rank's line comes between.
+    # In one call: print writes the end of a line separately, and another rank's line comes between.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""Training steps that were written for one process: what people publish, in small.
+"""Training steps for one process: small versions of published programs.
 
-Each program is a function that returns (step, variables, batches). The step is trained by plain SGD, so that a
-gradient of a wrong length shows. Batches have 7, 12, 1 and 2 rows: uneven parts, and ranks without rows.
+Each program is a function that returns (step, variables, batches). The step uses plain SGD, so that a gradient of a
+wrong length shows. Batches have 7, 12, 1 and 2 rows: uneven parts, and ranks without rows.
 """
 
 import keras
@@ -28,7 +28,7 @@ def _variable(name, *shape, seed=0):
 
 
 def _batches(*columns, sizes=SIZES, seed=3):
-    """Batches of what functions of (rng, rows) make."""
+    """Batches made by functions of (rng, rows)."""
     rng = _rng(seed)
     return [tuple(column(rng, size) for column in columns) for size in sizes]
 
@@ -155,7 +155,7 @@ def correlation():
 
 @program
 def largest_of_batch():
-    """The hardest row alone is trained on."""
+    """Trains only on the hardest row."""
     return _supervised(lambda p, y: tf.reduce_max(tf.reduce_sum((p - y)**2, 1)))
 
 
@@ -185,7 +185,7 @@ def in_batch_negatives():
 
 @program
 def contrastive():
-    """As SimCLR's: two views of each row, under each other; a row is no negative of itself."""
+    """As in SimCLR: two views of each row, concatenated; a row is not its own negative."""
     net, variables = _net()
 
     def step(x, y):
@@ -262,7 +262,7 @@ def reshaped_to_six_rows_at_most():
 
 @program
 def sums_of_other_types():
-    """What is added up in types that the network does not add."""
+    """Sums in types that the network does not sum."""
     net, variables = _net()
 
     def step(x, y):
@@ -297,7 +297,7 @@ def signs_of_gradients():
 
 @program
 def flattened_gradients():
-    """All gradients in one vector, clipped, and taken apart."""
+    """All gradients in one vector, clipped, and split again."""
     def changed(gradients):
         flat = tf.concat([tf.reshape(g, [-1]) for g in gradients], 0)
         flat = tf.clip_by_norm(flat, .1)
@@ -458,7 +458,7 @@ def only_if_finite():
 
 @program
 def learning_rate_of_the_batch():
-    """What one rank alone knows decides about all."""
+    """A value that only one rank has decides for all ranks."""
     net, variables = _net()
 
     def step(x, y, rate):
@@ -476,7 +476,7 @@ def learning_rate_of_the_batch():
 
 @program
 def mixture_of_experts():
-    """A gate over four experts, with Switch Transformer's loss of balance: a product of two means over the batch."""
+    """A gate over four experts, with Switch Transformer's load-balancing loss, a product of two batch means."""
     gate, experts = _variable("gate", 4, 4), _variable("experts", 4, 4, 3)
 
     def step(x, y):
@@ -494,7 +494,7 @@ def mixture_of_experts():
 
 @program
 def vector_quantizer():
-    """VQ-VAE whose codes are moving averages of what is assigned to them."""
+    """VQ-VAE whose codes are moving averages of the inputs assigned to them."""
     encoder, decoder = _variable("encoder", 4, 2), _variable("decoder", 2, 4)
     codes, counts = _variable("codes", 5, 2), tf.Variable(np.ones(5), name="counts")
     sums = tf.Variable(codes.numpy(), name="sums")
@@ -596,7 +596,7 @@ def batch_norm_by_hand():
 
 
 def _keras(layers, x, y, loss):
-    """A Keras model with an optimizer of Keras, in a step of one's own."""
+    """A Keras model with a Keras optimizer, in a custom step."""
     keras.utils.set_random_seed(5)
     model = keras.Sequential(layers())
     optimizer = keras.optimizers.SGD(_RATE)

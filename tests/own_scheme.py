@@ -1,4 +1,4 @@
-"""A scheme of its own: every rank gets the whole gradients of all, and adds them up in rank order.
+"""A custom scheme: every rank gets the whole gradients of all ranks, and sums them in rank order.
 
 As a program it trains a small model by one scheme, and each rank writes its weights.
 """

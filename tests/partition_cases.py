@@ -5,17 +5,15 @@ A table of cases, `CASES`, is a list of `partition_table.Case`, a line each wher
     Case("Tanh TanhGrad", tf.tanh, [of(K, 3)], "rows(0)")
 
 These are the ops that the case is about; a function from its inputs to its output (or outputs); its inputs; and
-the state that each of these ops has to give its first output, "rows(1)", "whole", "partial(sum)", so that a rule
+the state that each of these ops must give its first output, "rows(1)", "whole", "partial(sum)", so that a rule
 that falls back to whole inputs is noticed. Where ops give different states, a dict from op to state; where several
-nodes of an op do, all of them. An op is looked for in the case itself, and if it is not there, in its gradient.
+nodes of an op do, all of the states. An op is looked up in the case itself and, if it is not there, in its gradient.
 
-`of(K, 3)` is an input with rows in dimension 0, `of(3, K)` in dimension 1, `of(3)` is whole, T is a size that is not
-known when graphs are made, and `summed(3)` is an
-input of [K, 3] that the case gets summed over its rows, so as a summand. Values are integers from -3 to 3, of
-type float64; `dtype`, `low`, `high` and `make` change that. Whatever is float is compared, and so is the gradient
-of a weighted sum of the outputs, or of their squares, for every float input, which is where the ops of gradients
-come in.
-`fewest=1` is for what one process cannot compute without rows.
+`of(K, 3)` is an input with rows in dimension 0, `of(3, K)` in dimension 1, `of(3)` is whole, T is a size that is
+unknown when graphs are built, and `summed(3)` is an input of [K, 3] that is summed over its rows, so the case gets a
+summand. Values are integers from -3 to 3, of type float64; `dtype`, `low`, `high` and `make` change that. All float
+outputs are compared, and so is the gradient of a weighted sum of the outputs, or of their squares, for every float
+input; these gradients test the gradient ops. `fewest=1` marks cases that one process cannot compute without rows.
 """
 
 import inspect
@@ -32,7 +30,7 @@ SUM = "partial(sum)"
 
 
 def op(name, **attributes):
-    """Returns a function from inputs to what an op makes of them."""
+    """Returns a function that applies an op to its inputs."""
     function = getattr(tf.raw_ops, name)
     names = list(inspect.signature(function).parameters)
     return lambda *inputs: function(**dict(zip(names, inputs)), **attributes)
@@ -55,7 +53,7 @@ def _above_one(rng, shape):
 
 
 def _matrices(rng, shape):
-    """Symmetric ones, that are far from singular."""
+    """Symmetric matrices, far from singular."""
     values = rng.uniform(-1, 1, shape)
     return values + np.swapaxes(values, -1, -2) + 4 * np.eye(shape[-1])
 
@@ -111,14 +109,14 @@ def _unary():
 
 
 def _loop(x, w):
-    """Three rounds of a layer that reads x again, with its sum of squares."""
+    """Three iterations of a layer that reads x again, with its sum of squares."""
     return tf.while_loop(lambda t, h, total: t < 3,
                          lambda t, h, total: (t + 1, h @ w - x, total + tf.reduce_sum(h * h)),
                          (0, x, tf.constant(0.0, tf.float64)))[1:]
 
 
 def _loop_of_version_1(x, w):
-    """The same, in which what the rounds do not change is not handed from one to the next."""
+    """The same, without passing loop invariants from one iteration to the next."""
     tf.compat.v1.disable_control_flow_v2()
     try:
         return _loop(x, w)

@@ -1,6 +1,6 @@
 """Runs tables of small graphs, each about one op's rule, partitioned on many ranks: see partition_cases.
 
-Many cases are put into one graph, since making sessions is what costs time.
+Many cases share one graph, since creating sessions dominates the time.
 """
 
 import collections.abc
@@ -18,7 +18,7 @@ from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 
-# The size of a dimension that has a row each; of one that is unknown.
+# The size of a dimension of rows, and an unknown size.
 K = "K"
 T = "T"
 ROWS = (0, 1, 2, 7, 12)
@@ -71,21 +71,21 @@ def of(*shape, **options):
 
 
 def summed(*shape, reduce="sum", **options):
-    """Returns an `Input` that the case gets summed over its rows, so as a summand of that shape."""
+    """Returns an `Input` that is summed over its rows, so the case gets a summand of that shape."""
     return Input((K, *shape), reduce=reduce, **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A small graph that shows one rule, or some.
+    """A small graph that tests one rule or several.
 
     Attributes:
-        ops: The ops that it is about, in one text.
+        ops: The ops that it is about, separated by spaces.
         build: A function from its inputs' tensors to its output, or outputs.
         inputs: The `Input`s.
         gives: The states, as text, that nodes of each of these ops give their first output; or a dict from op to it.
         fewest: The smallest number of rows that one process can take.
-        tolerance: Of real numbers; by default 1e-12, and what are integers in one process has to be the same.
+        tolerance: Of real numbers; by default 1e-12, where integers in one process must be equal.
         has_gradient: Whether to compare gradients too.
     """
 
@@ -108,7 +108,7 @@ class Batch:
     Attributes:
         cases: The cases.
         flat: The graph in one process.
-        fetches: By case, the names of what is compared: outputs, and gradients for float inputs.
+        fetches: By case, the names of the compared tensors: outputs, and gradients for float inputs.
     """
 
     def __init__(self, cases):
@@ -140,7 +140,7 @@ class Batch:
                           for j, spec in enumerate(case.inputs)]
             with tf.name_scope(f"case{i}"):
                 outputs = tf.nest.flatten(case.build(*inputs))
-            # What is nonlinear needs summands whole, in the case too.
+            # Nonlinear ops need summands whole, in the case too.
             is_linear = any(spec.reduce for spec in case.inputs)
             gradients = _gradients(f"gradients{i}", outputs, inputs, is_linear) if case.has_gradient else []
             fetches.append([t.name for t in [*outputs, *gradients]])
@@ -175,13 +175,13 @@ class Batch:
                 for i, case in enumerate(self.cases) for j, spec in enumerate(case.inputs)}
 
     def alone(self, all_rows=ROWS):
-        """Returns what one process computes: by number of rows, by number of a case, values."""
+        """Returns the results of one process: by number of rows, by number of a case, values."""
         with tf.compat.v1.Session(graph=self.graph, config=self._config) as session:
             return {rows: session.run(self._fetched(self.fetches, rows), {
                 f"{name}:0": value for name, value in self.feeds(rows).items()}) for rows in all_rows}
 
     def on_ranks(self, graph_def, fetches, sizes, all_rows=ROWS):
-        """Yields (size, what ranks compute), for each number of ranks: by number of rows, by rank, by case, values."""
+        """Yields (size, results of the ranks) per number of ranks: by number of rows, by rank, by case, values."""
         with tf.Graph().as_default() as graph:
             for rank in range(max(sizes)):
                 tf.import_graph_def(partitioning._of_rank(graph_def, rank), name=f"rank{rank}")
@@ -201,7 +201,7 @@ class Batch:
         return {i: names for i, (case, names) in enumerate(zip(self.cases, fetches)) if rows >= case.fewest}
 
     def wrong_values(self, expected, results, size):
-        """Returns a line for each case of which some rank has computed something else than one process."""
+        """Returns a line for each case in which some rank differs from one process."""
         lines = []
         for rows, by_rank in results.items():
             for i, wants in expected[rows].items():
@@ -218,7 +218,7 @@ class Batch:
         return lines
 
     def wrong_states(self, propagated):
-        """Returns a line for each op of a case that gives another state than expected."""
+        """Returns a line for each op of a case with an unexpected state."""
         return [f"{op}: gives {found}, {case.expected(op)} expected in case {i} ({case.ops})"
                 for i, case in enumerate(self.cases) for op in case.ops.split()
                 if (found := self.states(propagated, i, op)) != case.expected(op)]
@@ -261,7 +261,7 @@ def _gradients(scope, outputs, inputs, is_linear):
 
 
 def check(cases, sizes=partitioning.RANKS, all_rows=ROWS):
-    """Returns a line for all that is wrong with cases."""
+    """Returns a line for each error in the cases."""
     batch = Batch(cases)
     propagated, graph_def, fetches = batch.partition()
     lines = batch.wrong_states(propagated)

@@ -17,7 +17,7 @@ RANKS = (1, 2, 3, 5)
 
 
 def rows(*tensors, dimensions=None):
-    """Marks tensors as inputs with rows, and returns what the graph then reads."""
+    """Marks tensors as inputs with rows, and returns the tensors that the graph must read."""
     return library.load()[0].poseidon_rows(
         values=tensors, dimensions=dimensions or [0] * len(tensors), names=[f"input{i}" for i in range(len(tensors))])
 
@@ -28,7 +28,7 @@ def _job(size):
 
 
 class Partitioned:
-    """A graph, and what the partitioner has made of it.
+    """A graph, and its partitioned graph.
 
     Attributes:
         partitioned: The `partition.Partitioned` graph.
@@ -36,12 +36,12 @@ class Partitioned:
     """
 
     def __init__(self, build, optimize=True, runs_whole=False):
-        """Makes a graph.
+        """Builds and partitions a graph.
 
         Args:
-            build: A function that makes it, and returns its fetches; it is fed by the names of placeholders.
+            build: A function that builds it and returns its fetches; feeds are by the names of placeholders.
             optimize: Whether TensorFlow optimizes graphs before it runs them.
-            runs_whole: As of `partition.partition`.
+            runs_whole: Same as in `partition.partition`.
         """
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -57,13 +57,13 @@ class Partitioned:
         self.report = self.partitioned.report
 
     def alone(self, feeds):
-        """Returns what one process computes."""
+        """Returns the results of one process."""
         with tf.compat.v1.Session(graph=self._graph, config=self._config) as session:
             self._initialize(session, self._graph, "")
             return session.run(self._fetches, {f"{name}:0": value for name, value in feeds.items()})
 
     def on_ranks(self, feeds, size):
-        """Returns what each rank computes of the partitioned graph."""
+        """Returns the results of each rank of the partitioned graph."""
         communicator.use_ranks_for_ops(_job(size))
         with tf.Graph().as_default() as graph:
             for rank in range(size):
@@ -98,7 +98,7 @@ def _of_rank(graph_def, rank):
 
 
 def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=False):
-    """Compares what ranks compute with what one process does, for one or several sets of feeds.
+    """Compares the results of ranks with those of one process, for one or several sets of feeds.
 
     Returns:
         The `Partitioned` graph.

@@ -1,4 +1,4 @@
-"""Sites and plans that the tests of planning share."""
+"""Sites and plans shared by the tests of planning."""
 
 from tf_poseidon import planning
 

@@ -1,6 +1,6 @@
 """Programs that the tests start on several ranks: programs.py NAME [ARGUMENT...].
 
-Programs that must fail do so on their own; test_failures.py looks at how the job ends.
+Programs that must fail do so by themselves; test_failures.py checks how the job ends.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tf_poseidon.ops import library
 
 
 def train(strategy, callbacks=(), epochs=1000, features=4):
-    """Trains a small model, for ever unless something happens."""
+    """Trains a small model, forever unless something fails."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(3, name="first")])
@@ -54,7 +54,7 @@ def reach_the_end():
 
 
 def train_without_seed():
-    """Prints what is left of the weights: shuffling has to agree without the user's help."""
+    """Prints the final weights: ranks must shuffle alike without the user's help."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -118,7 +118,7 @@ def stall_in_callback_on_rank_1():
 
 
 def change_learning_rate_on_rank_1(every):
-    """A callback decides in the second epoch by what one rank alone knows."""
+    """A callback decides in the second epoch by a value that only one rank has."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     comparing.EVERY = int(every)
 
@@ -162,7 +162,7 @@ def miss_mpi(transport):
 
 
 def refuse():
-    """Prints what PoseidonStrategy says to models that it cannot train."""
+    """Prints the errors of PoseidonStrategy for models that it cannot train."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
@@ -340,7 +340,7 @@ def refuse():
 
 
 def calibrate():
-    """Measures before there is a strategy, and again with one; prints what and how long."""
+    """Measures without a strategy, and again with one; prints the results and the times."""
     begin = time.monotonic()
     cluster = poseidon.calibrate(servers=[1], timeout_s=30)
     seconds = time.monotonic() - begin
@@ -352,7 +352,7 @@ def calibrate():
 
 
 def sum_many_pairs():
-    """Sums more KV pairs at once than MPI keeps messages that nobody has asked for."""
+    """Sums more KV pairs at once than MPI buffers unexpected messages."""
     strategy = poseidon.PoseidonStrategy("ps", kv_pair_bytes=40_960, timeout_s=10)
     wait = [runtime.communicator().submit(f"x{i}", np.full(500_000, i, np.float32)) for i in range(8)]
     for i, result in enumerate(wait):
@@ -360,7 +360,7 @@ def sum_many_pairs():
 
 
 def incomplete_group():
-    """Sends one of a group of two, alone and then with the other."""
+    """Sends one gradient of a group of two, first alone and then with the other."""
     poseidon.PoseidonStrategy("ps", timeout_s=10)
     module, _ = library.load()
 
@@ -379,7 +379,7 @@ def incomplete_group():
 
 
 def wait_and_idle():
-    """Prints the part of a core that rank 0 uses while it waits for rank 1, and while idle."""
+    """Prints the share of a core that rank 0 uses while it waits for rank 1, and while idle."""
     strategy = poseidon.PoseidonStrategy()
     communicator = strategy.extended.communicator
     for what in ("wait", "idle"):
@@ -395,7 +395,7 @@ def wait_and_idle():
 
 
 def use_ops(largest):
-    """Checks the ops on values of many kinds; the largest has that many elements."""
+    """Checks the ops on values of many kinds; the argument is the number of elements of the largest."""
     strategy = poseidon.PoseidonStrategy()
     rank, size = strategy.rank, strategy.num_replicas_in_sync
 

@@ -3,7 +3,7 @@
 One Dense(3) on 4 inputs, one step on 32 rows. With MirroredStrategy on two replicas, weights differ from
 those of one device by 0.02 to 0.03 when gradients are clipped, and become infinite when the second
 replica alone sees an infinity. MultiWorkerMirroredStrategy raises a ValueError in `fit`. Horovod's
-optimizer trains each process on its own.
+optimizer trains each process separately.
 """
 
 import keras
@@ -60,7 +60,7 @@ def dataset_of_several_workers(strategy):
 
 
 def half_of_the_rows(strategy):
-    """What each of two processes that do not synchronise would train."""
+    """The weights that two processes would train without synchronisation."""
     x, y = _data()
     half = slice(0, ROWS // 2)
     model = _model(strategy, lambda: keras.optimizers.SGD(0.1))

@@ -36,7 +36,7 @@ def small_model(strategy):
 
 
 def write_report(strategy, **values):
-    """Writes what this rank has to tell to $REPORTS/RANK.json."""
+    """Writes the report of this rank to $REPORTS/RANK.json."""
     path = pathlib.Path(os.environ["REPORTS"], f"{strategy.rank}.json")
     path.write_text(json.dumps(values))
 
@@ -92,7 +92,7 @@ def train(how, strict="False"):
 
 
 def train_on_accelerator(policy):
-    """Trains on the second of two CPUs, in the place of a GPU; reports which of our ops ran where."""
+    """Trains on the second of two CPUs, in place of a GPU; reports which of our ops ran where."""
     keras.config.set_floatx("float64")
     cpu, = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -107,7 +107,7 @@ def train_on_accelerator(policy):
 
 
 def train_by_hand(strategy, model, x, y, for_each_shape):
-    """The same as fit, in a loop over strategy.run; its function is traced once, or for each shape."""
+    """Same as fit, in a loop over strategy.run; its function is traced once, or once per shape."""
     size, rank = strategy.num_replicas_in_sync, strategy.rank
 
     def step(x, y):
@@ -153,7 +153,7 @@ def train_with(options):
 
 
 def measure(policy):
-    """Reports the plan of a step, the bytes that were counted, and the ops that were executed."""
+    """Reports the plan of a step, the counted bytes, and the executed ops."""
     options = {}
     if policy == "auto":  # with whole numbers of bytes that decide
         size = int(os.environ["PMI_SIZE"])

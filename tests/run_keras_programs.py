@@ -1,6 +1,6 @@
 """Trains programs of keras_programs.py with fit, on all ranks of a job: DIRECTORY POLICY [NAME ...].
 
-Each rank writes, for each program, what it was before, and after each step, to NAME.RANK.npz.
+For each program, each rank writes its state before and after each step to NAME.RANK.npz.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Runs programs of one_process_programs.py on all ranks of a job: DIRECTORY POLICY [OPTION ...] [NAME ...].
 
-Options: --scope makes them in the strategy's scope; --fit makes each the training step of a model of Keras;
---verify verifies every exchange; --rounded rounds them. Each rank writes, for each program, what it was before, and
-after each step, to NAME.RANK.npz.
+Options: --scope creates them in the strategy's scope; --fit makes each the training step of a Keras model; --verify
+verifies every exchange; --rounded rounds exchanges. For each program, each rank writes its state before and after
+each step to NAME.RANK.npz.
 """
 
 import contextlib

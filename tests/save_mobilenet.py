@@ -1,4 +1,4 @@
-"""Saves a training step of a small MobileNetV2, as the benchmark does: save_mobilenet.py FOLDER."""
+"""Saves a training step of a small MobileNetV2, as the benchmark does: save_mobilenet.py DIRECTORY."""
 
 import pathlib
 import sys

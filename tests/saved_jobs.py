@@ -1,6 +1,6 @@
-"""Trains with saved graphs, rewritten and as they were: saved_jobs.py CASES OUT, on some ranks.
+"""Trains with saved graphs, rewritten and original: saved_jobs.py CASES OUT, on some ranks.
 
-CASES is a pickled dictionary of `Job`s by name; OUT gets a pickled dictionary of what came of each.
+CASES is a pickled dictionary of `Job`s by name; OUT gets a pickled dictionary of their results.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from tf_poseidon.saved_graphs import running
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is trained.
+    """A saved step to train.
 
     Attributes:
         original: Path of the saved graph.
-        rewritten: Path of what it was rewritten to.
-        what: What makes a step, arguments of `running.runner`.
+        rewritten: Path of the rewritten graph.
+        what: What selects a step: arguments of `running.runner`.
         batches: The global batch of each step: arrays by name.
     """
 
@@ -64,7 +64,7 @@ def main(cases, out):
 
 
 def _bits_of_ranks(name, values):
-    """Returns how many different bits ranks have of some arrays."""
+    """Returns how many different versions of some arrays, by their bits, the ranks have."""
     communicator = runtime.communicator()
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values.values())).digest()
     if communicator is None:

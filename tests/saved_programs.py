@@ -1,4 +1,4 @@
-"""Programs of TensorFlow 1 as people publish them, and what they fetch: saved_programs.py CASES OUT runs them.
+"""Published programs of TensorFlow 1, and their fetches: saved_programs.py CASES OUT runs them.
 
 CASES is a pickled list of (name, path of the original, path of the rewritten MetaGraph); OUT gets a pickled dictionary.
 """
@@ -23,9 +23,9 @@ class Program:
 
     Attributes:
         build: A function that builds the graph, whose step is the node "train".
-        calls: What the program runs, one after the other: (names that it fetches, {placeholder: array}).
-        train_op: What it trains with.
-        inputs: What has to be said of its inputs.
+        calls: The calls of the program, one after the other: (names that it fetches, {placeholder: array}).
+        train_op: Its train op.
+        inputs: The settings that its inputs need.
         whole: Ops that run whole on every rank.
     """
 
@@ -58,7 +58,7 @@ def _sgd(loss, rate=0.1, **options):
 
 
 def _xy(rows=(7, 4), columns=8):
-    """Returns feeds of x and y for calls with so many rows."""
+    """Returns feeds of x and y for calls with these numbers of rows."""
     return [{"x:0": _rows(i, k, columns), "y:0": _labels(i, k, 3)} for i, k in enumerate(rows)]
 
 
@@ -247,7 +247,7 @@ PROGRAMS = {
     "sum plus mean": Program(_sum_plus_mean, [(_TRAIN, feed) for feed in _xy()]),
     "in-batch negatives": Program(_in_batch_negatives, [
         (_TRAIN, {"x:0": _rows(i, k, 8), "y:0": _rows(i + 5, k, 8)}) for i, k in enumerate((6, 5))]),
-    # Whatever else a program asks for is there too: predictions with nothing but x, an accuracy, a rate of its own.
+    # Further fetches of a program work too: predictions from x alone, an accuracy, its own learning rate.
     "fed rate": Program(_fed_rate, [
         *((_TRAIN, feed | {"rate:0": np.float32(rate), "is_training:0": True})
           for feed, rate in zip(_xy(), (0.1, 0.02))),

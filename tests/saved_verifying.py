@@ -1,6 +1,6 @@
 """Verifies rewritten graphs: saved_verifying.py CASES OUT, on some ranks.
 
-CASES is a pickled dictionary of arguments of `verifying.verify`; OUT gets a pickled one of what that finds.
+CASES is a pickled dictionary of arguments of `verifying.verify`; OUT gets a pickled one of the findings.
 """
 
 import pickle

@@ -24,20 +24,20 @@ IDS = INPUTS | {"x": ("int32", (3,), "label:40")}
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """A saved training graph, and what is true of it.
+    """A saved training graph, and its properties.
 
     Attributes:
         path: The directory of a SavedModel; the .meta file of a MetaGraph, whose checkpoint has the
             same prefix; the .pb or .pbtxt file of a GraphDef.
         kind: "saved_model", "meta_graph" or "graph_def".
-        fetches: What makes a step: the name of a SavedModel's signature; else those of the train op
+        fetches: What selects a step: the name of a SavedModel's signature; else those of the train op
             and of the loss.
         inputs: For each argument of the signature, or each placeholder, (name of its dtype, shape of
             a row, "normal" or "label:N").
         weights: The nodes of the trained variables.
-        rows: How many rows a call takes; another number will do where the batch's size is None.
+        rows: The number of rows of a call; any number if the size of the batch is None.
         steps: How many batches a call takes, one per step: inputs are [steps, rows, ...] then.
-        whole: Ops that run whole on every rank, for want of a rule.
+        whole: Ops that run whole on every rank because they have no rule.
         initializer: The op that gives the variables of a GraphDef their constant initial values.
     """
     path: str
@@ -52,12 +52,12 @@ class Saved:
 
     @property
     def inputs_with_rows(self):
-        """What has to be said of the inputs."""
+        """The settings that the inputs need."""
         return {} if self.steps is None else dict.fromkeys(self.inputs, 1)
 
 
 def batch(saved, rows, seed):
-    """Returns arrays for a call with so many rows (in each of its steps), by names of the inputs."""
+    """Returns arrays for a call with a number of rows (in each of its steps), by names of the inputs."""
     rng = np.random.default_rng(seed)
     first = (rows,) if saved.steps is None else (saved.steps, rows)
     arrays = {}
@@ -69,7 +69,7 @@ def batch(saved, rows, seed):
     return arrays
 
 
-# ---- what the builders share --------------------------------------------------------------------
+# ---- shared by the builders ---------------------------------------------------------------------
 
 
 def _cross_entropy(y, logits, reduce=tf.reduce_mean, **options):
@@ -126,16 +126,16 @@ def _nodes(path, function, variables):
 
 
 def _save(path, step, weights, keep=(), inputs=INPUTS, size=None, **truths):
-    """Saves a function of x and y that makes a step.
+    """Saves a function of x and y that runs a step.
 
     Args:
         path: The directory to save it in.
         step: The function; it returns {"loss": loss}.
         weights: The variables that it trains.
-        keep: What else it uses: variables, models, optimizers.
+        keep: Other objects that it uses: variables, models, optimizers.
         inputs: Those of `Saved`.
         size: The size of the batch, if that is static.
-        **truths: What else is true of it, as in `Saved`.
+        **truths: Further properties, same as in `Saved`.
     """
     first = (size,) if truths.get("steps") is None else (truths["steps"], size)
     module = tf.Module()
@@ -567,7 +567,7 @@ def _v1_loss(**options):
 
 
 def _v1_saved(path, kind, inputs=INPUTS, **truths):
-    """Returns what is true of the default graph, with placeholders and fetches by their usual names."""
+    """Returns the `Saved` of the default graph, with placeholders and fetches by their usual names."""
     return Saved(path, kind, ("train", "loss:0"), {f"{k}:0": v for k, v in inputs.items()},
                  tuple(v.op.name for v in v1.trainable_variables()), **truths)
 
@@ -697,7 +697,7 @@ def graph_def_as_text(path):
 
 
 def _case(builder):
-    """Makes a function of a directory, in which it saves the same values whatever was built before."""
+    """Returns a function of a directory that saves the same values there, whatever was built before."""
     @functools.wraps(builder)
     def build(directory):
         keras.utils.set_random_seed(1)

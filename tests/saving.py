@@ -37,7 +37,7 @@ def main(directory, *how):
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     with strategy.scope():
         model = make_model()
-    # Not the path of the other ranks: so we see who writes and reads.
+    # Another path than on the other ranks, to see who writes and reads.
     own = directory / str(strategy.rank)
     callbacks = [
         keras.callbacks.BackupAndRestore(own / "backup", delete_checkpoint=False),

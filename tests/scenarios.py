@@ -1,7 +1,7 @@
-"""What the training tests run: each scenario trains something and returns arrays to compare.
+"""The scenarios of the training tests: each trains something and returns arrays to compare.
 
 A scenario is a function of the strategy. The same scenario runs on 1, 2, 3 and 4 ranks: all ranks
-must return the same bits, and what one process returns up to rounding. Computation is in float64,
+must return the same bits, and the result of one process up to rounding. Computation is in float64,
 so that rounding (1e-16) and mistakes (1e-3 and more) are far apart; see test_training.py for the
 bound.
 """

@@ -1,7 +1,7 @@
 """Stands in for a process that is forked from a server of forking.py: stand_in.py SOCKET,SOCKET… PROGRAM ARGUMENT…
 
-A launcher starts this without TensorFlow, in no time. It hands its files, environment and arguments to a server, ends
-as the forked process does, and that process ends with it. Each rank asks another server.
+A launcher starts this quickly, without TensorFlow. It passes its files, environment and arguments to a server, and ends
+as the forked process does; that process ends with it. Each rank asks another server.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-_RANKS = ("PMI_RANK", "HOROVOD_RANK")  # as launchers say it
+_RANKS = ("PMI_RANK", "HOROVOD_RANK")  # as launchers set it
 
 
 def main(sockets, arguments):

@@ -1,4 +1,4 @@
-"""The benchmark of models and systems, and what it emulates."""
+"""The benchmark of models and systems, and its emulation."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ BENCHMARK = str(pathlib.Path(__file__).resolve().parents[1] / "scripts" / "bench
 
 
 @pytest.mark.parametrize("name, parameters, gigaoperations", [
-    # Two operations for a multiplication and its addition, and three passes; the first layer has two.
+    # Two operations per multiplication and addition, and three passes; the first layer has only two.
     ("cifar10_quick", 145_578, 0.0692), ("googlenet", 6_998_552, 9.26), ("inception_v3", 23_817_352, 34.2),
     ("vgg19", 143_667_240, 117.6), ("vgg19_22k", 229_052_817, 118.1), ("resnet50", 25_583_592, 22.9),
     ("resnet152", 60_268_520, 67.5), ("mlp", 25_076_712, 0.142), ("bert_base_head", 24_063_546, 2.86)])
@@ -36,7 +36,7 @@ def test_sites_are_those_of_backpropagation():
     weights = [site for site in sites.values() if not site.bias_of]
     ready = [site.operations for site in weights if site.name.endswith("kernel")]
     assert ready == sorted(ready, reverse=True)
-    assert ready[0] == 100 * zoo.operations("cifar10_quick")  # the first layer's gradient is the last thing
+    assert ready[0] == 100 * zoo.operations("cifar10_quick")  # the first layer's gradient comes last
     dense = [site for site in weights if site.factors]
     assert [(s.factors.m, s.factors.n, s.factors.k) for s in dense] == [(1024, 64, 100), (64, 10, 100)]
     assert {site.bias_of for site in sites.values()} == {None, *(site.name for site in dense)}
@@ -75,7 +75,7 @@ def test_an_emulated_accelerator_does_one_thing_after_the_other():
 
 
 def run(tmp_path, *flags, launcher="mpiexec", fresh=False):
-    """Runs a benchmark on 2 ranks; returns its results by system, and what it printed."""
+    """Runs a benchmark on 2 ranks; returns its results by system, and its output."""
     path = tmp_path / "results.json"
     outcome = launch.run_ok([BENCHMARK, "--model=cifar10_quick", "--rounds=3", "--steps=1", f"--json={path}",
                              *flags], ranks=2, timeout_s=120, launcher=launcher, fresh=fresh)
@@ -83,10 +83,10 @@ def run(tmp_path, *flags, launcher="mpiexec", fresh=False):
 
 
 def test_real_computing(tmp_path):
-    """All systems train a model of their own, and the script compares their weights before it times."""
+    """Every system trains its own model, and the script compares their weights before it times."""
     results, output = run(tmp_path, "--batch_size=8", "--system=poseidon-ps,poseidon-sfb+merge,mwms,mwms+enable",
                           fresh=True)
-    assert "round 3 of 3, 0 s left" in output  # mpiexec is no terminal
+    assert "round 3 of 3, 0 s left" in output  # mpiexec is not a terminal
     assert set(results) == {"single", "poseidon-ps", "poseidon-sfb+merge", "mwms", "mwms+enable"}
     assert results["poseidon-ps"]["schemes"] == {"ps": 10}
     assert results["poseidon-sfb+merge"]["schemes"] == {"ps": 6, "sfb": 2}
@@ -100,7 +100,7 @@ def test_real_computing(tmp_path):
 def test_emulated_computing(tmp_path):
     results, output = run(tmp_path, "--compute=emulated:titan_x", "--dilation=40", "--shrink=4",
                           "--system=poseidon-ps,poseidon-sfb,mwms", f"--timeline={tmp_path / 'trace.json'}")
-    # Times are told undilated, and bytes as those of the whole model.
+    # Times are reported undilated, and bytes are those of the whole model.
     alone = 1e3 * profiles.PROFILES["titan_x"].step_seconds("cifar10_quick", 100)
     assert results["single"]["step"]["median_ms"] == pytest.approx(alone, rel=0.2)
     assert results["poseidon-ps"]["payload_bytes"] == pytest.approx(2 * 4 * 145_578, rel=0.01)
@@ -122,7 +122,7 @@ def test_under_horovodrun(tmp_path):
 
 
 def replicas(*names):
-    """Returns replicas of a model that begin alike; their steps are one rank's alone."""
+    """Returns replicas of a model with equal initial weights; their steps are those of a single rank."""
     initial = []
     return [systems.RealReplica(name, "cifar10_quick", 8, 0, 1, initial) for name in names]
 
@@ -184,7 +184,7 @@ def test_emulated_products_look_at_their_factors():
 @pytest.mark.parametrize("flag, message", [
     ("--system=poseidon,fast", "--system has 'fast', expected some of single, poseidon, "),
     ("--compute=emulated:abacus", "--compute=emulated:abacus, expected real or emulated:PROFILE"),
-    ("--dilation=2", "change what is emulated, but --compute=real"),
+    ("--dilation=2", "change an emulation, but --compute=real"),
     ("--json=/nowhere/results.json", "--json=/nowhere/results.json cannot be written (No such file or directory)"),
     ("--timeline=trace.json --system=mwms", "but --system has none of its policies; add poseidon"),
 ])

@@ -1,4 +1,4 @@
-"""The communicator over its transports, but MPI: all ranks in this process."""
+"""The communicator over its transports except MPI, with all ranks in this process."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ _join = join_in_process
 
 @pytest.fixture(autouse=True, params=["loopback", "sockets"])
 def transport(request):
-    """What moves the bytes in the jobs of a test."""
+    """The transport of the jobs of a test."""
     global _join
     before, _join = _join, {"loopback": join_in_process, "sockets": join_by_sockets}[request.param]
     yield
@@ -43,7 +43,7 @@ def connected(size):
 
 
 def told(size, servers=(), timeout_s=60.0, **options):
-    """Returns the options of each rank; `servers` may be a list with what each is told."""
+    """Returns the options of each rank; `servers` may be a list with one value per rank."""
     servers = servers if isinstance(servers, list) else [servers] * size
     return [JobOptions(servers=each, timeout_s=timeout_s, startup_timeout_s=timeout_s, **options) for each in servers]
 
@@ -55,7 +55,7 @@ def join_by_sockets(size, **options):
 
 @contextlib.contextmanager
 def job(size, goodbye=True, **options):
-    """The ranks of a job, which they leave together."""
+    """The ranks of a job; they leave it together."""
     ranks = _join(size, **options)
     try:
         yield ranks
@@ -94,7 +94,7 @@ def all_submit(ranks, site, values, **options):
 @pytest.mark.parametrize("servers", ["all", "first", "last"])
 @pytest.mark.parametrize("size, ranks_per_node", [(1, 1), (2, 1), (3, 1), (5, 1), (4, 2), (5, 2), (5, 3)])
 def test_sum_is_exact(size, ranks_per_node, servers):
-    """Integers: any order of adding gives this result, any mistake in cutting another one."""
+    """Integers: exact in any order of summation, while a mistake in cutting changes the result."""
     chosen = {"all": (), "first": (0,), "last": (size - 1,)}[servers]
     with job(size, kv_pair_bytes=64 << 10, servers=chosen, ranks_per_node=ranks_per_node) as ranks:
         for count in (0, 1, 7, 1000, 8192, 8193, 300001):
@@ -131,7 +131,7 @@ def test_sum_adds_ranks_of_a_node_first(ranks_per_node, expected, servers):
             np.testing.assert_array_equal(value, total)
 
 
-# As a transport knows nodes: ranks in any order, and not as many on each.
+# Nodes as a transport reports them: ranks in any order, in different numbers per node.
 @pytest.mark.parametrize("nodes, ranks_per_node, expected", [
     ([0, 1, 0, 1], None, (0, 1, 0, 1)), ([5, 5, 2, 5, 2], None, (0, 0, 1, 0, 1)),
     ([0, 1, 1, 1], None, (0, 1, 1, 1)), ([0, 1, 1, 1], 2, (0, 1, 1, 2)), ([0, 0, 0, 0], 2, (0, 0, 1, 1)),
@@ -211,7 +211,7 @@ def test_rounding_to_half_agrees_with_numpy(bits):
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("without", [{1}, {0, 1}, {2, 3}, {0, 1, 2, 3}])
 def test_rank_that_does_not_contribute_is_left_out(without, ranks_per_node):
-    """Not multiplied by zero: what it holds may be infinite or no number."""
+    """Not multiplied by zero: the value may be infinite or NaN."""
     with job(4, ranks_per_node=ranks_per_node) as ranks:
         for count in (9, 50_000):
             values = [np.full(count, np.nan if r in without else float(r)) for r in range(4)]
@@ -253,7 +253,7 @@ def test_ranks_may_submit_in_any_order():
 @pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (4, 2)])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_what_is_asked_for_late_holds_nothing_up(is_late, size, ranks_per_node):
-    """More bytes than may be on their way at a time, for a rank that waits for something else first."""
+    """More bytes than may be in flight at a time, for a rank that waits for something else first."""
     large, small = (np.arange(size, dtype=np.int32) for size in (8 << 20, 1 << 18))
 
     def run(rank):
@@ -285,7 +285,7 @@ def test_many_steps_of_ranks_that_run_ahead(ranks_per_node):
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_kv_pairs_spread_evenly(size):
-    """Every rank sends and receives what the cost model says: 2 N (P - 1) / P each way."""
+    """Every rank sends and receives the bytes of the cost model: 2 N (P - 1) / P each way."""
     with job(size) as ranks:
         num_bytes = 24 << 20
         all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
@@ -298,7 +298,7 @@ def test_kv_pairs_spread_evenly(size):
 
 @pytest.mark.parametrize("ranks_per_node, size", [(2, 4), (2, 6), (3, 6), (4, 4)])
 def test_sums_cross_the_network_once_for_a_node(ranks_per_node, size):
-    """2 N (P - 1) / P each way of all ranks of a node together, for P nodes; and evenly on its ranks."""
+    """All ranks of a node together: 2 N (P - 1) / P each way for P nodes, evenly spread over its ranks."""
     with job(size, ranks_per_node=ranks_per_node) as ranks:
         num_bytes, nodes = 24 << 20, size // ranks_per_node
         all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
@@ -347,7 +347,7 @@ def test_servers_that_differ_end_all_ranks():
 
 @pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (6, 2), (6, 3)])
 def test_deadline_names_site_and_ranks(size, ranks_per_node):
-    """Also if the missing rank is of another node, and whichever rank holds the KV pair."""
+    """Also if the missing rank is on another node, and whichever rank owns the KV pair."""
     with contextlib.ExitStack() as jobs:
         waits = [rank.submit("dense/kernel", np.ones(3)) for server in range(size) for rank in
                  jobs.enter_context(job(size, goodbye=False, timeout_s=2.0, servers=(server,),
@@ -395,13 +395,13 @@ def test_dtype_without_sum_is_refused():
 
 @pytest.mark.parametrize("word", [b"", b"?" * 100])
 def test_lost_connection_ends_the_rank(word):
-    """A peer that is killed, or is no rank of ours: its end of the socket closes, perhaps after nonsense."""
+    """A peer that is killed, or is not a rank of ours: its end of the socket closes, perhaps after garbage."""
     own, peer = socket.socketpair()
     rank = join_sockets(0, [None, own], *told(1, timeout_s=10.0))
     wait = rank.submit("x", np.ones(100_000))
     peer.sendall(word)
     peer.close()
-    # What had not been read when it closed makes the end a reset one, here as in a network.
+    # Unread bytes at the close reset the connection, here as in a network.
     reasons = "it has closed|it sends what no rank|Connection reset by peer|Broken pipe"
     with pytest.raises(JobEndedError, match=f"The connection to rank 1 is lost: ({reasons})"):
         wait()
@@ -409,7 +409,7 @@ def test_lost_connection_ends_the_rank(word):
 
 
 def test_last_word_of_a_rank_is_read_before_its_end_is_noticed():
-    """What a rank says when it fails is the reason, though nothing can be sent to it any more."""
+    """The message of a failing rank is the reason, although nothing can be sent to it any more."""
     (_, own), (peer, _) = connected(2)
     ranks = [join_sockets(0, [None, own], *told(1, timeout_s=10.0)),
              join_sockets(1, [peer, None], *told(1, timeout_s=10.0))]

@@ -1,4 +1,4 @@
-"""Guards the tables of private names: they are right, complete, and nothing else is used."""
+"""Guards the tables of private names: they are correct and complete, and nothing else is used."""
 
 import ast
 import dataclasses
@@ -27,10 +27,10 @@ PACKAGE = {path: ast.parse(path.read_text()) for folder in ("tf_poseidon", "grap
            for path in sorted((ROOT / folder).rglob("*.py"))}
 TABLES = (tf_compat.TABLE, keras_compat.TABLE)
 NAMES = (*tf_compat.TABLE.names, *keras_compat.TABLE.names, *keras_hook.HOOKS)
-# The files in which private modules are named: the tables.
+# The files that may name private modules: the tables.
 TABLE_FILES = {ROOT / "tf_poseidon" / "compat" / "tensorflow.py", ROOT / "tf_poseidon" / "compat" / "keras.py",
                ROOT / "tf_poseidon" / "keras_hook" / "hooks.py"}
-# Underscored, and public all the same.
+# Public despite the underscore.
 PUBLIC = {"os._exit", "segments[-1]._replace"}
 
 
@@ -39,7 +39,7 @@ def is_private(name):
 
 
 def is_of_private_module(text):
-    """Whether a text names a private module of TensorFlow or Keras, or what is in it."""
+    """Whether a text names a private module of TensorFlow or Keras, or one of its members."""
     return re.match(r"(keras\.src|tensorflow\.(python|tsl|compiler|lite))\b", text) is not None
 
 
@@ -52,7 +52,7 @@ def defined(tree):
 
 
 def classes(trees):
-    """Returns {name of a class: (names of its bases, names that it defines)}; those of one name are taken for one."""
+    """Returns {name of a class: (names of its bases, names that it defines)}; classes of the same name count as one."""
     found = {}
     for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         bases, names = found.setdefault(node.name, (set(), set()))
@@ -62,7 +62,7 @@ def classes(trees):
 
 
 def inherited(name, known):
-    """Returns the names that a class and those of its bases that are known define."""
+    """Returns the names that a class and its known bases define."""
     bases, own = known.get(name, ((), set()))
     return own.union(*(inherited(base, known) for base in bases))
 
@@ -107,7 +107,7 @@ def test_no_private_name_is_used_outside_of_the_tables():
     known, inherits = classes(PACKAGE.values()), {name.name.rpartition(".")[2] for name in tf_compat.TABLE.names}
     found = [f"{path.relative_to(ROOT)}:{line}: {text}" for path, tree in PACKAGE.items() if path not in TABLE_FILES
              for line, text, name in private_uses(tree, known)
-             # What a subclass inherits it can only have by its name.
+             # A subclass can access an inherited member only by its name.
              if not (text.startswith(("self.", "super().")) and name in inherits)]
     assert not found, "\n".join(found)
 

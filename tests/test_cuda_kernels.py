@@ -1,4 +1,4 @@
-"""The CUDA kernels where there is no GPU: compiled for those that are supported, and run on an emulated one.
+"""The CUDA kernels without a GPU: compiled for all supported GPUs, and run on an emulated one.
 
 The emulation (emulated_gpu.cc) runs the index arithmetic of kernels/cuda/block.h, not the
 instructions of a GPU; those are for scripts/gpu_check.py, with the same cases.
@@ -77,7 +77,7 @@ def tile_at(emulated, number, m, n):
 
 
 def sparse(shape, dtype):
-    """Returns an array of zeros that takes memory only where it is written."""
+    """Returns an array of zeros that uses memory only where it is written."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE),
                          dtype).reshape(shape)
@@ -90,7 +90,7 @@ MAP_NORESERVE = 0x4000  # Linux; Python 3.10 does not name it
 @pytest.mark.parametrize("k, m, n", [(2, 70_016, 33_344), (3, 70_001, 33_333), (3, 2 ** 31 + 5, 8),
                                      (2, 5, 2 ** 31 + 24), (2 ** 16 + 1, 7, 40_000)])
 def test_more_than_2_31_elements(emulated, factors, out, k, m, n):
-    """The last tile, which is behind more than 2^31 elements of the result or of the factors."""
+    """The last tile, after more than 2^31 elements of the result or of the factors."""
     case = Case(factors, out, k, m, n)
     tiles = -(-m // 128) * -(-n // 256)
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ class Wrong:
 @pytest.mark.parametrize("damage, message", [
     (lambda result, address: None, None),
     (lambda result, address: result.__setitem__(7, np.nan), "1 elements .* rows 1-1 and columns 2-2"),
-    (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "off by more than they may"),
+    (lambda result, address: np.multiply(result, 1 + 1e-4, out=result), "exceed the error bound"),
     (lambda result, address: ctypes.memset(address - 4, 0, 4), "before the first"),
     (lambda result, address: ctypes.memset(address + result.nbytes, 0, 1), "after the last"),
 ], ids=["none", "an element", "rounding", "before", "after"])
@@ -241,7 +241,7 @@ class TooLarge:
 
 
 def test_gpu_check(emulated, monkeypatch, tmp_path, capsys):
-    """That the script works, on the emulated GPU; and what it calculates of times that are all alike."""
+    """The script works on the emulated GPU, and its calculations are right for equal times."""
     emulated.c.poseidon_emulate(0, ALL_TILES, 1, 0)
     few = [Case("bfloat16", "float32", 20, 40, 60), Case("tf32", "weights", 3, 50, 20, momentum=0.5)]
     monkeypatch.setattr(gpu_check, "Driver", HostDriver)
@@ -288,7 +288,7 @@ def test_the_gpu_is_busy_while_calls_are_queued(monkeypatch):
 
 
 def test_sanitizer_leaves_no_process(monkeypatch, tmp_path):
-    """A tool that hangs is ended with all that it has started."""
+    """A tool that hangs is ended with all processes that it has started."""
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/started\nwait\n")
     tool.chmod(0o755)
@@ -305,7 +305,7 @@ def test_sanitizer_leaves_no_process(monkeypatch, tmp_path):
 
 
 def _runs(pid):
-    """Returns whether a process is there and not just to be waited for."""
+    """Returns whether a process exists and is not a zombie."""
     try:
         return pathlib.Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -319,7 +319,7 @@ def test_sanitized_arrays_end_with_their_allocations(emulated, monkeypatch):
     monkeypatch.setattr(gpu_check, "Driver", HostDriver)
     monkeypatch.setattr(gpu_check.outer_product, "Library", lambda *_: _with_memory(emulated, memory))
     monkeypatch.setattr(gpu_check, "SANITIZED", [Case("half", "half", 3, 5, 7, offset=2)])
-    monkeypatch.setattr(outer_product.Buffer, "GUARD", outer_product.Buffer.GUARD)  # to be set back
+    monkeypatch.setattr(outer_product.Buffer, "GUARD", outer_product.Buffer.GUARD)  # to be reset
     gpu_check.main(["--sanitized", "library"])
     assert sizes == [2 * (2 + size) for size in (15, 21, 35)] * 2
 

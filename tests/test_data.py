@@ -12,7 +12,7 @@ from tf_poseidon.communicator import join_loopback
 
 @contextlib.contextmanager
 def job_of_one():
-    """A job in which this process is alone: its first batch is compared with itself."""
+    """A job of one process: its first batch is compared with itself."""
     communicator, = join_loopback(1)
     communicator.use_for_ops()
     try:
@@ -55,7 +55,7 @@ def test_ranks_together_hold_every_row_once(batch, size, drop_remainder):
             assert rows.total == len(whole)
             assert rows.never_empty == (drop_remainder and batch >= size)
             if rows.count == 0:
-                np.testing.assert_array_equal(rows.value, whole[:1])  # borrowed
+                np.testing.assert_array_equal(rows.value, whole[:1])  # a padding row
             together.extend(rows.value[:rows.count].numpy())
         np.testing.assert_array_equal(together, whole)
 

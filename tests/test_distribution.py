@@ -1,4 +1,4 @@
-"""Programs that were written for one process, on several ranks: every update is that of one process."""
+"""Programs for one process, on several ranks: every update is that of one process."""
 
 import collections
 import re
@@ -8,13 +8,13 @@ import numpy as np
 import one_process_programs
 import pytest
 
-# Updates may differ by rounding, in parts of the largest one. Its length is compared, not the weights: a gradient
-# that is half as long is 5e-1 off here.
+# Updates may differ by rounding, relative to the largest one. Updates are compared, not weights: a gradient of
+# half the length has an error of 5e-1 here.
 BOUNDS = {"float64": 1e-8, "float32": 1e-3}
 
 
 class Runs:
-    """What programs have written, one job for each (ranks, policy, options)."""
+    """The results of programs, one job per (ranks, policy, options)."""
 
     def __init__(self, directory):
         self._directory = directory
@@ -64,7 +64,7 @@ def test_verify_mode_compares_each_exchange_and_the_weights(runs, tmp_path):
 
 
 def test_wire_dtype_rounds_what_trains(tmp_path):
-    """Sums that are only results are not rounded."""
+    """Sums that are only outputs are not rounded."""
     sent = []
     for options in ([], ["--rounded"]):
         outcome = launch.run_ok(["run_one_process_programs.py", tmp_path, "ps", *options, "mean_of_squares"], 2, 120)

@@ -1,4 +1,4 @@
-"""Programs that are written for tf.distribute, with poseidon.enable(); those for Horovod are in test_horovod.py."""
+"""Programs for tf.distribute with poseidon.enable(); those for Horovod are in test_horovod.py."""
 
 import pathlib
 import pickle
@@ -24,7 +24,7 @@ from tf_poseidon.ops import library
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
            "gradient_tape/add_1/Reshape": "sfb"}
-# What becomes of each loop of tests/drop_in.py: the schemes of its gradients, or why it stays as it is.
+# For each loop of tests/drop_in.py: the schemes of its gradients, or why it is left unchanged.
 EXPECTED = {
     "laid_end_to_end": FACTORS, "one_by_one": FACTORS, "means": FACTORS, "in_small_packs": FACTORS,
     "fewer_rows_later": FACTORS, "more_rows_later": FACTORS,
@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 def free_ports(number):
-    """Returns ports that nobody listens at just now."""
+    """Returns free ports."""
     sockets = [socket.create_server(("localhost", 0)) for _ in range(number)]
     ports = [str(s.getsockname()[1]) for s in sockets]
     for s in sockets:
@@ -67,7 +67,7 @@ def test_loops_for_tf_distribute(tmp_path):
 
 
 def test_two_lines_in_a_program(tmp_path):
-    """Of examples/tf_distribute_loop.py, as it is and with poseidon.enable()."""
+    """Weights of examples/tf_distribute_loop.py, unchanged and with poseidon.enable()."""
     program = (EXAMPLES / "tf_distribute_loop.py").read_text()
     two_lines = "import tf_poseidon as poseidon\nenabled = poseidon.enable(policy='sfb')\nimport argparse\n"
     enabled = tmp_path / "enabled.py"
@@ -75,7 +75,7 @@ def test_two_lines_in_a_program(tmp_path):
                        + "print(enabled.plan, flush=True)\n")
     for path in (EXAMPLES / "tf_distribute_loop.py", enabled):
         ports = free_ports(2)
-        # As whoever starts such programs does: the same one, with another TF_CONFIG for each process.
+        # The usual launch of such programs: the same command, with another TF_CONFIG per process.
         workers = ", ".join(f'\\"localhost:{port}\\"' for port in ports)
         starter = tmp_path / "worker.sh"
         starter.write_text(f'#!/bin/sh\nTF_CONFIG="{{\\"cluster\\": {{\\"worker\\": [{workers}]}}, '
@@ -112,7 +112,7 @@ def test_place_in_tf_config(monkeypatch, task, expected):
 
 
 def test_rank_that_cannot_follow_the_others_fails():
-    """Whatever goes wrong after ranks may have agreed: the function fails with it, and runs nothing."""
+    """After ranks may have agreed, the function fails with any error, and runs nothing."""
     library.load()
 
     class Fails:

@@ -1,4 +1,4 @@
-"""The emulated cluster shapes links, counts bytes, passes on the status, leaves nothing behind."""
+"""The emulated cluster shapes links, counts bytes, passes on the exit status, and cleans up."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ while rank == 1:
     except ConnectionRefusedError:
         time.sleep(0.01)
 """
-# Rank 1 sends to rank 0; each prints its rank, its own address, what it was told, and its seconds.
+# Rank 1 sends to rank 0; each prints its rank, its own address, its environment variables, and its seconds.
 SEND = CONNECT + f"""
 begin = time.monotonic()
 if rank == 0:
@@ -100,7 +100,7 @@ LOSS = "qdisc add dev v ingress", "filter add dev v ingress bpf da bytecode '1,6
 
 
 def problem(*shaping):
-    """Returns why this machine cannot make hosts whose links have some `shaping`, or None."""
+    """Returns why this machine cannot make hosts with links of some `shaping`, or None."""
     if os.geteuid():
         return f"the user id is {os.geteuid()}, not 0"
     if not (shutil.which("ip") and shutil.which("tc")):
@@ -142,7 +142,7 @@ def left_by(pid):
 
 
 def running(pids):
-    """Returns those of the pids that still run our program; a zombie's command line is empty."""
+    """Returns the pids that still run our program; a zombie's command line is empty."""
     lines = ((pid, pathlib.Path(f"/proc/{pid}/cmdline")) for pid in pids)
     return [pid for pid, line in lines if line.exists() and b"time.sleep" in line.read_bytes()]
 
@@ -185,7 +185,7 @@ def test_links_lose_the_share_that_is_asked_for(able, percent):
     stdout, stderr = process.communicate(timeout=60)
     if percent and problem(*LOSS):
         assert process.returncode == 1
-        assert re.search(r"use a kernel that has ingress and bpf, .* or leave out --loss", stderr)
+        assert re.search(r"use a kernel that has ingress and bpf, .* or omit --loss", stderr)
     else:
         assert process.returncode == 0, stderr
         lost = 1 - (1 - percent / 100)**2  # on the sender's link or the receiver's
@@ -199,7 +199,7 @@ def test_delay(able):
     stdout, stderr = process.communicate(timeout=20)
     if problem("qdisc add dev v parent 1: netem delay 50us"):
         assert process.returncode == 1
-        assert re.search(r"use a kernel that has netem, .* or leave out --delay_us", stderr)
+        assert re.search(r"use a kernel that has netem, .* or omit --delay_us", stderr)
     else:
         assert process.returncode == 0, stderr
         assert float(stdout) > 4 * 20e-3
@@ -216,11 +216,11 @@ def test_jobs_of_other_libraries(able, tmp_path, peers, hosts, ranks_per_host):
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
     size = hosts * ranks_per_host
-    # horovodrun says before each line whose it is.
+    # horovodrun prefixes each line with its rank.
     assert sorted(re.findall(r"\d+ \d+ \{.*\}", stdout)) == [
         f"{rank} {size} {{{size * (size + 1) / 2}}}" for rank in range(size)]
     for host in json.loads(out.read_text())["hosts"]:
-        # What one host has, the other has to be told.
+        # Each host must be told what the other has.
         assert min(host["sent"], host["received"]) > 1e6
     assert not left_by(process.pid)
 
@@ -287,18 +287,18 @@ def test_refusals(monkeypatch):
     with pytest.raises(SystemExit, match=r"program ip is in none of .*: install iproute2"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match=r"user id is 1000, .*root \(0\) only: run this with sudo"):
+    with pytest.raises(SystemExit, match=r"user id is 1000, .*only root \(0\) .*: run this with sudo"):
         emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
 
 
 def said(output):
-    """Returns what each rank of nodes.py has printed, by rank."""
+    """Returns the output of each rank of nodes.py, by rank."""
     return sorted((json.loads(line) for line in output.splitlines() if line.startswith("{")),
                   key=lambda rank: rank["rank"])
 
 
 def train_on_hosts(cluster, file, *arguments):
-    """Runs nodes.py with two ranks on each host; returns what they say, and the bytes that the last host sends."""
+    """Runs nodes.py with two ranks per host; returns their output, and the bytes that the last host sends."""
     before = cluster.bytes()
     with open(file, "w+") as out:
         status = cluster.run([sys.executable, launch.TESTS / "nodes.py", *arguments], 2, stdout=out,
@@ -311,7 +311,7 @@ def train_on_hosts(cluster, file, *arguments):
 
 
 def test_ranks_of_a_host_combine(able, tmp_path):
-    """Each gradient crosses a host's link once, as planned; twice if ranks are told to be on their own."""
+    """Each gradient crosses a host's link once, as planned; twice if ranks do not combine."""
     alone, = said(launch.run_ok(["nodes.py"], 0, timeout_s=60).output)
     with emulated_cluster.EmulatedCluster(2, 1) as cluster:
         together, bytes_together = train_on_hosts(cluster, tmp_path / "together")
@@ -320,9 +320,9 @@ def test_ranks_of_a_host_combine(able, tmp_path):
     assert {r["ranks_per_node"] for r in together} == {2}
     assert {r["ranks_per_node"] for r in apart} == {1}
     for name, site in together[0]["sites"].items():
-        for host in (together[:2], together[2:]):  # half of what is planned is sent, the rest received
+        for host in (together[:2], together[2:]):  # half of the planned bytes is sent, the rest received
             counted = sum(r["sites"][name]["network_bytes"] for r in host)
             assert counted == site["planned_bytes"] / 2
     planned = sum(site["planned_bytes"] for site in together[0]["sites"].values()) / 2
-    assert bytes_together == pytest.approx(planned, rel=0.08)  # headers, and what ranks say at the start
+    assert bytes_together == pytest.approx(planned, rel=0.08)  # headers, and the messages of ranks at the start
     assert bytes_apart > 2 * bytes_together

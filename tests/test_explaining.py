@@ -1,4 +1,4 @@
-"""explain says, in one process, what a job then does; as a function and as a command."""
+"""explain predicts in one process what a job does; as a function and as a command."""
 
 from concurrent import futures
 import json
@@ -21,7 +21,7 @@ TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """The folder with the plans that were executed and explained."""
+    """The directory with the executed and explained plans."""
     out = tmp_path_factory.mktemp("plans")
     with futures.ThreadPoolExecutor() as pool:
         for job in [pool.submit(launch.run_ok, ["explaining.py", out, "execute"], explaining.RANKS, 240),
@@ -55,7 +55,7 @@ def test_explained_plan_is_the_executed_one(plans, name):
 
 
 def test_plans_are_mixed(plans):
-    """The comparison would say little if all of them were the same."""
+    """The comparison would prove little if all plans were the same."""
     plan = poseidon.Plan.load(plans / "sequential.executed")
     by_site = {d.site: d.scheme for d in plan.decisions}
     assert by_site["sequential/first/kernel"] == "ps"  # pinned

@@ -16,18 +16,18 @@ from tf_poseidon.options import JobOptions
 
 
 def parts_of(rank, step=0, rows=None, columns=(3, 5000)):
-    """This rank's matrices: the second is too long to travel inside of a packet."""
+    """This rank's matrices: the second is too long to travel inside a packet."""
     rows = rank + 1 if rows is None else rows
     return [np.full((rows, c), 10 * step + rank, np.float32) for c in columns]
 
 
 def parts_of_all(size, step=0, rows=lambda rank: None):
-    """The matrices of all ranks, laid end to end."""
+    """The matrices of all ranks, concatenated."""
     return [np.concatenate(parts) for parts in zip(
         *(parts_of(rank, step, rows(rank)) for rank in range(size)))]
 
 
-# With several ranks on a node, others' factors come by another of them.
+# With several ranks on a node, the factors of another node arrive through another rank of this one.
 NODES = pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 4])
 
 
@@ -60,9 +60,9 @@ def test_ranks_may_be_ready_at_different_times(ranks_per_node):
 @NODES
 @pytest.mark.parametrize("seed", range(12))
 def test_all_ranks_find_alike_that_one_has_refused(seed, ranks_per_node):
-    """Ranks stop giving factors at random steps: who has them falls back in that very step.
+    """Ranks stop giving factors at random steps: the others fall back in the same step.
 
-    This is what a rewritten and a plain graph do: try factors and then dense, or dense at once.
+    Rewritten graphs try factors and then go dense; plain graphs go dense at once.
     """
     size, steps = 4, 12
     generator = random.Random(seed)
@@ -91,7 +91,7 @@ def test_all_ranks_find_alike_that_one_has_refused(seed, ranks_per_node):
 
 
 def synchronize(rank, step, has_factors=True, form="", parts=2):
-    """Does what a rewritten graph does, or with no factors a plain one; returns how it went."""
+    """Acts like a rewritten graph or, without factors, like a plain one; returns the outcome."""
     if has_factors and rank.submit_factors("w", parts_of(rank.rank, step)[:parts], form)():
         return "factors"
     np.testing.assert_array_equal(rank.submit("w", np.ones(9), is_gradient=True)(), np.full(9, 4))
@@ -100,7 +100,7 @@ def synchronize(rank, step, has_factors=True, form="", parts=2):
 
 @NODES
 def test_factors_are_tried_again_when_all_ranks_have_them(ranks_per_node):
-    """One dense step in which all could have sent factors is enough."""
+    """One dense step in which all ranks could have sent factors is enough."""
     def run(rank):
         return "".join(synchronize(rank, step, not (rank.rank in (1, 2) and 2 <= step < 5))[0]
                        for step in range(9))

@@ -1,4 +1,4 @@
-"""How jobs end: well, or soon and with the cause shown last."""
+"""How jobs end: successfully, or quickly and with the cause shown last."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Each process of a machine takes a GPU of its own, as far as there are any: TensorFlow's list is replaced."""
+"""Each process of a machine takes its own GPU, if there is one: TensorFlow's list of GPUs is replaced."""
 
 import pytest
 import tensorflow as tf

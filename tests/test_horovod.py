@@ -1,4 +1,4 @@
-"""Horovod as the engine, and programs that are written for it.
+"""Horovod as the engine, and programs written for it.
 
 Installed by scripts/install_horovod.sh; without it these tests are skipped, but not in CI.
 """
@@ -37,7 +37,7 @@ HOW = {("horovodrun", "sfb"): True, ("mpiexec", "ps"): True,
 
 
 class Table:
-    """The results of the cells, one job for each way to launch them, and one process to compare with.
+    """The results of the cells, one job per launcher, and one process to compare with.
 
     Two jobs run at a time, as in conftest.py.
     """
@@ -62,7 +62,7 @@ class Table:
         return self._jobs[launcher, policy, ranks].result()
 
     def stop(self):
-        """Starts no more jobs, and waits for those that run."""
+        """Starts no more jobs, and waits for the running ones."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -75,7 +75,7 @@ def table(tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """(what a job of programs prints, the folder with their reports): each job takes seconds to start."""
+    """(output of a job of programs, the directory with their reports); shared, since a job takes seconds to start."""
     folder = tmp_path_factory.mktemp("programs")
     names = ["refuse", "keras_optimizers", "executed"]
     outcome = launch.run_ok(["horovod_programs.py", *names], ranks=2, timeout_s=120, launcher="horovodrun",
@@ -102,7 +102,7 @@ def test_two_ranks_compute_what_one_process_does(table, way_to_run):
 
 
 def test_gradients_travel_by_horovods_ops(programs):
-    """All of them, also those that are merged; ours carry nothing but what is no gradient."""
+    """All gradients, merged ones too, travel by Horovod; our exchanges carry everything else."""
     report = pickle.loads((programs[1] / "executed.0").read_bytes())
     for policy, (ops, schemes, sites) in report.items():
         assert schemes == {"sfb": {"sfb", "ps"}, "ps": {"ps"}}[policy]
@@ -144,13 +144,13 @@ def named(*names):
     return dict.fromkeys(names, "sfb")
 
 
-# By the names that Horovod knows them by.
+# By their names in Horovod.
 TAPE = named("HorovodAllreduce_AddN_0", "HorovodAllreduce_gradient_tape_add_Reshape_0",
              "HorovodAllreduce_gradient_tape_matmul_1_MatMul_1_0",
              "HorovodAllreduce_gradient_tape_add_1_Reshape_0")
 GROUPS = named(*(f"HorovodGroupedAllreduce_{group}/{part}" for part in (0, 1) for group in (
     "AddN_0_gradient_tape_add_Reshape_0", "gradient_tape_matmul_1_MatMul_1_0_gradient_tape_add_1_Reshape_0")))
-# What becomes of each loop of tests/drop_in.py: the schemes of its gradients, or why it stays as it is.
+# For each loop of tests/drop_in.py: the schemes of its gradients, or why it is left unchanged.
 EXPECTED = {
     "tape": TAPE, "predivided": TAPE, "in_groups": GROUPS,
     "sums_that_are_scaled": named("scaled0", "scaled1", "scaled2", "scaled3"),
@@ -177,7 +177,7 @@ def test_loops_for_horovod(tmp_path):
 
 
 def run_example(path, folder, launcher):
-    """Runs a program; returns (its output, the weights that it trained)."""
+    """Runs a program; returns (its output, its trained weights)."""
     saved = folder / f"{path.stem}.{launcher}.npz"
     outcome = launch.run_ok([path, "--width", 64, "--save", saved], ranks=2, timeout_s=90, launcher=launcher)
     return outcome.output, np.load(saved)
@@ -185,13 +185,13 @@ def run_example(path, folder, launcher):
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The weights that examples/horovod_loop.py trains as it is."""
+    """The weights of the unchanged examples/horovod_loop.py."""
     return run_example(EXAMPLES / "horovod_loop.py", tmp_path_factory.mktemp("example"), "horovodrun")[1]
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpiexec"])
 def test_two_lines_in_a_program(tmp_path, launcher, example):
-    """Of examples/horovod_loop.py, as it is and with poseidon.enable()."""
+    """Weights of examples/horovod_loop.py, unchanged and with poseidon.enable()."""
     program = (EXAMPLES / "horovod_loop.py").read_text()
     two_lines = "hvd.init()\nimport tf_poseidon as poseidon\nenabled = poseidon.enable(policy='sfb')\n"
     enabled = tmp_path / "enabled.py"
@@ -241,7 +241,7 @@ def test_killed_rank_ends_all():
 
 
 def test_rank_that_stalls_ends_all():
-    """What waits in one of Horovod's operations cannot be called back, but ends."""
+    """A rank that waits in one of Horovod's operations cannot be interrupted, but ends."""
     outcome = launch.run(["programs.py", "stall_on_rank_1", "sfb"], ranks=2, timeout_s=60,
                          launcher="horovodrun")
     assert outcome.status != 0
@@ -249,7 +249,7 @@ def test_rank_that_stalls_ends_all():
 
 @pytest.mark.parametrize("how", ["fails_on_rank_1", "disabled"])
 def test_pass_that_does_not_run(tmp_path, how):
-    """Then no rank rewrites the graph, and gradients are summed all the same."""
+    """Then no rank rewrites the graph, and gradients are still summed."""
     outcome = launch.run(["rewritten.py", "train", how], ranks=2, timeout_s=60, launcher="horovodrun",
                          environment={"REPORTS": str(tmp_path)}.items())
     assert outcome.status == 0, outcome.output

@@ -1,4 +1,4 @@
-"""Guards the list of places where we hold on to Keras."""
+"""Guards the list of hooks into Keras."""
 
 import dataclasses
 

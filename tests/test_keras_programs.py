@@ -1,4 +1,4 @@
-"""`fit` of models that people publish computes on several ranks what it does in one process, without a hint.
+"""`fit` of published models computes the same on several ranks as in one process, without hints.
 
 Steps are plain SGD: a gradient of a wrong length is an update of a wrong length.
 """
@@ -10,13 +10,13 @@ import launch
 import numpy as np
 import pytest
 
-# Of an update, and of logs; single precision adds up in another order.
+# For updates and logs: single precision, summed in another order.
 BOUNDS = {"float64": 1e-8, "float32": 1e-3}
 STEPS = -(-keras_programs.ROWS // keras_programs.BATCH)
 
 
 class Runs:
-    """What programs have written, one job for each (ranks, policy)."""
+    """The results of programs, one job per (ranks, policy)."""
 
     def __init__(self, directory):
         self._directory = directory

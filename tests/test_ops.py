@@ -50,7 +50,7 @@ def test_op_outside_a_job_says_what_to_do():
 
 
 def test_graph_optimizations_keep_every_exchange():
-    """Equal inputs, constant inputs, unused results: still a message the other ranks wait for."""
+    """Equal inputs, constant inputs, unused results: the other ranks still wait for the message."""
     @tf.function
     def function():
         x = tf.constant(1.0)
@@ -65,8 +65,8 @@ def test_graph_optimizations_keep_every_exchange():
 
 DTYPES = [("float32", None), ("float64", None), ("float16", None), ("bfloat16", None),
           ("float16", "float32"), ("bfloat16", "float32")]
-# (K, M, N): no rows, single ones, whole and broken tiles, more rows than a block, one thread's
-# work and many threads', columns or rows to share.
+# (K, M, N): no rows, single rows, full and partial tiles, more rows than a block, work for one thread
+# and for many, shared by columns or by rows.
 SIZES = [(0, 3, 5), (1, 1, 1), (5, 1, 8), (7, 13, 33), (3, 7, 1100), (32, 100, 600), (300, 25, 70),
          (600, 65, 129), (40, 700, 30)]
 
@@ -74,7 +74,7 @@ SIZES = [(0, 3, 5), (1, 1, 1), (5, 1, 8), (7, 13, 33), (3, 7, 1100), (32, 100, 6
 @pytest.mark.parametrize("dtype, out", DTYPES)
 @pytest.mark.parametrize("k, m, n", SIZES)
 def test_outer_product_and_sum_of_rows(k, m, n, dtype, out):
-    """Small whole numbers are exact in double; the result is that, rounded once."""
+    """Small integers are exact in double; the result is the exact one, rounded once."""
     rng = np.random.default_rng(k + m + n)
     u, v = (rng.integers(-3, 4, shape).astype("float64") for shape in ((k, m), (k, n)))
     got = ops.outer_product(tf.cast(u, dtype), tf.cast(v, dtype), out)
@@ -86,13 +86,13 @@ def test_outer_product_and_sum_of_rows(k, m, n, dtype, out):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_outer_product_of_halves_adds_in_float(dtype):
-    """Adding in half itself, 1 would be lost beside 4096."""
+    """A sum in half precision would lose 1 beside 4096."""
     u = tf.cast([[64.0]] + [[1.0]] * 64, dtype)
     assert float(ops.outer_product(u, u)[0, 0]) == 4096 + 64
 
 
 def test_small_halves_are_not_taken_for_zero():
-    """TensorFlow's threads treat subnormal floats as zeros; halves that are subnormal are not."""
+    """TensorFlow's threads flush subnormal floats to zero, but not subnormal halves."""
     v = tf.constant([[2.0**-24, -3 * 2.0**-24, 2.0**-15, 2.0**-14]], tf.float16)
     np.testing.assert_array_equal(ops.outer_product(tf.ones((1, 1), tf.float16), v, tf.float32), v)
     np.testing.assert_array_equal(ops.outer_product(tf.ones((1, 1), tf.float16), v), v)
@@ -100,7 +100,7 @@ def test_small_halves_are_not_taken_for_zero():
 
 
 def test_outer_product_adds_in_the_order_of_rows_on_any_number_of_threads():
-    """The bits of a large product are those of each of its columns alone, by one thread."""
+    """The bits of a large product equal those of its single columns on one thread."""
     rng = np.random.default_rng(3)
     u, v = (tf.constant(rng.normal(size=(700, size)), tf.float32) for size in (50, 2000))
     whole = ops.outer_product(u, v).numpy()
@@ -160,7 +160,7 @@ def test_verify_knows_rounding_and_underflow(dtype, u, v, difference, is_fine):
 
 
 def test_verify_knows_tf32():
-    """A GPU reads 10 bits of the fractions of floats, where TensorFlow lets it."""
+    """A GPU reads only 10 fraction bits of floats, where TensorFlow allows that."""
     rank, = communicator.join_loopback(1)
     rank.use_for_ops()
     u, v = (tf.constant([[1 + 2.0**-11 - 2.0**-23]]) for _ in "uv")
@@ -195,13 +195,13 @@ def test_rounding_names_the_gpu_that_multiplies(tf32, expected, monkeypatch):
 
 
 def test_a_group_that_stays_incomplete_leaves_without_the_others():
-    """Waiting for each other is for speed only: nothing depends on it."""
+    """Messages wait for each other for speed only: nothing depends on it."""
     outcome = launch.run_ok(["programs.py", "incomplete_group"], ranks=2, timeout_s=60)
     assert outcome.output.count("all right") == 2
 
 
 def test_many_pairs_over_tcp():
-    """MPI over TCP stops reading when it has too many messages that nobody asks for, even of headers."""
+    """MPI over TCP stops reading when it has too many unexpected messages, even headers."""
     outcome = launch.run(["programs.py", "sum_many_pairs"], ranks=3, timeout_s=60, environment={
         "MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": "lo", "FI_TCP_MAX_SAVED": "4"})

@@ -1,4 +1,4 @@
-"""Options of PoseidonStrategy that mean the same, or contradict each other: without a job."""
+"""Options of PoseidonStrategy that are equivalent, or contradict each other: without a job."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ from tf_poseidon import runtime
     (None, 1, 2, "the plan says that 1 ranks of a node combine, and the cluster that 2 do"),
     (4, 1, None, None), (0, None, None, "ranks_per_node=0, expected a whole number, at least 1")])
 def test_options_may_say_the_same_of_nodes(ranks_per_node, plan, cluster, message):
-    """Of a job of 4 ranks. A cluster with one rank to a node leaves it to the job; 4 on one node are on their own."""
+    """A job of 4 ranks. A cluster with one rank per node leaves it to the job; 4 ranks on one node do not combine."""
     plan, cluster = (value and planning.Cluster(4, ranks_per_node=value) for value in (plan, cluster))
     plan = plan and planning.Plan("ps", plan)
     with contextlib.nullcontext() if message is None else pytest.raises(poseidon.PoseidonError, match=message):

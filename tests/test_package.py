@@ -1,4 +1,4 @@
-"""The package as a whole: what importing does, and what belongs to which TensorFlow."""
+"""The package as a whole: effects of importing it, and the TensorFlow that it is built for."""
 
 import os
 import pathlib

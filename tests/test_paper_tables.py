@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours: the stored report is what is stored, and wrong numbers are noticed."""
+"""The paper's numbers beside ours: the stored report follows from the stored parts, and wrong numbers are noticed."""
 
 import copy
 import dataclasses
@@ -158,7 +158,7 @@ def test_emulated_points_are_compared_where_they_are(parts):
     assert "(6.13)" in text and "points are emulated too" in text
 
 
-# ---- what is noticed ---------------------------------------------------------------------------
+# ---- errors that are noticed -------------------------------------------------------------------
 
 BROKEN = Point("vgg19_22k", "titan_x", "poseidon-paper", 16, 10)
 

@@ -1,4 +1,4 @@
-"""Rules of the row partitioner: the table of partition_cases on many ranks, and what wrong rules would do."""
+"""Rules of the row partitioner: the table of partition_cases on many ranks, and the effect of wrong rules."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 FAMILIES = (elementwise, reductions, contractions, shapes, control)
 _CASES_OF_A_GRAPH = 30
-# Rows of which both ranks have as many, so that what is taken for a summand can be added up.
+# As many rows on both ranks, so that rows mistaken for summands can be summed.
 _EVEN_ROWS = 8
 
 
@@ -56,7 +56,7 @@ def test_every_rule_has_a_case():
 
 @functools.cache
 def _batch(number):
-    """Returns (the graph of one case, what one process computes)."""
+    """Returns (the graph of one case, the results of one process)."""
     batch = partition_table.Batch([_all_cases()[number]])
     return batch, batch.alone([_EVEN_ROWS])
 
@@ -72,12 +72,12 @@ def _claims_other(outcome):
 
 
 def _stays_local(outcome):
-    """What is written differently, or gets other shapes, stays as it is."""
+    """Ops that are written differently, or get other shapes, are left unchanged."""
     return dataclasses.replace(outcome, write=None, local={})
 
 
 def _mutated(rule, change, changed):
-    """Returns a rule of which every outcome is changed; notes those that then are other ones."""
+    """Returns a rule with every outcome changed; records those that differ then."""
 
     def wrong(case):
         outcome = rule(case)
@@ -140,13 +140,13 @@ def test_wrong_rules_are_noticed(change, monkeypatch):
                     same.add(op)
     assert set(unnoticed) <= _UNNOTICED[change.__name__]
     if change is not _stays_local:
-        # They give whole outputs anyhow, or none.
+        # Their outputs are whole anyway, or they have none.
         none = {"Assert"} if change is _claims_other else {"Assert", "Shape", "ShapeN", "Size", "Rank"}
         assert same & _own_rules() == none
 
 
 def _seconds_of_processor(layers):
-    """Returns how long a training step of a network of so many layers takes to partition, the better of two."""
+    """Returns how long partitioning a training step with a number of layers takes, the better of two."""
     with tf.Graph().as_default() as graph:
         h, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4]))
         kernels = [tf.ones([4, 4]) / (i + 1) for i in range(layers)]
@@ -179,7 +179,7 @@ def test_gradients_are_exchanged_before_they_are_scaled():
 
 
 def test_what_is_fetched_is_exchanged_by_names_of_its_own():
-    """Names of exchanges leave out that of an inlined call; two tensors may then be called alike."""
+    """Names of exchanges omit that of an inlined call; two tensors may then have the same name."""
     with tf.Graph().as_default() as graph:
         rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 3), name="x"))
         for scope in ("", "StatefulPartitionedCall/"):

@@ -1,7 +1,7 @@
 """Rules of the row partitioner: the table of partition_families on many ranks, random numbers, layers of Keras.
 
-Of Keras' layers, losses and optimizers, the graphs of one training step are partitioned, not run: no op in them
-may need whole inputs, and no rows may be gathered.
+The graphs of one training step of Keras' layers, losses and optimizers are partitioned, not run: no op in them may
+need whole inputs, and no rows may be gathered.
 """
 
 import functools
@@ -181,7 +181,7 @@ def test_blocks_that_are_read_in_their_order_stay_in_it():
 
 
 def _with_variables(concrete):
-    """Returns the GraphDef of a function in which captured variables are nodes, whose shapes are known."""
+    """Returns the GraphDef of a function in which captured variables are nodes with known shapes."""
     graph_def = concrete.graph.as_graph_def()
     nodes = {node.name: node for node in graph_def.node}
     for outer, inner in concrete.graph.captures:
@@ -337,7 +337,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_no_op_of_a_layer_runs_whole(name):
-    # What SGD scatters into embeddings are the slices of all ranks, gathered; other optimizers take sums.
+    # SGD scatters the gathered slices of all ranks into embeddings; other optimizers take sums.
     _check(STEPS[name](), optimizer=optimizers.Adam())
 
 

@@ -1,8 +1,8 @@
 """Random graphs, with losses and gradients, partitioned on many ranks against one process.
 
-A program is a list of steps, each some small numbers: which operation, and of which tensors that there are so far.
-Programs are checked one by one, but many are put into one graph, since making sessions is what costs time.
-POSEIDON_FUZZ_GRAPHS says how many graphs are made instead, and POSEIDON_FUZZ_SEED of which other random numbers.
+A program is a list of steps, each a few small numbers: which operation, on which of the existing tensors. Programs
+are checked one by one, but many share one graph, since creating sessions dominates the time. POSEIDON_FUZZ_GRAPHS
+sets the number of graphs, and POSEIDON_FUZZ_SEED the seed.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ SEED = os.environ.get("POSEIDON_FUZZ_SEED")
 PROGRAMS = 26  # of a graph
 # Without rows, a tensor with two dimensions of rows cannot be gathered: nothing is left to count rows by.
 ROWS = tuple(range(1, 8))
-# Keeps what is cut at zero away from zeros that are exact in one process only.
+# Keeps the inputs of cuts at zero away from zeros that are exact in one process only.
 _OFFSET = 0.3178
 _MOST_ELEMENTS = 4000
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A tensor, and its sizes as (factor, how many times the number of rows is a factor)."""
+    """A tensor, and its sizes as (factor, power of the number of rows)."""
 
     tensor: tf.Tensor
     sizes: tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ class Program:
             Value(self.x @ self.w, (rows, _const(4)))]
 
     def run(self, steps):
-        """Makes all steps; those that do not fit are left out."""
+        """Builds all steps; omits those that do not fit."""
         for which, a, b, c in steps:
             value = self._pick(a)
             made = OPERATIONS[which % len(OPERATIONS)](self, value, b, c)
@@ -84,7 +84,7 @@ class Program:
         return fitting[number % len(fitting)] if fitting else None
 
     def results(self, kind):
-        """Returns what is compared: the last tensor, a loss, and its gradients for the weights."""
+        """Returns the tensors to compare: the last one, a loss, and its gradients for the weights."""
         last, others = self.values[-1].tensor, [value.tensor for value in self.values[-3:]]
         total = tf.add_n([tf.reduce_sum(tf.tanh(tensor)) for tensor in others])
         loss = [lambda: tf.reduce_mean(tf.square(last)),
@@ -109,7 +109,7 @@ def _unary(function):
 
 
 def _broadcast(a, b):
-    """Returns the sizes of what two tensors are broadcast to, None if they are not."""
+    """Returns the sizes to which two tensors are broadcast, None if they cannot be."""
     pairs = list(itertools.zip_longest(reversed(a.sizes), reversed(b.sizes), fillvalue=ONE))
     if any(n != m and ONE not in (n, m) for n, m in pairs):
         return None
@@ -159,7 +159,7 @@ def _batch_matmul(p, x, b, c):
 
 
 def _gram(p, x, b, c):
-    """A batch's products with each other, as attention has them."""
+    """The products of a batch's elements with each other, as in attention."""
     if x.rank != 3:
         return None
     return Value(tf.einsum("abc,adc->abd", x.tensor, x.tensor) / 4, (*x.sizes[:2], x.sizes[1]))
@@ -186,7 +186,7 @@ def _times(a, b):
 
 
 def _merge(p, x, b, c):
-    """Makes one dimension of two."""
+    """Merges two dimensions into one."""
     if x.rank < 2:
         return None
     d = b % (x.rank - 1)
@@ -198,7 +198,7 @@ def _merge(p, x, b, c):
 
 
 def _split_up(p, x, b, c):
-    """Makes two dimensions of one."""
+    """Splits one dimension into two."""
     if not x.rank:
         return None
     d = _axis(x, b)
@@ -293,7 +293,7 @@ def _chosen(p, x, b, c):
 
 
 def _loop(p, x, b, c):
-    """Rounds of a layer that add up something on the way."""
+    """Iterations of a layer that accumulate a sum."""
     if x.rank != 2 or x.sizes[1] != _const(4):
         return None
     _, h, total = tf.while_loop(
@@ -368,7 +368,7 @@ def test_random_graphs(programs, ranks, all_rows):
     _check(programs, ranks, all_rows)
 
 
-if SEED:  # for whoever looks for what is still wrong
+if SEED:  # for further searches for errors
     def test_other_random_graphs():
         rng = np.random.default_rng(int(SEED))
         for number in range(GRAPHS):
@@ -378,9 +378,9 @@ if SEED:  # for whoever looks for what is still wrong
             _check(programs, int(rng.choice((2, 3, 5))), set(map(int, rng.choice(ROWS, 3))))
 
 
-# What was wrong once.
+# Programs that failed once.
 FOUND = [
-    # The states of a loop swung between two, each of which brought back the other.
+    # The states of a loop oscillated between two, each of which caused the other.
     [(28, 5, 3, 5), (15, 1, 4, 3), (62, 2, 4, 5)],
 ]
 

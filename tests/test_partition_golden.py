@@ -1,6 +1,6 @@
-"""What the partitioner sums is what a program synchronises that says so itself: the graphs of tests/graphs.py.
+"""The partitioner sums the same tensors that programs synchronise explicitly: the graphs of tests/graphs.py.
 
-Each is taken as one process would write it, with PoseidonRows on its inputs and nothing on its gradients. Partitioned,
+Each is used as one process would write it, with PoseidonRows on its inputs and nothing on its gradients. Partitioned,
 and rewritten by the passes, it has the same factors, riders and sums as the golden texts of tests/golden.
 """
 
@@ -65,7 +65,7 @@ def _sizes(node):
 
 
 def summary(result):
-    """Returns how often each kind of site is there."""
+    """Returns how often each kind of site occurs."""
     if result.plan is None:
         return collections.Counter()
     sites = {site.name: site for site in result.sites}

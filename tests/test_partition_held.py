@@ -21,7 +21,7 @@ def _cond(step, true, false):
 
 
 def added(x, step, total):
-    """A metric: each step adds, and nobody reads."""
+    """A metric: each step adds, and nothing reads."""
     with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
         return tf.constant(1.0, tf.float64)
 
@@ -32,7 +32,7 @@ def subtracted(x, step, total):
 
 
 def assigned_sum(x, step, total):
-    """What is read and added to stays a summand."""
+    """A value that is read and added to stays a summand."""
     with tf.control_dependencies([total.assign(total.read_value() + tf.reduce_sum(x, 0))]):
         return tf.constant(1.0, tf.float64)
 
@@ -43,19 +43,19 @@ def decayed(x, step, total):
 
 
 def with_a_whole_term(x, step, total):
-    """Whole terms are added to what is whole, as everywhere."""
+    """Whole terms are added to whole values, as everywhere."""
     with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0) + 1)]):
         return tf.constant(1.0, tf.float64)
 
 
 def whole(x, step, total):
-    """What is assigned is the same on all ranks."""
+    """An assigned value is the same on all ranks."""
     with tf.control_dependencies([total.assign(tf.fill([FEATURES], tf.cast(step, tf.float64)))]):
         return tf.constant(1.0, tf.float64)
 
 
 def squared(x, step, total):
-    """What is not linear needs it whole."""
+    """A non-linear op needs it whole."""
     norm = tf.reduce_sum(tf.square(total.read_value()))
     with tf.control_dependencies([norm]):
         with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
@@ -63,7 +63,7 @@ def squared(x, step, total):
 
 
 def accumulated(x, step, total):
-    """Accumulation of gradients: every second step uses the sum, and begins anew."""
+    """Accumulation of gradients: every second step uses the sum and resets it."""
     gradient = tf.reduce_sum(x, 0)
 
     def use():
@@ -80,7 +80,7 @@ def accumulated(x, step, total):
 
 
 def looped(x, step, total):
-    """A loop adds a summand in each of its rounds: rows of what it reads, and what it has read before."""
+    """A loop adds a summand in each iteration: rows of what it reads, and what it has read before."""
     def round_(i):
         with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0) * tf.cast(i, tf.float64))]):
             return i + 1
@@ -91,7 +91,7 @@ def looped(x, step, total):
 
 
 def carried(x, step, total):
-    """What a loop carries is held from the first round on."""
+    """A loop variable is held from the first iteration."""
     summand = tf.reduce_sum(x, 0)
     value = tf.while_loop(lambda i, value: i < 3, lambda i, value: (i + 1, 0.5 * value + 2 * summand),
                           [tf.constant(0), total.read_value()])[1]
@@ -100,7 +100,7 @@ def carried(x, step, total):
 
 
 def chosen(x, step, total):
-    """Branches give what is held, a summand of this step and what is whole: together they are whole."""
+    """Branches give a held value, a summand of this step and a whole value: together they are whole."""
     value = _cond(step, total.read_value, lambda: tf.reduce_sum(x, 0))
     value = tf.cond(tf.equal(step, 2), lambda: tf.ones([FEATURES], tf.float64), lambda: value)
     with tf.control_dependencies([total.assign(value)]):
@@ -108,7 +108,7 @@ def chosen(x, step, total):
 
 
 def of_two_inputs(x, step, total, y):
-    """The inputs have a number of rows each: what is held is of all ranks, not of those that have rows of one."""
+    """Each input has its own number of rows: a held value counts all ranks, not only those with rows of one input."""
     with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0))]):
         with tf.control_dependencies([total.assign(0.5 * total.read_value() + 2 * tf.reduce_sum(y, 0))]):
             with tf.control_dependencies([total.assign_add(tf.ones([FEATURES], tf.float64))]):
@@ -121,7 +121,7 @@ STEPS = {added: 0, subtracted: 0, assigned_sum: 0, decayed: 0, with_a_whole_term
 
 
 def make(step_of):
-    """Returns (the graph in one process, the names of what is run: (initial value, step, read))."""
+    """Returns (the graph in one process, the names to run: (initial value, step, read))."""
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float64, (None, FEATURES), name="x")
@@ -137,7 +137,7 @@ def make(step_of):
 
 
 def run(session, names, feeds_of):
-    """Returns what some steps give, and what the variable is after each."""
+    """Returns the results of some steps, and the variable after each."""
     initial, done, read = names
     session.run(initial, feeds_of({"x:0": np.ones((2, FEATURES))}))  # which says, too, which rank is the first
     found = []

@@ -1,4 +1,4 @@
-"""Graphs whose inputs are fed apart, with a PoseidonRows and a number of rows each."""
+"""Graphs whose inputs are fed separately, each with its PoseidonRows and number of rows."""
 
 import numpy as np
 import partitioning
@@ -40,7 +40,7 @@ def gathered_and_reduced():
 
 
 def alike():
-    """Here both have to have as many."""
+    """Here both must have the same number of rows."""
     x, z, k = _two_inputs()
     return [tf.reduce_sum((x - z) @ k), (x - z) @ k]
 

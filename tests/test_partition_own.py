@@ -1,4 +1,4 @@
-"""What each rank computes of its own rows alone: on many ranks in this process, and of each part by itself."""
+"""Values that each rank computes from its own rows alone: on many ranks in this process, and part by part."""
 
 import numpy as np
 import partitioning
@@ -14,14 +14,14 @@ ROWS = (1, 2, 7, 12)
 
 
 def normalised(x, scale, offset):
-    """Returns rows that are normalised by moments of all of them, and these."""
+    """Returns rows that are normalised by the moments of all of them, and these moments."""
     mean = tf.reduce_mean(x, [0, 1])
     variance = tf.reduce_mean(tf.math.squared_difference(x, tf.stop_gradient(mean)), [0, 1])
     return tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3), mean, variance
 
 
 def masked(x, scale, offset):
-    """Shapes and numbers of rows are those of the rank, too, and what is not linear in summands."""
+    """Shapes and numbers of rows are local to the rank too, and so are non-linear functions of summands."""
     weights = tf.cast(x[:, :, :1] > 0, x.dtype)
     number = tf.reduce_sum(weights) + tf.cast(tf.shape(x)[0], x.dtype)
     mean = tf.reduce_sum(x * weights, [0, 1]) / number
@@ -30,7 +30,7 @@ def masked(x, scale, offset):
 
 
 def build(parts, form):
-    """Makes a step with what each rank, or part, computes by itself between layers; returns what to compare.
+    """Makes a step in which each rank, or part, computes separately between layers; returns the tensors to compare.
 
     Args:
         parts: (begin, number of rows) of each part in a reference; None to leave that to ranks.
@@ -58,7 +58,7 @@ def build(parts, form):
 
 
 def reference(form, size, x):
-    """Returns what one process computes of the parts of a batch, each by itself."""
+    """Returns the results of one process for each part of a batch separately."""
     parts = [data.part_of_rank(len(x), rank, size) for rank in range(size)]
     with tf.Graph().as_default():
         results = build(parts, form)
@@ -92,7 +92,7 @@ def test_alone_all_rows_are_its_own():
 def test_ranks_take_their_rows_of_what_is_whole():
     def step():
         rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 2, CHANNELS), name="x"))
-        h = ops.own(tf.sort(rows, axis=0))  # which every rank computes
+        h = ops.own(tf.sort(rows, axis=0))  # every rank computes it
         return [ops.join(h - tf.reduce_mean(h, [0, 1]), "rows"), ops.join(tf.reduce_max(h, [0, 1]), "mean")]
 
     partitioned = partitioning.Partitioned(step)

@@ -1,4 +1,4 @@
-"""Small sums that travel together: which ones do, and that they are what one process computes."""
+"""Small sums that travel together: which ones do, and that they equal those of one process."""
 
 import numpy as np
 import partitioning
@@ -13,7 +13,7 @@ def _placeholder(dtype=tf.float64):
 
 
 def metrics():
-    """Scalars, vectors and none at all, as losses and metrics have them."""
+    """Scalars, vectors and empty tensors, as in losses and metrics."""
     x = _placeholder()
     return tf.reduce_sum(x), tf.reduce_sum(x * x, 0), tf.reduce_sum(x[:, :0], 0), tf.reduce_sum(tf.abs(x)) / 7
 
@@ -24,14 +24,14 @@ def of_two_types():
 
 
 def one_waits_for_rows():
-    """Of the first sum, rows are made: it leaves at once."""
+    """Rows depend on the first sum: it leaves at once."""
     x = _placeholder()
     total = tf.reduce_sum(x)
     return tf.reduce_sum(x * total), tf.reduce_sum(x * x), tf.reduce_sum(tf.abs(x)), total
 
 
 def one_after_another():
-    """The second sum begins when the first is there, though it is not made of it."""
+    """The second sum begins after the first, although it does not depend on its value."""
     x = _placeholder()
     first = tf.reduce_sum(x)
     with tf.control_dependencies([first + 1]):
@@ -58,7 +58,7 @@ def in_a_loop():
 
 
 def after_a_loop():
-    """What a loop gives was perhaps made of another sum."""
+    """The result of a loop may depend on another sum."""
     x = _placeholder()
     _, total = tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + tf.reduce_sum(x, 0)),
                              (0, tf.zeros([FEATURES], tf.float64)))
@@ -84,12 +84,12 @@ def test_small_sums_travel_together(build):
     assert sorted(int(np.prod(e.shape)) for e in made.report.exchanges) == sorted(CASES[build]), made.report
     assert len({e.site for e in made.report.exchanges}) == len(CASES[build])
     apart = partitioning.check(build, feeds, ranks=(3,))
-    # The same bits: each element is added up as it is alone.
+    # The same bits: each element is summed as if it travelled alone.
     for feed in feeds:
         for one, other in zip(made.on_ranks(feed, 3)[0], apart.on_ranks(feed, 3)[0], strict=True):
             assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def test_what_is_fetched_apart_travels_apart():
-    """Who fetches one loss of a saved graph need not feed what another is made of."""
+    """Fetching one loss of a saved graph does not require the feeds of another."""
     assert len(partitioning.Partitioned(metrics).report.exchanges) == 4

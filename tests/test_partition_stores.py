@@ -1,4 +1,4 @@
-"""Stacks and TensorArrays, with which TensorFlow 1 runs loops and their gradients, partitioned on many ranks."""
+"""Stacks and TensorArrays, which TensorFlow 1 uses for loops and their gradients, partitioned on many ranks."""
 
 import collections
 
@@ -38,7 +38,7 @@ def _trained(loss):
 
 
 class _LSTM:
-    """A cell, as dynamic_rnn takes them."""
+    """A cell for dynamic_rnn."""
 
     output_size, state_size = 3, (3, 3)
 
@@ -158,7 +158,7 @@ def array_of_weights():
                                          tf.zeros_like(x[:, 0])) ** 2))
 
 
-# By program: how many sums are exchanged, of the loss and for each variable; no more.
+# By program: how many sums are exchanged, of the loss and per variable; no more.
 _SUMS = {stacks: 2, arrays: 2, lstm: 3, lstm_of_any_length: 3, state_of_lstm: 3, two_lstms: 5, lstm_both_ways: 5,
          attention: 2, loops_in_loops: 2, conditions_in_loops: 2, array_of_weights: 2}
 

@@ -1,4 +1,4 @@
-"""Gradients of tables, of which a batch has few rows: what is cheaper travels."""
+"""Gradients of tables of which a batch uses few rows: the cheaper form travels."""
 
 import numpy as np
 import partitioning
@@ -13,7 +13,7 @@ _WIDTH = 3
 
 
 def _summed(size):
-    """Returns what Keras' optimizers make of the slices of a table's gradient: two dense tensors."""
+    """Returns two dense tensors made from the slices of a table's gradient, as Keras' optimizers do."""
     x, = partitioning.rows(v1.placeholder(tf.float64, (None, 2, _WIDTH), "x"))
     ids = tf.cast(tf.abs(x[..., 0]) * 10, tf.int32) % size
     values = tf.reshape(tf.tanh(x @ tf.ones((_WIDTH, _WIDTH), tf.float64)), (-1, _WIDTH))

@@ -1,6 +1,6 @@
-"""The graph passes on tiny graphs: what they find, how they rewrite it, and that it computes the same.
+"""The graph passes on tiny graphs: what they find, how they rewrite it, and that the results are equal.
 
-Golden texts lie in golden/; `pytest tests/test_passes.py --update-golden` writes them anew.
+Golden texts are in golden/; `pytest tests/test_passes.py --update-golden` rewrites them.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def test_golden(name, request):
     changed = [node for node in result.graph_def.node if known.get(node.name) != node]
     text = "\n".join([
         "sites:", *map(str, result.sites), "",
-        str(dataclasses.replace(result.plan, operations=None)), "",  # without what the step may take
+        str(dataclasses.replace(result.plan, operations=None)), "",  # without the arguments that the step may take
         "before:", graph_lib.to_text(before), "",
         "new or changed:", graph_lib.to_text(graph_lib.with_nodes(before, changed)), ""])
     golden = GOLDEN / f"{name}.txt"
@@ -141,7 +141,7 @@ def test_same_values(name, policy, alone):
             feeds[f"{node.name}:0"] = rng.choice([-2, -1, 1, 2], shape).astype(dtype)
     sites = [f"{node.name}:0" for node in before.node if node.op == "PoseidonSync"]
     after = rewrite(before, policy).graph_def
-    # The graph of each run has sites of its own: one that ran dense refuses factors from then on.
+    # The graph of each run has its own sites: a site that ran dense refuses factors from then on.
     expected = run(renamed(before, f"{name}/{policy}/a"), sites, feeds)
     for case in ("factors", "dense"):
         got = run(renamed(after, f"{name}/{policy}/{'a' if case == 'dense' else 'b'}"), sites, feeds)
@@ -188,7 +188,7 @@ def test_rewriting_is_idempotent_and_deterministic(name):
 
 
 def test_site_inside_of_a_loop():
-    """As with steps_per_execution: every node that is added has to run in the loop's frame."""
+    """As with steps_per_execution: every added node must run in the loop's frame."""
     def build():
         u, v = graphs.data(graphs.K, graphs.M), graphs.data(graphs.K, 3, graphs.N)
 
@@ -237,7 +237,7 @@ def test_large_graphs_take_linear_time():
 
 
 class Keeps(passes.Pass):
-    """Gives back what it is given, and lets a test say what is wrong with that."""
+    """Returns its argument; a test sets the complaints of its checks."""
 
     def __init__(self, before="", after=""):
         self._problems = before, after

@@ -1,4 +1,4 @@
-"""On which device the nodes of a rewritten graph are, and what TensorFlow therefore copies.
+"""The devices of the nodes of a rewritten graph, and the copies that TensorFlow makes for them.
 
 The second of two CPUs stands for an accelerator: TensorFlow copies between them as between host and GPU.
 scripts/check_cuda_wheel.sh runs these tests with a library that has GPU kernels, which needs no GPU.
@@ -47,7 +47,7 @@ def scaled():
 
 
 def masked():
-    """Times a tensor that is equal on all ranks, which stays where it is."""
+    """Times a tensor that is equal on all ranks, which remains on its device."""
     u, v = factors()
     weights = tf.exp(tf.ones((graphs.M, graphs.N)))
     sync(tf.multiply(weights, tf.matmul(u, v, transpose_a=True), name="G"))
@@ -69,7 +69,7 @@ def with_other_reader():
 
 
 UP = {"kernel/gathered0:1", "kernel/gathered1:1", "kernel/recv:2"}  # the last says whether these are complete
-# Per row: builder, policy, whether some rank has refused factors; what goes down to the host, and up.
+# Per row: builder, policy, whether some rank has refused factors; the copies down to the host, and up.
 COPIES = [
     (layer, "ps", False, {"G", "B"}, {"kernel", "bias"}),
     (layer, "sfb", False, {"U", "V"}, UP | {"bias"}),
@@ -117,7 +117,7 @@ def run(graph_def):
                     {tensor: rng.integers(-2, 3, tensor.shape) for tensor in inputs},
                     tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE,
                                             output_partition_graphs=True), metadata)
-    # What a branch that is not taken would have sent is not there to be copied.
+    # A branch that is not taken copies nothing.
     made = {node.node_name: {output.slot for output in node.output}
             for device in metadata.step_stats.dev_stats for node in device.node_stats}
     copies = {HOST: set(), ACCELERATOR: set()}

@@ -1,4 +1,4 @@
-"""Plans as values: the same on all ranks, as files, and for no other graph than theirs."""
+"""Plans as values: the same on all ranks, as files, and only for the graph that they were made for."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ def test_plans_are_saved_and_loaded(policy, exchanges, tmp_path):
     plan.save(tmp_path / "plan")
     assert planning.Plan.load(tmp_path / "plan") == plan
     lines = (tmp_path / "plan").read_text().splitlines()
-    assert sum("512" in line for line in lines) == 2  # one site to a line
+    assert sum("512" in line for line in lines) == 2  # one site per line
 
 
 def test_digests_say_what_a_plan_does():

@@ -1,4 +1,4 @@
-"""Planning: the paper's formulas and numbers, the policies, and what they print."""
+"""Planning: the paper's formulas and numbers, the policies, and their printed plans."""
 
 import dataclasses
 import subprocess
@@ -221,7 +221,7 @@ def test_costs_grow_with_the_shape_and_fall_with_the_bandwidth(policy):
         by_m = [[seconds(m, n, gbps) for m in SIZES] for gbps in (0.1, 1, 10, 100)]
         for slower, faster in zip(by_m, by_m[1:]):
             assert all(a > b for a, b in zip(slower, faster))
-        if policy != "paper":  # which may take the slower of two schemes
+        if policy != "paper":  # it may take the slower of two schemes
             assert all(row == sorted(row) for row in by_m)
 
 
@@ -243,7 +243,7 @@ def test_auto_is_never_slower_than_another_policy():
     (0.001, "sfb"),
 ])
 def test_auto_on_accelerators_counts_what_is_hidden(gbps, expected):
-    """Of a gradient that takes less time as factors when it is looked at by itself."""
+    """For a gradient that takes less time as factors when considered alone."""
     sites = [dense_site(8192, 8192, 32, "top"), dense_site(256, 256, 32, "bottom")]
     sites = [dataclasses.replace(site, operations=operations)
              for site, operations in zip(sites, (3e11, 9e11))]
@@ -312,7 +312,7 @@ def test_step_of_unknown_arithmetic():
 
 
 def test_step_ends_with_the_rebuild_of_what_arrives_last():
-    """The first exchange takes long; what is ready later is there before it, and is rebuilt meanwhile."""
+    """The first exchange takes long; a later one arrives before it, and is rebuilt meanwhile."""
     early = dataclasses.replace(dense_site(1000, 1000, 100, "early"), operations=1e9)
     late = dataclasses.replace(dense_site(10, 10, 100, "late"), operations=2e9)
     cluster = planning.Cluster(2, bandwidth_gbps=0.001, latency_us=0, gflops=1)
@@ -351,7 +351,7 @@ def test_groups_fit_into_a_packet():
 
 
 def test_no_message_waits_for_one_that_is_computed_from_it():
-    """All are ready at once, but "variance" after "mean"; who knows how often what is in a loop comes."""
+    """All are ready at once, but "variance" after "mean"; exchanges in a loop happen an unknown number of times."""
     sites = [small_site("mean", 1, 0), small_site("count", 1, 0),
              dataclasses.replace(small_site("variance", 1, 0), depth=1),
              dataclasses.replace(small_site("looped", 1, 0), depth=None)]

@@ -1,6 +1,4 @@
-"""Training on rewritten graphs: that they are executed, what they send, and what happens where a
-rank has none.
-"""
+"""Training on rewritten graphs: that they are executed, what they send, and what happens if a rank has none."""
 
 from concurrent import futures
 import json
@@ -16,13 +14,13 @@ RANKS = (4,)
 
 
 def run(*arguments, ranks, reports):
-    """Runs a program; its ranks write their reports to the folder `reports`."""
+    """Runs a program; its ranks write their reports to the directory `reports`."""
     return launch.run(["rewritten.py", *arguments], ranks, timeout_s=90,
                       environment={"REPORTS": str(reports)})
 
 
 def reports_of(*arguments, ranks, reports):
-    """Runs a program that has to end well, and returns its reports, by rank."""
+    """Runs a program that must succeed, and returns its reports, by rank."""
     outcome = run(*arguments, ranks=ranks, reports=reports)
     assert outcome.status == 0, outcome.output
     return [json.loads((reports / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
@@ -91,7 +89,7 @@ def test_last_layer_is_sent_before_the_first_layer_has_a_gradient(policy, tmp_pa
         sends = [(name, begin) for name, op, begin in events if op == "PoseidonSend"
                  and not name.endswith("dense_send")]
         assert len(sends) >= 2
-        # What the first layer's gradient, or its factor, is made of comes out of the slow function.
+        # The first layer's gradient, or its factor, depends on the slow function.
         slow, = (begin for _, op, begin in events if op in ("PyFunc", "NumpyFunction"))
         slow_end = slow + 0.1e9
         begins = sorted(begin for _, begin in sends)
@@ -130,11 +128,11 @@ def assert_same_training(ranks, expected):
 
 @pytest.mark.parametrize("policy", ["ps", "sfb"])
 def test_model_on_an_accelerator(policy, trained, tmp_path):
-    """Exchanges are the host's, and gradients rebuilt on the accelerator; verify finds them right."""
+    """Exchanges run on the host, and gradients are rebuilt on the accelerator; verify finds them correct."""
     ranks = reports_of("train_on_accelerator", policy, ranks=3, reports=tmp_path)
     assert_same_training(ranks, trained)
     on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
-    # PoseidonRows hands on what it is given, wherever that is.
+    # PoseidonRows passes on its input, on any device.
     assert on_accelerator == ["PoseidonRows on 1", *["SufficientFactorOuterProduct on 1"] * (policy == "sfb")]
     assert "PoseidonSend on 0" in ranks[0]["places"]
 
@@ -213,7 +211,7 @@ def test_training_is_right_where_ranks_have_other_graphs(how, trained, tmp_path)
 
 
 def test_training_goes_on_where_a_later_function_is_not_rewritten(tmp_path):
-    """Steps that were exchanged as factors, then one rank cannot any more."""
+    """Steps that were exchanged as factors, until one rank cannot any more."""
     ranks = reports_of("train", "fails_later_on_rank_1", ranks=3, reports=tmp_path)
     assert all(report["weights"] == ranks[0]["weights"] for report in ranks)
     assert "broken on purpose" in ranks[1]["refusal"] and not ranks[0]["refusal"]
@@ -243,7 +241,7 @@ def test_strict_ends_all_ranks(how, tmp_path):
 
 
 def test_factors_come_back_after_functions_without_them(tmp_path):
-    """Steps of all ranks without factors cost one dense step more; strict is content with that."""
+    """Steps without factors on all ranks cost one more dense step; strict accepts that."""
     for report in reports_of("come_back", ranks=2, reports=tmp_path):
         compiled, eager, again, large, small = report["sent"]
         dense = 64 * 64 / (4 * (64 + 64))  # a dense gradient, over two servers of it
@@ -254,7 +252,7 @@ def test_factors_come_back_after_functions_without_them(tmp_path):
 
 
 def test_strict_is_content_where_all_is_well(trained):
-    """What it trains is compared above, with what was trained without strict."""
+    """Its results are compared above with those without strict."""
     for report in trained:
         assert not report["refusal"] and set(report["schemes"].values()) == {"sfb", "ps"}
         assert report["weights"] == trained[0]["weights"]

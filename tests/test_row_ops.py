@@ -25,7 +25,7 @@ def raw():
 
 @contextlib.contextmanager
 def job(size):
-    """The ranks of a job, which nodes can name."""
+    """The ranks of a job, by which nodes can run."""
     ranks = communicator.join_loopback(size)
     communicator.use_ranks_for_ops(ranks)
     try:
@@ -37,7 +37,7 @@ def job(size):
 
 
 def as_rank(outputs, rank):
-    """Lets the op that made `outputs`, a tensor or a tuple of them, or an op, run as one rank; returns them."""
+    """Makes an op, or the op of `outputs` (a tensor or a tuple of them), run as one rank; returns the outputs."""
     first = tf.nest.flatten(outputs)[0]
     op = first if isinstance(first, tf.Operation) else first.op
     op._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
@@ -70,14 +70,14 @@ def test_parts_of_the_ranks(total, size):
         if count > 0:
             assert part.tolist() == [total, first, count] and contributes
         elif total > 0:
-            assert part.tolist() == [total, 0, 1] and not contributes  # a borrowed row
+            assert part.tolist() == [total, 0, 1] and not contributes  # a padding row
         else:
             assert part.tolist() == [0, 0, 0] and contributes == (rank == 0)
         assert is_first == (rank == 0)
 
 
 def test_parts_of_small_batches():
-    """A table by hand, which does not lean on data.part_of_rank."""
+    """A table written by hand, independent of data.part_of_rank."""
     assert [part.tolist() for part, _, _ in parts([7], 3)] == [[7, 0, 3], [7, 3, 2], [7, 5, 2]]
     assert [part.tolist() for part, _, _ in parts([2], 3)] == [[2, 0, 1], [2, 1, 1], [2, 0, 1]]
     assert [bool(contributes) for _, contributes, _ in parts([2], 3)] == [True, True, False]
@@ -108,7 +108,7 @@ def test_part_outside_a_job():
 @pytest.mark.parametrize("total", TOTALS)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 def test_sizes_of_a_rank(total, size, dtype):
-    """What the three ops of shapes say fits together, also where a dimension is a multiple of the rows."""
+    """The three ops of shapes are consistent, also where a dimension is a multiple of the rows."""
     for part, _, _ in parts([total], size):
         _, first, count = part
         for multiple in (1, 6):
@@ -243,7 +243,7 @@ def test_a_rank_that_is_not_there():
 
 
 class Compared:
-    """A node for each rank of a job of its own, which may end, that compares 'first', always 7, and 'x'.
+    """A node for each rank of a separate job, which may end; it compares 'first', always 7, and 'x'.
 
     Attributes:
         ranks: The job's communicators.
@@ -279,7 +279,7 @@ class Compared:
         with pytest.raises(tf.errors.AbortedError) as error:
             self.call(*values)
         assert message in str(error.value)
-        with pytest.raises(JobEndedError) as error:  # other ranks hear of it, too
+        with pytest.raises(JobEndedError) as error:  # other ranks are told, too
             self.ranks[0].sum("later", np.ones(3))
         assert message in str(error.value)
 
@@ -400,7 +400,7 @@ def test_order_sums_beside_another_plug_in(monkeypatch, caplog):
 
 
 def packets(group):
-    """Returns how many messages two ranks send that exchange a value soon after they gather rows."""
+    """Returns how many messages two ranks send when they exchange a value soon after gathering rows."""
     def build():
         ends = []
         for rank in range(2):

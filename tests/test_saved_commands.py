@@ -1,4 +1,4 @@
-"""The command `tf-poseidon` on saved graphs, and what its `verify` finds right and wrong."""
+"""The command `tf-poseidon` on saved graphs, and the findings of its `verify`."""
 
 import os
 import pickle
@@ -60,7 +60,7 @@ def test_mistakes_in_commands(arguments, message, tmp_path):
 
 
 def test_what_else_differs(tmp_path):
-    """The main graph is no part of a step that is a function."""
+    """The main graph does not belong to a step that is a function."""
     source, target = str(tmp_path / "step"), str(tmp_path / "out")
     save_two_signatures(source)
     poseidon.rewrite_saved_model(source, target, ["train", "evaluate"], workers=RANKS, policy="ps")
@@ -82,11 +82,11 @@ def test_help_names_all_flags():
     assert all(f"--{flag}" in output for flag in ("arrays", "inputs", "signature", "train_op", "workers"))
 
 
-# ---- what is verified -------------------------------------------------------------------------------
+# ---- verify -----------------------------------------------------------------------------------------
 
 
 def save_gan(path):
-    """Saves a step of two players, each with a loss and variables of its own; they draw noise without a seed."""
+    """Saves a step of two players, each with its own loss and variables; they draw noise without a seed."""
     module = tf.Module()
     module.generator = tf.Variable(tf.random.stateless_normal((3, 4), (1, 1)), name="generator")
     module.critic = tf.Variable(tf.random.stateless_normal((4, 1), (1, 2)), name="critic")
@@ -161,7 +161,7 @@ def function_with(graph_def, op, **attributes):
 
 
 def replace_reads(function, old, new):
-    """Lets all nodes of a function read another tensor."""
+    """Makes all nodes of a function read another tensor."""
     for node in function.node_def:
         node.input[:] = [new if tensor == old else tensor for tensor in node.input]
 
@@ -176,7 +176,7 @@ def double(graph_def):
 
 
 def leave_out(graph_def):
-    """Lets an update read this rank's summand."""
+    """Makes an update read this rank's summand."""
     function, send = function_with(graph_def, "PoseidonSend", site="dense1/bias")
     replace_reads(function, f"{send.name.removesuffix('/send')}:values:0", send.input[0])
 
@@ -199,7 +199,7 @@ DAMAGE = {"doubled": double, "left_out": leave_out, "mixed_up": mix_up_rows}
 
 @pytest.fixture(scope="module")
 def verified(tmp_path_factory):
-    """What `verify` finds of some graphs, by name."""
+    """The findings of `verify` on some graphs, by name."""
     folder = tmp_path_factory.mktemp("verified")
     cases = {}
 

@@ -1,4 +1,4 @@
-"""What becomes of saved graphs that are damaged, or of no rows: a sentence, and never half a file."""
+"""Saved graphs that are damaged, or without rows, give an error message, and never half a file."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ def zoo(tmp_path_factory):
 
 @contextlib.contextmanager
 def ends_soon():
-    """Lets what takes longer than 60 s fail."""
+    """Fails tests that take longer than 60 s."""
     def fail(*_):
         raise TimeoutError("this takes longer than 60 s")
 
@@ -66,7 +66,7 @@ def ends_soon():
 
 
 def refuses(expected, folder, call):
-    """Asserts that a call raises one line that says what is wrong, and leaves a folder as it is."""
+    """Asserts that a call raises a message of one line, and leaves a directory unchanged."""
     before = sorted(os.listdir(folder))
     with pytest.raises(poseidon.PoseidonError) as caught, ends_soon():
         call()
@@ -76,10 +76,10 @@ def refuses(expected, folder, call):
     assert sorted(os.listdir(folder)) == before
 
 
-# ---- what is no saved graph ---------------------------------------------------------------------
+# ---- files that are not saved graphs ------------------------------------------------------------
 
 _RANDOM = random.Random(1).randbytes(3000)
-_FILES = {  # by name of the file: (content, or what is made of that of a whole file), what is said of it
+_FILES = {  # by name of the file: (content, or a function of the content of a valid file), the message
     "empty.pb": (b"", r"empty.pb' holds a graph without nodes; it is damaged"),
     "empty.pbtxt": (b"", r"empty.pbtxt' holds a graph without nodes; it is damaged"),
     "empty.meta": (b"", r"empty.meta' holds a graph without nodes; it is damaged"),
@@ -113,7 +113,7 @@ def test_no_saved_graph(name, zoo, tmp_path):
 
 @pytest.mark.parametrize("name", ["graph_def", "graph_def_as_text", "v1_momentum", "nested_functions"])
 def test_truncated(name, zoo, tmp_path):
-    """Whatever is left of a file: most of that is no message, and what is one is no training graph."""
+    """Truncated files: most are not messages, and those that are do not have a training graph."""
     source, suffix = zoo[name], os.path.splitext(zoo[name])[1]
     with open(os.path.join(source, "" if suffix else "saved_model.pb").rstrip("/"), "rb") as file:
         content = file.read()
@@ -122,7 +122,7 @@ def test_truncated(name, zoo, tmp_path):
     damaged.parent.mkdir(exist_ok=True)
     for size in (1, 2, 100, len(content) // 3, len(content) // 2, int(0.9 * len(content)), len(content) - 3):
         damaged.write_bytes(content[:size])
-        # Text may end between two nodes, of which it says nothing then.
+        # Text may end between two nodes, which then cannot be noticed.
         refuses(r"source|The graph reads '.*', which does not exist|has no signature", tmp_path,
                 lambda: rewriting.rewrite(path, tmp_path / f"target{suffix}", workers=2,
                                           train_op="train" if name.startswith("graph") else ()))
@@ -197,9 +197,9 @@ def test_wrong_source(call, zoo, tmp_path):
         refuses(_SOURCES[call], tmp_path, lambda: call(zoo, tmp_path))
 
 
-# ---- what is no training step, and options ------------------------------------------------------
+# ---- graphs without a training step, and options ------------------------------------------------
 
-_OPTIONS = [  # (name of a graph, options, what is said)
+_OPTIONS = [  # (name of a graph, options, the message)
     ("scalars", {}, r"No input of the step is known to have rows \(it has .*rate \[\]\); say which have, as in --in"),
     ("scalars", {"signature": "read"}, r"No input of the step is known to have rows \(it has no inputs\)"),
     ("scalars", {"signature": ["train", "read"]}, r"No input of the step is known to have rows"),
@@ -290,7 +290,7 @@ def test_wrong_target(name, target, expected, zoo, tmp_path):
 
 
 def test_target_cannot_be_written(zoo, tmp_path):
-    """The disk is full, say: a file of the checkpoint is gone when it is copied."""
+    """As if the disk were full: a file of the checkpoint is gone when it is copied."""
     shutil.copytree(os.path.dirname(zoo["v1_momentum"]), tmp_path / "source")
     os.remove(tmp_path / "source" / "model.index")
     (tmp_path / "source" / "model.index").symlink_to("model.index")
@@ -454,7 +454,7 @@ def _function_recursive(graph):
 
 
 def _wrapper(graph):
-    """Returns (the node that calls the signature, the function that it calls, which calls another and no more)."""
+    """Returns (the node that calls the signature, the called function, which only calls another one)."""
     call = next(node for node in graph.node if "signature_wrapper" in node.attr["f"].func.name)
     return call, _function(graph, call.attr["f"].func.name)
 
@@ -581,7 +581,7 @@ _changes = st.lists(_change, min_size=1, max_size=4)
 
 @pytest.fixture(scope="module")
 def graphs(zoo):
-    """The graphs of the zoo, and what makes their steps."""
+    """The graphs of the zoo, and what selects their steps."""
     found = {}
     for name in NAMES:
         graph = formats.read(zoo[name])
@@ -601,7 +601,7 @@ def test_graph_that_is_given_stays_as_it_is(name, graphs):
 
 
 def test_random_damage(graphs, request):
-    """A damaged graph is refused in a line, or rewritten so that nothing of it is lost."""
+    """A damaged graph is refused with a message of one line, or rewritten without loss."""
     full = request.config.getoption("--full")
 
     @hypothesis.settings(max_examples=6000 if full else 200, derandomize=True, deadline=10_000, database=None,

@@ -1,4 +1,4 @@
-"""Rewriting saved training graphs: what comes out, and how that trains."""
+"""Rewriting saved training graphs: the result, and how it trains."""
 
 import collections
 import os
@@ -19,12 +19,12 @@ from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import rewriting
 
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
-RANKS = {1: "auto", 2: "sfb", 3: "ps"}  # with the policy that each number of ranks is planned by
+RANKS = {1: "auto", 2: "sfb", 3: "ps"}  # by number of ranks: the policy of the plan
 STEPS = 2
 
 
 class Zoo:
-    """Saved graphs, and what they are rewritten to."""
+    """Saved graphs, original and rewritten."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -49,7 +49,7 @@ class Zoo:
         return path, self._jobs[name, policy]
 
     def step(self, name, ranks):
-        """Returns (path, path of what it was rewritten to) of a case of training_steps.py."""
+        """Returns (path, path of the rewritten graph) of a case of training_steps.py."""
         path = self._folder / f"step_{name}"
         if not path.exists():
             training_steps.save(training_steps.STEPS[name], path)
@@ -61,7 +61,7 @@ class Zoo:
     def job(self, ranks):
         """Returns the results of tests/saved_jobs.py for all cases on some ranks."""
         if ranks not in self._jobs:
-            self._jobs[ranks] = None  # once: if it fails, all its tests do
+            self._jobs[ranks] = None  # only once: if it fails, all its tests do
             jobs = {}
             for name in saved_zoo.CASES:
                 saved, (path, _) = self.saved(name), self.rewritten(name, ranks)
@@ -85,7 +85,7 @@ def step_of(saved):
 
 
 def what_of(saved):
-    """Returns what makes a step of a case, as arguments of `running.runner`."""
+    """Returns what selects a step of a case, as arguments of `running.runner`."""
     signature, train_op = step_of(saved)
     if saved.kind == "saved_model":
         return {"signature": signature}
@@ -122,7 +122,7 @@ def test_what_is_exchanged_and_stripped(zoo, name, tmp_path):
         assert not difference.others
 
 
-# Weights whose gradients are made of sums that others are made of too, or of gathered rows.
+# Weights whose gradients depend on sums that others depend on too, or on gathered rows.
 _UNNAMED = {"embedding_by_scatter": {"table"}, "keras_embedding": {"model/table/embeddings"},
             "v1_batch_norm": {"scale", "offset"}, "keras_batch_norm": {"model/norm/gamma", "model/norm/beta"}}
 
@@ -147,7 +147,7 @@ def test_what_is_inserted_is_what_was_planned(zoo, name):
 
 
 def test_all_products_of_factors_are_found(zoo):
-    """What a table of models in `fit` has: dense layers by factors, and their biases with them."""
+    """Same as for a table of models in `fit`: dense layers by factors, and their biases with them."""
     _, report = zoo.rewritten("keras_attention", 2)
     by_scheme = {d.site: (d.scheme, d.leader) for d in report.plan.decisions}
     for layer in ("last", "wide", "attention/attention_output"):
@@ -159,7 +159,7 @@ def test_all_products_of_factors_are_found(zoo):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [*saved_zoo.CASES, *training_steps.STEPS])
 def test_trains_as_one_process(zoo, name, ranks):
-    """All variables, also those in which optimizers keep something, are those of one process."""
+    """All variables, including the state of optimizers, are those of one process."""
     result = zoo.job(ranks)[name]
     trained, expected = result["trained"], result["one process"]
     assert trained and trained.keys() == expected.keys()
@@ -173,7 +173,7 @@ def test_trains_as_one_process(zoo, name, ranks):
                                    atol=_TOLERANCE.get((name, variable), 2e-5) * max(scale, 1e-3))
 
 
-# bfloat16 has 8 bits; the gradient of attention's key biases is zero but for rounding, which Adam enlarges.
+# bfloat16 has 8 bits; the gradient of attention's key biases is zero except for rounding, which Adam amplifies.
 _TOLERANCE = {("keras_mixed_precision", variable): 2e-2 for variable in (
     "model/dense0/kernel", "model/dense0/bias", "model/last/kernel", "model/last/bias",
     "sgd/model_dense0_kernel_momentum", "sgd/model_dense0_bias_momentum", "sgd/model_last_kernel_momentum",
@@ -210,7 +210,7 @@ def test_rewriting_is_deterministic(zoo, tmp_path):
 
 @pytest.mark.parametrize("scheme, ranks", [("sfb", 2), ("ps", 3)])
 def test_no_send_waits_for_a_later_gradient(zoo, scheme, ranks):
-    """Wait-free: what the last layer sends does not depend on the first layer's gradient."""
+    """Wait-free: the messages of the last layer do not depend on the first layer's gradient."""
     path, _ = zoo.rewritten("sgd", ranks)
     graph_def = formats.read(str(path)).graph_def
     function = next(f for f in graph_def.library.function
@@ -272,7 +272,7 @@ def test_graph_of_keras_applications(tmp_path):
     report = poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", workers=2, batch_size=2)
     exchanges = step_in(report).exchanges
     assert not exchanges.whole and {e.kind for e in exchanges.exchanges} == {"sum"}
-    # 52 convolutions and a dense layer; of batch norms' scales and offsets, sums are parts of those of moments.
+    # 52 convolutions and a dense layer; the sums of batch norms' scales and offsets are part of those of moments.
     assert sum(bool(e.variable) for e in exchanges.exchanges) == 54
     outcome = launch.run([COMMAND, "verify", tmp_path / "step", tmp_path / "out", "--batch_size=2",
                           "--steps=1"], ranks=2, timeout_s=300)

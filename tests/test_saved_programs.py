@@ -1,4 +1,4 @@
-"""Programs of TensorFlow 1, rewritten: each call fetches what one process fetches."""
+"""Rewritten programs of TensorFlow 1: each call fetches the values of one process."""
 
 import pickle
 
@@ -56,7 +56,7 @@ def _whole_ops(report):
 
 
 def _saved(folder, change=lambda meta_graph: None):
-    """Saves a step with a concat, and with the seed of gradients that TensorFlow 1 makes of an unknown shape."""
+    """Saves a step with a concat, and with the initial gradient that TensorFlow 1 makes for an unknown shape."""
     with tf.Graph().as_default():
         x, w = v1.placeholder(tf.float32, (None, 6), "x"), v1.get_variable("w", (6, 3), use_resource=False)
         loss = tf.reduce_mean(tf.square(tf.concat([x @ w, tf.tanh(x)], 1)))
@@ -83,7 +83,7 @@ def test_attributes_that_ops_had_not_yet_are_their_defaults(tmp_path):
 
 
 def test_old_placeholders_say_nothing_of_their_shapes(tmp_path):
-    """Before TensorFlow 1.3, no dimensions meant that they are unknown; what was inferred is noted elsewhere."""
+    """Before TensorFlow 1.3, no dimensions meant unknown ones; inferred shapes are stored elsewhere."""
     def as_before(meta_graph):
         meta_graph.graph_def.versions.producer = 21
         for node in meta_graph.graph_def.node:

@@ -1,4 +1,4 @@
-"""What is written once, resumed by other numbers of ranks, and opened without us."""
+"""Files are written once, resumed on other numbers of ranks, and opened without tf_poseidon."""
 
 import os
 
@@ -11,7 +11,7 @@ BOUND = 1e-9  # as in test_training.py
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """What one process trains without interruption."""
+    """The result of one process without interruption."""
     directory = tmp_path_factory.mktemp("one")
     launch.run_ok(["saving.py", directory], 0, timeout_s=90)
     return dict(np.load(directory / "state.0.npz"))
@@ -19,7 +19,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """The folder of a job whose ranks all fail in the third epoch."""
+    """The directory of a job whose ranks all fail in the third epoch."""
     directory = tmp_path_factory.mktemp("interrupted")
     outcome = launch.run(["saving.py", directory, "interrupt"], RANKS, timeout_s=90)
     assert outcome.status != 0 and "interrupted on purpose" in outcome.own_lines[-1]
@@ -28,13 +28,13 @@ def interrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def resumed(interrupted):
-    """The same folder after it was gone on with, on one rank more."""
+    """The same directory after the job was resumed on one more rank."""
     launch.run_ok(["saving.py", interrupted], RANKS + 1, timeout_s=90)
     return interrupted
 
 
 def test_only_rank_0_writes(resumed):
-    # 1 and 2 are folders of ranks that write nothing.
+    # 1 and 2 are directories of ranks that write nothing.
     assert not {"1", "2"} & set(os.listdir(resumed))
     files = {path.suffix for path in (resumed / "0").iterdir()}
     assert {".keras", ".h5", ".csv"} <= files

@@ -1,4 +1,4 @@
-"""Schemes are things of their own: one that nobody knew before is planned, compared, saved and carried out."""
+"""Schemes are self-contained: a new one is planned, compared, saved and carried out."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def plan(site, policy, pins=(), schemes=None, workers=2, **cluster):
 
 
 def test_auto_chooses_among_any_number(registered):
-    """One latency instead of two; but more bytes, of which there are more than of any other where ranks are many."""
+    """One latency instead of two, but more bytes: with many ranks, more than any other scheme."""
     decision, = plan(SMALL, "auto").decisions
     assert (decision.scheme, decision.runner_up) == ("gathered", "ps")
     assert decision.reason == "0.1 ms dense, 0.0501 ms gathered"
@@ -56,7 +56,7 @@ def test_an_engine_without_a_writer_is_not_planned_for(registered):
 
 
 def test_it_trains_with_the_bits_of_the_parameter_server(tmp_path):
-    """Both add up in rank order."""
+    """Both sum in rank order."""
     for scheme in ("ps", "gathered"):
         launch.run_ok(["own_scheme.py", scheme, tmp_path / "weights"], 2, timeout_s=120)
     results = [dict(np.load(tmp_path / f"weights.{scheme}.{rank}.npz")) for scheme in ("ps", "gathered")

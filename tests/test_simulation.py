@@ -1,4 +1,4 @@
-"""The simulated step: closed forms, the paper's table 1, bounds, nodes of one kind against each by itself."""
+"""The simulated step: closed forms, the paper's table 1, bounds, nodes of one kind against separate nodes."""
 
 import csv
 import dataclasses
@@ -32,7 +32,7 @@ FACTORS = 32 * 8192 * 4
 
 
 def work_of(*sites, seconds=1e-6, operations=3e6, rebuild=1e-18):
-    """Computing that is over at once, unless seconds are given."""
+    """Computing that takes no time, unless seconds are given."""
     return inputs.Work(sites, operations, seconds, rebuild)
 
 
@@ -47,7 +47,7 @@ def run(work, nodes, system, is_each_by_itself=False, gbps=GBPS, **options):
 
 
 def layered(seconds=0.02, rebuild=1e-12):
-    """A network as VGG in small: convolutions, then dense layers with most of the bytes."""
+    """A small network like VGG: convolutions, then dense layers with most of the bytes."""
     sites, done, operations = [], 2e9, 6e9
     for i, (m, n) in reversed(list(enumerate([(1024, 1024), (2048, 1024), (512, 4096)]))):
         done += 2e8
@@ -65,7 +65,7 @@ def layered(seconds=0.02, rebuild=1e-12):
 @pytest.mark.parametrize("is_each_by_itself", [False, True])
 @pytest.mark.parametrize("count, times", [(1, 1), (4, 1), (5, 1.5), (8, 2)])
 def test_small_tensors_travel_at_once_to_different_servers(count, times, is_each_by_itself):
-    """Of 4 servers; each gets its own tensors' parts from 3, and the sums of the other tensors."""
+    """4 servers; each gets its own tensors' parts from 3, and the sums of the other tensors."""
     sites = [planning.Site(f"conv{i}", "float32", 4, (8000,)) for i in range(count)]
     result = run(work_of(*sites), 4, "poseidon-ps", is_each_by_itself)
     assert result.step_seconds == pytest.approx(times * 2 * 3 * 32000 / RATE, rel=1e-2)
@@ -83,7 +83,7 @@ def test_parameter_server_has_the_bytes_of_table_1(nodes, servers):
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 def test_parameter_server_on_all_nodes_takes_its_bytes_over_the_rate(nodes):
-    """And one latency: that of the parts to the servers passes while earlier pairs come back."""
+    """Plus one latency: that of the parts to the servers passes while earlier pairs come back."""
     result = run(work_of(ONE), nodes, "poseidon-ps", latency_us=50)
     expected = 2 * DENSE * (nodes - 1) / nodes / RATE + 50e-6
     assert result.step_seconds == pytest.approx(expected, abs=1e-7)
@@ -127,7 +127,7 @@ def test_adam_on_the_example_of_the_paper():
     assert max(result.node_bytes) == 4 * 7 * (4096 * 4096 + 32 * 4096 + 32 * 4096)
     assert max(result.node_bytes) / 4 == pytest.approx(119.3e6, rel=1e-3)
     assert min(result.node_bytes) / 4 == 32 * 8192 + 4096 * 4096  # a worker's: 17.0 million
-    # The owner is what all wait for: 7 matrices, after 7 times the factors.
+    # All wait for the owner: 7 matrices, after 7 times the factors.
     assert result.step_seconds == pytest.approx(7 * (DENSE + FACTORS) / RATE, rel=1e-5)
 
 
@@ -178,7 +178,7 @@ def test_a_step_takes_its_computing_and_its_bytes_and_is_no_slower_with_more_ban
         assert bound * (1 - 1e-6) <= result.step_seconds <= before
         assert result.exposed_seconds == result.step_seconds - result.compute_seconds
         before = result.step_seconds
-    # With links that take no time what is left is rebuilding, and Horovod's cycle.
+    # With links that take no time, only rebuilding and Horovod's cycle remain.
     rest = result.rebuild_seconds + inputs.SYSTEMS[system].cycle_seconds
     assert before <= work.seconds + rest + 1e-5
 
@@ -242,7 +242,7 @@ def test_a_slow_link_is_that_of_its_node():
 @pytest.mark.parametrize("bundles, sizes, rates, expected", [
     ([(0, 0)], [5], [100], {(0, 0): 25}),
     ([(0, 1), (1, 0)], [1, 4], [100, 100], {(0, 1): 25, (1, 0): 25}),
-    # The slow one's links are full at 10 for each of 3; what is left of the others' they share.
+    # The slow node's links are full at 10 for each of 3; the others share the rest of theirs.
     ([(0, 0), (0, 1), (1, 0)], [3, 1], [100, 30], {(0, 0): 45, (0, 1): 10, (1, 0): 10}),
 ])
 def test_connections_share_links_evenly(bundles, sizes, rates, expected):
@@ -272,7 +272,7 @@ def test_many_nodes_take_seconds(system, nodes, limit_s):
 # ---- order, merging, several accelerators ------------------------------------------------------
 
 def two_layers():
-    """1 s forward, 2 s backward. The upper layer's gradient is there first, and needed last."""
+    """1 s forward, 2 s backward. The upper layer's gradient is ready first, and needed last."""
     lower, upper = (planning.Site(name, "float32", 4, (1000, 250 * 1000)) for name in ("lower", "upper"))
     return inputs.Work((dataclasses.replace(lower, operations=3e9),
                         dataclasses.replace(upper, operations=2e9)), 3e9, 3.0, 1e-18)
@@ -381,12 +381,12 @@ def test_command_simulates_a_plan_without_tensorflow(tmp_path):
     by_line = {}
     for e in events:
         by_line.setdefault((e["pid"], e["tid"]), []).append(e)
-    for line in by_line.values():  # what overlaps is on lines of its own
+    for line in by_line.values():  # overlapping events have separate lines
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in zip(line, line[1:]))
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--nodes", "2,x"], "--nodes=2,x, expected numbers with commas"),
+    (["--nodes", "2,x"], "--nodes=2,x, expected numbers separated by commas"),
     (["--system", "x"], "--system=x, expected one of poseidon"),
     (["--plan", "/nowhere"], "The plan '/nowhere' cannot be read"),
     (["--gbps", "1,2", "--nodes", "3"], "gbps has 2 values, expected one for each of the 3 nodes"),
@@ -413,8 +413,8 @@ def test_command_simulates_a_model(arguments):
 EMULATED = [entry for entry in json.loads((ROOT / "docs/results/emulated.json").read_text())
             if entry["run"]["profile"]]
 OURS = ("poseidon", "poseidon-paper", "poseidon-ps")
-# Where all is communication, the factors of two layers came at the same time and not one after the other, which
-# left nothing to hide the rebuilding of the first of them behind (docs/performance.md).
+# Where communication dominates, the factors of two layers arrived at the same time instead of one after the other,
+# so nothing was left to hide the rebuilding of the first (docs/performance.md).
 LESS_ALIKE = {("mlp", 10): 0.2}
 
 
@@ -454,7 +454,7 @@ def test_enough_was_measured():
 
 @pytest.mark.parametrize("model", ["mlp", "vgg19"])
 def test_shrinking_leaves_times_as_they_are(model):
-    """Those of one model on one cluster, whole and shrunk, or shrunk by 4 and by 16."""
+    """Pairs of one model on one cluster, whole and shrunk, or shrunk by 4 and by 16."""
     found = {}
     for entry in EMULATED:
         run = entry["run"]
@@ -468,7 +468,7 @@ def test_shrinking_leaves_times_as_they_are(model):
         assert min(steps.values()) == pytest.approx(max(steps.values()), rel=0.1)
 
 
-# ---- what is no gradient ------------------------------------------------------------------------------------
+# ---- exchanges other than gradients -------------------------------------------------------------------------
 
 
 def exchange(scheme, num_bytes, operations, **more):
@@ -490,7 +490,7 @@ def test_bytes_of_what_is_no_gradient(scheme, bytes_of_root, bytes_of_others, is
 @pytest.mark.parametrize("barrier", [True, False])
 @pytest.mark.parametrize("scheme", ["gather", "broadcast"])
 def test_rows_wait_for_what_they_are_computed_from(scheme, barrier):
-    """Half of the step is computed, then nothing until it is there; what nobody waits for is hidden."""
+    """Computing stalls at half of the step until it has arrived; an exchange that nothing waits for is hidden."""
     work = dataclasses.replace(work_of(planning.Site("last", "float32", 4, (1,), operations=1e9)), seconds=1.0,
                                operations=1e9)
     size = int(RATE / 30)  # to 3 others: a tenth of a second

@@ -32,7 +32,7 @@ from tf_poseidon.timelines.steps import Rank
 RANKS, STEPS = 3, 6
 SLOW_S, LATE_S = 0.1, 0.3  # of timelines.py
 
-# ---- events written by hand: times are whole numbers, and only those ------------------------------
+# ---- events written by hand, with integer times ---------------------------------------------------
 
 
 def two_layers(begin, late=0.0):
@@ -53,7 +53,7 @@ def test_step_is_cut_into_segments():
 
 
 def test_waiting_counts_for_what_comes_next():
-    """Of exchanges that wait together each counts from the one before, so they add up."""
+    """Exchanges that wait together each count from the one before, so they add up."""
     assert segments(Event("ps", "b", 1, 8), Event("ps", "a", 2, 5)) == [
         ("forward", "", 0, 1), ("backward", "a", 1, 2), ("wait", "a", 2, 5), ("wait", "b", 5, 8)]
 
@@ -124,7 +124,7 @@ def plan():
 
 
 def test_table():
-    """Of both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and there at 11."""
+    """On both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and arrives at 11."""
     lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
     assert " ".join(lines[0]) == "rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms"
     assert lines[2:] == [
@@ -143,7 +143,7 @@ def test_table():
 
 
 def test_steps_that_last_longest_and_shortest_do_not_count():
-    """As long as there are four; of the others means, so that nothing that comes and goes is lost."""
+    """The middle half, of at least four steps; means, so that intermittent times are not lost."""
     events = [Event("ps", "a", begin, end) for begin, end in ((4, 5), (6, 7), (10, 12), (112, 113))]
     lines = table_lib.table([Rank("host", 0.0, tuple(events))], 0).splitlines()
     assert lines[0].startswith("rank 0 on host, 4 steps")
@@ -307,7 +307,7 @@ VARIABLES = ("first/kernel", "first/bias", "norm/gamma", "norm/beta", "table/emb
 
 
 def rows_of(trace):
-    """Returns {(rank, row): its events, as they are in the file}; a row and those beside it are one."""
+    """Returns {(rank, row): its events, as in the file}; parallel rows of one kind count as one."""
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
              if e["name"] == "thread_name"}
     rows = collections.defaultdict(list)
@@ -373,7 +373,7 @@ def test_events_of_a_row_follow_each_other(mode, recorded):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_compute_waiting_and_rebuilding_are_the_step(mode, recorded):
-    """They add up to what the program has measured itself from one call of its callback to the last."""
+    """They add up to the time that the program has measured itself between calls of its callback."""
     for rank, report in enumerate(recorded[0]):
         ends = report[mode]["ends"]
         assert len(ends) == (STEPS // 2 if mode == "rewritten" else STEPS)
@@ -445,7 +445,7 @@ def test_timeline_inside_of_another_is_refused(recorded):
 
 
 def test_steps_that_were_partitioned(recorded):
-    """Each exchange is there by its name, once in a step; nothing hides what rows wait for."""
+    """Each exchange appears by its name, once per step; nothing hides exchanges that rows wait for."""
     reports, traces = recorded
     report = reports[0]["partitioned"]
     waited_for = {site for site, is_waited_for in report["exchanges"].items() if is_waited_for}

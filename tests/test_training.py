@@ -7,7 +7,7 @@ further operations forth and back, and the scenarios make at most s = 8 steps; t
 that this makes is at most s (n + d) u = 4.6e-13. Updates depend on gradients with a slope of at
 most lr / epsilon = 10 (Adam, RMSprop), and on weights with a slope of about 1, so an error grows
 by at most 10 in the step that makes it and is carried on: 4.6e-12, relative to the largest term,
-which is below 100 for these data. That gives 4.6e-10; the tests use 1e-9. A mistake is far from it:
+which is below 100 for these data. That gives 4.6e-10; the tests use 1e-9. Mistakes are far larger:
 1/ranks instead of the share of the rows, for one batch of 97 rows, changes weights by 1e-3.
 """
 
@@ -24,7 +24,7 @@ RANKS = 3  # of tests of a single scenario
 
 
 def assert_same_bits(results):
-    """All ranks hold the same bits, except where a scenario says that they are local."""
+    """All ranks hold the same bits, except where a scenario declares them local."""
     first = results[0]
     for rank, other in enumerate(results[1:], 1):
         assert first.keys() == other.keys()
@@ -88,7 +88,7 @@ def test_ranks_hold_the_same_bits(jobs, name):
 
 @pytest.mark.parametrize("name", scenarios.HALVES)
 def test_mixed_precision(jobs, name):
-    """Gradients have an error of a few roundings to half, and so has what they change."""
+    """Gradients have an error of a few roundings to half, and so have the updated variables."""
     roundoff = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}[name]
     results = jobs.results(name, RANKS, OTHERS)
     assert_same_bits(results)
@@ -118,7 +118,7 @@ def test_runs_give_the_same_bits(jobs, repeated, policy):
 
 
 def test_training_changes_weights(jobs):
-    """The comparisons above would pass if nothing was trained at all."""
+    """The comparisons above would pass if nothing were trained at all."""
     one, other = (jobs.results(name, 2, OTHERS)[0] for name in ("eager", "clipped"))
     for name, value in one.items():
         if name.endswith("kernel"):

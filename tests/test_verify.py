@@ -1,4 +1,4 @@
-"""Verify mode finds what is wrong, and nothing where all is right."""
+"""Verify mode finds faults, and reports none in correct runs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A program that records timelines of training, started on several ranks: timelines.py FOLDER.
+"""A program that records timelines of training, started on several ranks: timelines.py DIRECTORY.
 
 Backpropagation is slow between the two layers, and there rank 1 is later than the others. Then a step that was
 partitioned by rows is recorded, which exchanges more than gradients.
@@ -21,7 +21,7 @@ STEPS = 6
 
 
 def record_partitioned(strategy, path):
-    """Records a step with moments that rows wait for, numbers of rank 0, a maximum, and rows that an op needs whole."""
+    """Records a step with moments that rows wait for, values of rank 0, a maximum, and rows that an op needs whole."""
     weights = tf.Variable(tf.reshape(tf.range(32.0), (8, 4)) / 32, name="weights")
     seen = tf.Variable(0, name="seen")
 

@@ -1,4 +1,4 @@
-"""Training steps in which a gradient is hard to recognise: in all of them training goes on as in one process.
+"""Training steps in which a gradient is hard to recognise: all of them train as in one process.
 
 Each takes weights, and returns a function of a batch that updates them.
 """
@@ -45,7 +45,7 @@ def _changed(change, model=network):
 
 
 def _orthogonal(g):
-    """Muon's iteration: products of matrices that are no gradients."""
+    """Muon's iteration: products of matrices that are not gradients."""
     g /= tf.norm(g) + 1e-7
     for _ in range(3):
         g = 1.5 * g - 0.5 * (g @ tf.transpose(g)) @ g
@@ -138,7 +138,7 @@ def _clipped(w):
 
 
 def _clipped_with_scalar(w):
-    """A norm is as large as a scalar variable is, but no gradient of it."""
+    """A norm has the shape of a scalar variable, but is not its gradient."""
     scale = tf.Variable(1.0, name="scale")
 
     def step(x, y):
@@ -173,7 +173,7 @@ def _teacher(w):
 
 
 def _embedding_clipped(w):
-    """The norm is one of all rows, those with the same index by themselves."""
+    """The norm covers all rows; rows with the same index count separately."""
     table = tf.Variable(w[0] * 1.0, name="table")
 
     def step(x, y):

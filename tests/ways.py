@@ -1,4 +1,4 @@
-"""Ways to train that are not in the table: scenarios that give what one process gives."""
+"""Ways to train that are not in the table: scenarios that give the result of one process."""
 
 import contextlib
 import logging
@@ -135,7 +135,7 @@ def unusual_metrics(strategy):
 
 
 def other_seeds(strategy):
-    """Ranks that draw other initial values start with rank 0's."""
+    """Ranks that draw different initial values start with rank 0's."""
     keras.utils.set_random_seed(1 + strategy.rank)
     model, x, y = small(strategy)
     return result(model, **flat(model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)))
@@ -213,7 +213,7 @@ def own_batches_of_each_rank(strategy, **options):
 
     data = strategy.distribute_datasets_from_function(rows)
     for _ in range(3):
-        next(iter(data))  # iterators that are dropped leave nothing behind
+        next(iter(data))  # dropped iterators leave nothing behind
     return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
 
 
@@ -222,7 +222,7 @@ def own_batches_in_eager_steps(strategy):
 
 
 def saved_and_loaded(strategy):
-    """Rank 0 saves, in the middle of accumulated gradients; all load, and go on."""
+    """Rank 0 saves in the middle of gradient accumulation; all ranks load, and continue."""
     model, x, y = small(strategy, lambda: keras.optimizers.Adam(
         0.01, epsilon=1e-3, gradient_accumulation_steps=3))
     fit = dict(batch_size=BATCH, verbose=0, shuffle=False)
@@ -242,12 +242,12 @@ def saved_and_loaded(strategy):
 
 
 def communicated(strategy, text):
-    """Returns rank 0's text; all ranks have come here then."""
+    """Returns rank 0's text, after all ranks have come here."""
     return str(strategy.gather(tf.constant([text]), axis=0)[0].numpy(), "utf8")
 
 
 def weights_of_rank_0(strategy):
-    """Rank 0 alone has other weights before evaluate: rows must not be mixed from two models."""
+    """Only rank 0 has other weights before evaluate: rows must not be mixed from two models."""
     model, x, y = small(strategy)
     if strategy.rank == 0:
         model.set_weights([w + 1 for w in model.get_weights()])
@@ -255,7 +255,7 @@ def weights_of_rank_0(strategy):
 
 
 def losses_with_additions(strategy):
-    """What users add to losses, or make of them, in the methods that Keras has for it."""
+    """Custom losses in the methods that Keras provides for them."""
     results = {}
     for kind in (PenaltyInLoss, LossOfRows):
         with strategy.scope():
@@ -339,7 +339,7 @@ def random_layers(strategy):
 
 
 def pass_that_fails_on_one_rank(strategy):
-    """All run whole batches then, also where gradients are accumulated: right, and slow."""
+    """All ranks then run whole batches, also where gradients are accumulated: correct, but slow."""
     fails = strategy.rank == strategy.num_replicas_in_sync - 1
     with mock.patch.object(partitioning, "_partitioned", side_effect=RuntimeError("no pass today")) if fails else (
             contextlib.nullcontext()):

@@ -1,7 +1,7 @@
-"""What optimizers do with gradients besides applying them: one more table, wrappers x optimizers.
+"""What optimizers do with gradients besides applying them: a second table, wrappers x optimizers.
 
 Each cell trains a model whose gradients are slices, factors and plain sums, and returns its weights
-and the optimizer's variables. Most of it goes wrong if gradients are looked at before they are summed.
+and the optimizer's variables. Most of it goes wrong if gradients are inspected before they are summed.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def base(optimizer, **options):
-    """Returns the optimizer that is wrapped."""
+    """Returns the wrapped optimizer."""
     if optimizer == "sgd":
         return keras.optimizers.SGD(options.pop("learning_rate", 0.05), **options)
     return keras.optimizers.Adam(options.pop("learning_rate", 0.01), epsilon=1e-3, **options)
@@ -91,7 +91,7 @@ class Wrapped:
             model.fit(*data, epochs=2, **fit)
         variables = {f"weights/{i:02}": v for i, v in enumerate(model.weights)}
         for i, v in enumerate(model.optimizer.variables):
-            # Which rank holds how much of them is left open; see test_accumulators_add_up.
+            # It is unspecified which rank holds how much of them; see test_accumulators_add_up.
             where = "local/accumulator" if "accum" in v.path else "optimizer"
             variables[f"{where}/{i:02}"] = v
         return {"local/exchanges": np.array(exchanges(strategy, kernel) - before),

@@ -2,9 +2,10 @@
 
     sudo env "PATH=$PATH" python scripts/benchmarks/bench_emulated.py --json docs/results/emulated.json
 
-Part "table" compares with Horovod and MWMS on four hosts; part "points" is what scripts/simulation/simulate.py has to
-agree with, see tests/test_simulation.py. Every run is one of scripts/benchmarks/benchmark.py, which verifies before it
-times. Runs that the file has already are not made again, so that a part can be continued.
+Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that
+scripts/simulation/simulate.py must agree with, see tests/test_simulation.py. Every run is one of
+scripts/benchmarks/benchmark.py, which verifies before it times. Runs that the file already has are not repeated, so
+that a part can be resumed.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import emulated_cluster
 import rich.console
 import rich.progress
 
-_JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; it may have some.")
+_JSON = flags.DEFINE_string("json", "docs/results/emulated.json", "File for the results; existing ones are kept.")
 _PARTS = flags.DEFINE_list("parts", ["points", "table"], "What to measure.")
 _AGAIN = flags.DEFINE_bool("again", False, "Begin with an empty file.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Measurements of each system.")
@@ -32,12 +33,12 @@ class Run:
     """One job on an emulated cluster.
 
     Attributes:
-        model, systems, profile, batch_size: As of scripts/benchmarks/benchmark.py; without a profile it computes.
+        model, systems, profile, batch_size: Same as in scripts/benchmarks/benchmark.py; None as profile: it computes.
         hosts: How many.
-        ranks_per_host: How many accelerators each of them has.
-        gbps: Rate of their links, as told.
-        steps: How many follow each other in a measurement.
-        dilation, shrink: How the cluster is made to fit; links really have gbps / (dilation * shrink).
+        ranks_per_host: How many accelerators each host has.
+        gbps: Rate of their links in the target cluster.
+        steps: Consecutive steps in a measurement.
+        dilation, shrink: How the cluster is scaled down; the real rate of links is gbps / (dilation * shrink).
     """
 
     model: str
@@ -60,7 +61,7 @@ _ALL = "poseidon,poseidon-ps,horovod,mwms"
 _OURS = "poseidon,poseidon-paper,poseidon-ps"
 
 PARTS = {
-    # At most 1 Gbit/s on real links, less where many small tensors are under way, and a step of some tenths of
+    # At most 1 Gbit/s on real links, less where many small tensors are in flight, and a step of some tenths of
     # a second: what two cores can do, and TCP after a pause.
     "table": [
         Run("mlp", 4, 1, _ALL, profile=None, steps=3),
@@ -78,7 +79,7 @@ PARTS = {
           for hosts in (2, 4, 8)),
         *(Run("resnet50", hosts, gbps, _OURS, "titan_x_tf", shrink=4, dilation=dilation)
           for gbps, dilation, hosts in ((2, 1, 2), (2, 1, 4), (2, 4, 8), (10, 5, 2), (10, 5, 4), (10, 5, 8))),
-        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # as above, of a model that is too large for 1
+        Run("vgg19", 4, 10, _OURS, dilation=4, shrink=4),  # as above, for a model that is too large for 1
         *(Run(model, 2, 2, _OURS, shrink=16, ranks_per_host=2) for model in ("vgg19", "vgg19_22k")),
     ],
 }
@@ -102,7 +103,7 @@ def main(_):
 
 
 def table(results):
-    """Returns a table in Markdown: a line for each run, a column for each system."""
+    """Returns a table in Markdown: a line per run, a column per system."""
     systems = list(dict.fromkeys(row["system"] for entry in results for row in entry["results"]))
     lines = [["model", "hosts", "ranks on each", "Gbit/s", "D", "S", *systems, "poseidon to its bound"]]
     lines.append(["---"] * len(lines[0]))
@@ -121,7 +122,7 @@ def table(results):
 
 
 def measure(run):
-    """Returns what scripts/benchmarks/benchmark.py writes, for a run."""
+    """Returns the results that scripts/benchmarks/benchmark.py writes for a run."""
     with tempfile.TemporaryDirectory() as directory:
         out = pathlib.Path(directory) / "results.json"
         command = [sys.executable, _BENCHMARK, f"--model={run.model}", f"--system={run.systems}",
@@ -135,7 +136,7 @@ def measure(run):
         with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:
             status = cluster.run(list(map(str, command)), run.ranks_per_host)
         if status:
-            raise SystemExit(f"{run} ended with status {status}, expected 0; what it printed says why.")
+            raise SystemExit(f"{run} ended with status {status}, expected 0; see its output above.")
         return json.loads(out.read_text())
 
 

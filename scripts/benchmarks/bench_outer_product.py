@@ -23,7 +23,7 @@ from tf_poseidon import ops
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _REPEAT_S = flags.DEFINE_float("repeat_s", 3.0, "Seconds of measuring per case and system.")
 
-# (type of the factors, K, M, N): K rows of all ranks together.
+# (type of the factors, K, M, N): K is the number of rows of all ranks together.
 _CASES = (
     ("float32", 16, 256, 256), ("float32", 64, 1024, 1000), ("float32", 32, 4096, 4096),
     ("float32", 128, 4096, 4096), ("float32", 512, 4096, 4096), ("float32", 256, 6272, 4096),
@@ -47,7 +47,7 @@ def _bound(function, u, v):
 
 
 def measure(systems, seconds):
-    """Returns the times in seconds of each system, taking turns: {name: [times]}."""
+    """Returns the times in seconds of the systems, which take turns: {name: [times]}."""
     times = {name: [] for name in systems}
     for run in [*systems.values()] * 2:
         run()
@@ -65,7 +65,7 @@ def main(_):
     with rich.progress.Progress(transient=True) as progress:
         for dtype, k, m, n in progress.track(_CASES, description="sizes"):
             rng = np.random.default_rng(1)
-            # Small whole numbers: exact in every type and order of summation.
+            # Small integers: exact in every type and order of summation.
             u, v = (tf.cast(rng.integers(-1, 2, shape), dtype) for shape in ((k, m), (k, n)))
             systems = {"ours": outer_product(u, v), "matmul": matmul(u, v)}
             np.testing.assert_array_equal(*(tf.cast(run(), "float32") for run in systems.values()))

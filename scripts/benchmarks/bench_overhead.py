@@ -4,8 +4,8 @@
 
 Two equal models train on the same data, one built under the strategy, one not. The ratio is the
 median of the ratios of neighbouring calls of `fit`, over several pairs of models, since equal
-models differ in speed from one instance to the next. Processor time is given beside wall time: on a
-shared machine it says more about a few per cent. The weights of both are compared first.
+models differ in speed from one instance to the next. Processor time is reported beside wall time: on
+a shared machine it is the better measure of a few per cent. The weights of both are compared first.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 8, "Calls of fit of each model.")
 
 
 def small():
-    """A model whose step costs little more than calling it: all overhead shows."""
+    """A model whose step costs little more than its call: all overhead shows."""
     return keras.Sequential([keras.Input((32,)), keras.layers.Dense(32, "relu"),
                              keras.layers.Dense(10)])
 

@@ -1,11 +1,11 @@
-"""Times steps that were partitioned by rows against the same steps in `strategy.run`, taking turns in one job.
+"""Times steps partitioned by rows against the same steps in `strategy.run`, taking turns in one job.
 
     mpiexec -n 4 python scripts/benchmarks/bench_partition.py --json out.json
 
-All train equal weights on equal batches: by `poseidon.distribute` and from a rewritten SavedModel, both written for
+All train equal weights on equal batches: with `poseidon.distribute` and from a rewritten SavedModel, both written for
 one process; and by tf.distribute's rules (the loss scaled by hand, gradients synchronised by the strategy). After the
-first steps their weights are compared. A ratio above 1 says that what was partitioned is slower. How long the first
-step of `distribute` takes, in which its graph is partitioned, is given too.
+first steps their weights are compared. A ratio above 1 means that the partitioned step is slower. The time of the first
+step of `distribute`, which partitions its graph, is reported too.
 """
 
 import json
@@ -50,7 +50,7 @@ def losses(variables, x, y):
 
 
 def step_of_one_process(variables):
-    """Returns a function of a global batch that makes a step, written for one process."""
+    """Returns a function that runs a step on a global batch, written for one process."""
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(losses(variables, x, y))
@@ -62,14 +62,14 @@ def step_of_one_process(variables):
 
 
 def by_distribute(strategy, rows, widths):
-    """Returns (a function of a global batch that makes a step, its variables)."""
+    """Returns (a function that runs a step on a global batch, its variables)."""
     del rows
     variables = weights(widths)
     return poseidon.distribute(step_of_one_process(variables), strategy=strategy), variables
 
 
 def by_saved(strategy, rows, widths):
-    """The same, of a SavedModel that was rewritten."""
+    """The same, from a rewritten SavedModel."""
     module = tf.Module()
     module.parameters = weights(widths)
     module.step = tf.function(step_of_one_process(module.parameters), input_signature=[
@@ -125,12 +125,12 @@ def measure(strategy, name):
             step(x, y)
     for way in ("distribute", "saved"):
         for ours, theirs in zip(ways[way][1], ways["run"][1], strict=True):
-            # After four steps, in parts of how far a variable has moved at most.
+            # After four steps, relative to the largest change of a variable.
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs.numpy()).max(), 1e-3))
     times = {way: [] for way in ways}
     order = list(ways)
     for i in range(_ROUNDS.value):
-        # Who goes first changes, so that nobody always follows the same one.
+        # The order changes, so that no way always follows the same one.
         for way in order[i % 3:] + order[:i % 3]:
             started = time.perf_counter()
             ways[way][0](x, y)

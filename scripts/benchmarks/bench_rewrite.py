@@ -2,8 +2,8 @@
 
     python scripts/benchmarks/bench_rewrite.py --models ResNet152 --json rewrite.json
 
-Each model is built with random weights, and its training step saved as a program saves it that knows nothing
-of this project. What is rewritten is stripped again, and has to have the bytes of the original before a time counts.
+Each model is built with random weights, and its training step is saved as by a program that knows nothing of this
+project. The rewritten step is stripped again, and must equal the original byte for byte before a time counts.
 """
 
 import collections
@@ -23,8 +23,8 @@ from tf_poseidon.saved_graphs import formats
 
 _MODELS = flags.DEFINE_list("models", ["MobileNetV2", "ResNet50", "ResNet152"], "Names in keras.applications.")
 _WORKERS = flags.DEFINE_integer("workers", 8, "Number of ranks to plan for.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Rows on each of them.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "How often each is rewritten.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Rows on each rank.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "How often each model is rewritten.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 
 
@@ -33,9 +33,9 @@ def save_training_step(name, path, row=(224, 224, 3), **options):
 
     Args:
         name: The model's name in keras.applications.
-        path: The folder to write.
+        path: The directory to write.
         row: Shape of an image.
-        **options: What else the model takes.
+        **options: Further arguments of the model.
     """
     model = getattr(keras.applications, name)(input_shape=row, weights=None, **options)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -56,7 +56,7 @@ def save_training_step(name, path, row=(224, 224, 3), **options):
 
 
 def time_rewriting(path):
-    """Returns {phase: seconds} of one rewriting, the whole as "total", and the `Step`."""
+    """Returns {phase: seconds} of one rewriting, with the whole as "total", and the `Step`."""
     with tempfile.TemporaryDirectory() as folder:
         target, back = os.path.join(folder, "out"), os.path.join(folder, "back")
         phases, last = collections.OrderedDict(), ["loading the file", time.perf_counter()]
@@ -73,7 +73,7 @@ def time_rewriting(path):
         phases["total"] = time.perf_counter() - begin
         poseidon.strip(target, back)
         if _bytes(back) != _bytes(path):
-            raise AssertionError(f"'{path}' is not what it was, once it is stripped.")
+            raise AssertionError(f"'{path}' is not the original any more once it is stripped.")
         return phases, report.steps["train"]
 
 

@@ -2,10 +2,10 @@
 
     mpiexec -n 2 python scripts/benchmarks/bench_slices.py --json out.json
 
-Each rank has some rows of a large table, with indices drawn as words are in a text: few of them often
-(Zipf's law). They are exchanged as they are, by `tf_poseidon.ops.sync_slices`, or made dense and summed
-over the parameter server. Both update the table by gradient descent, slices by a scatter. Tables are
-compared before anything is timed; times are those of rank 0, ratios are medians of the ratios of
+Each rank has some rows of a large table, with indices distributed like words in a text: few of them are
+frequent (Zipf's law). They are exchanged as slices, by `tf_poseidon.ops.sync_slices`, or made dense and
+summed over the parameter server. Both update the table by gradient descent, slices by a scatter. Tables
+are compared before anything is timed; times are those of rank 0, ratios are medians of the ratios of
 neighbours.
 """
 
@@ -33,14 +33,14 @@ _CASES = ((1_000, 64, 2_048), (10_000, 64, 2_048), (100_000, 64, 2_048), (500_00
 
 
 def make_slices(rank, rows, columns, count):
-    """Returns (indices, values): small whole numbers, exact in any order of summation."""
+    """Returns (indices, values): small integers, exact in any order of summation."""
     rng = np.random.default_rng(rank)
     indices = np.minimum(rng.zipf(1.2, count), rows) - 1
     return indices, rng.integers(-3, 4, (count, columns)).astype(np.float32)
 
 
 def step(kind, rows, columns, indices, values):
-    """Returns (table, function): a step of gradient descent, which returns when it is done."""
+    """Returns (table, function): the function runs a step of gradient descent to its end."""
     table = tf.Variable(tf.zeros((rows, columns)))
 
     @tf.function

@@ -2,13 +2,13 @@
 
     mpiexec -n 4 python scripts/benchmarks/bench_sync.py --json out.json
 
-Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy
-arrays, polled with a sleep of 20 µs (a blocking call would burn a core per rank). They take turns
-with an empty tf.function (what TensorFlow itself costs) and, where many tensors are summed, with
-the sum of one of them; a barrier before each. So do Horovod over Gloo (a HorovodAllreduce for each tensor,
-which it merges), if it is installed, in blocks of its own, and TensorFlow's ring (one CollectiveReduceV2, as
-tf.distribute concatenates tensors). Results are verified before anything is timed. Times
-are those of rank 0, ratios are medians of the ratios within each round.
+Each size is summed by `tf_poseidon.ops.sync` in a tf.function and by MPI_Iallreduce on NumPy arrays, polled
+with a sleep of 20 µs (a blocking call would keep a core busy on every rank). They take turns with an empty
+tf.function (the cost of TensorFlow itself) and, where many tensors are summed, with the sum of one of them; there
+is a barrier before each. So do Horovod over Gloo (one HorovodAllreduce per tensor, which it merges), if it is
+installed, in blocks of its own, and TensorFlow's ring (one CollectiveReduceV2, as tf.distribute concatenates
+tensors). Results are verified before anything is timed. Times are those of rank 0, ratios are medians of the
+ratios within each round.
 """
 
 import json
@@ -36,7 +36,7 @@ _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonSt
 _PEERS = flags.DEFINE_list("peers", peers.names(), "Other libraries to compare with.")
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_BLOCKS = 4  # Horovod takes turns with all others in so many blocks
+_BLOCKS = 4  # how often Horovod takes turns with all others
 # (bytes of one tensor, tensors)
 _CASES = ((4 * _KIB, 1), (64 * _KIB, 1), (_MIB, 1), (16 * _MIB, 1), (64 * _MIB, 1), (4 * _KIB, 64))
 
@@ -48,7 +48,7 @@ def make_input(rank, num_bytes, count):
 
 
 def poseidon_sum(x):
-    """Returns a function that sums the rows of x over ranks, each by an op of its own."""
+    """Returns a function that sums the rows of x over ranks, each row by its own op."""
     tensor = tf.constant(x)
 
     @tf.function
@@ -63,7 +63,7 @@ def poseidon_sum(x):
 
 
 def horovod_sum(x, hvd):
-    """As poseidon_sum, by Horovod's ops."""
+    """Same as `poseidon_sum`, by Horovod's ops."""
     tensor = tf.constant(x)
 
     @tf.function
@@ -76,7 +76,7 @@ def horovod_sum(x, hvd):
 
 
 def tensorflow_sum(x, mirrored):
-    """As poseidon_sum, by a MultiWorkerMirroredStrategy."""
+    """Same as `poseidon_sum`, by a MultiWorkerMirroredStrategy."""
     tensor = tf.constant(x)
 
     def replica(tensor):
@@ -89,7 +89,7 @@ def tensorflow_sum(x, mirrored):
 
 
 def empty_function(x):
-    """Returns a call of a tf.function that passes x through."""
+    """Returns a function that calls an identity tf.function on x."""
     tensor = tf.constant(x)
     run = tf.function(lambda tensor: tensor)
     return lambda: run(tensor)
@@ -109,7 +109,7 @@ def mpi_sum(x):
 
 
 def measure(systems, barrier, seconds):
-    """Returns the times in seconds of each system, taking turns: {name: [times]}."""
+    """Returns the times in seconds of the systems, which take turns: {name: [times]}."""
     times = {name: [] for name in systems}
     for name, run in systems.items():  # warm-up, and to agree on the number of rounds
         barrier()
@@ -131,8 +131,8 @@ def measure(systems, barrier, seconds):
 def measure_horovod(x, expected):
     """Returns the times of Horovod by its name.
 
-    It runs only meanwhile: its thread wakes up every millisecond, and talks to those of the other ranks, whether
-    there is anything to do or not, which would slow all others down.
+    It runs only for this long: its thread wakes up every millisecond and talks to those of the other ranks, even
+    when there is nothing to do, which would slow down all other systems.
     """
     hvd = peers.start_horovod(MPI.COMM_WORLD)
     run = horovod_sum(x, hvd)
@@ -149,7 +149,7 @@ def ratio(times, baseline):
 
 
 def main(_):
-    # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
+    # In this order: TensorFlow's server must be started before anything else uses TensorFlow.
     mirrored = peers.start_tensorflow(MPI.COMM_WORLD) if "tensorflow" in _PEERS.value else None
     strategy = poseidon.PoseidonStrategy(ranks_per_node=_RANKS_PER_NODE.value)
     rank, size = strategy.rank, strategy.num_replicas_in_sync

@@ -5,23 +5,22 @@
     sudo env "PATH=$PATH" python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
         python scripts/benchmarks/benchmark.py --model mlp --system poseidon,poseidon-ps,horovod,mwms
 
-Every system (systems.py) trains a model of its own with random data, and they take turns, each round in another
-order. Before anything is timed, all make the same steps from the same weights and are compared: bit by bit
+Every system (systems.py) trains its own model with random data, and the systems take turns, each round in another
+order. Before anything is timed, all run the same steps from the same weights and are compared: bit by bit
 between ranks, and between systems by how far each variable has moved, within 1 %. Exposed is how much longer a
-step takes than that of one rank alone, which exchanges nothing: waiting, and rebuilding gradients of all ranks'
-rows. "At least" is what a step is expected to take if communication is hidden as well as can be: the larger of
-that rank's step plus rebuilding, and bytes over the bandwidth of the links.
+step takes than that of one rank alone, which exchanges nothing: waiting, and rebuilding gradients from all ranks'
+rows. "At least" is the expected time of a step that hides as much communication as possible: the larger of that
+rank's step plus rebuilding, and bytes over the bandwidth of the links.
 
-Under horovodrun gradients of ours travel by Horovod's own ops, which do not count bytes; and there is no mwms.
+Under horovodrun, our gradients travel by Horovod's own ops, which do not count bytes; and mwms is not available.
 
-What runs beside others has a price for them: Horovod's threads wake up every millisecond, and TensorFlow's server
-makes each call of a function some tenths of a millisecond slower. With steps of milliseconds, compare with
-runs of one system each.
+Systems slow each other down: Horovod's threads wake up every millisecond, and TensorFlow's server adds some tenths
+of a millisecond to each call of a function. Where steps take only milliseconds, compare runs of one system each.
 
-Where machines are too few or too slow, --compute=emulated:PROFILE lets an accelerator (profiles.py) be waited
-for in place of computing, --dilation=D lets it take D times as long, and --shrink=S divides all tensors' bytes
-by S (emulation.py); links then have to have a rate of 1/(D S). Times, bytes and rates are told as those
-of the cluster that is emulated.
+Where machines are too few or too slow, --compute=emulated:PROFILE replaces computing by waiting for an accelerator
+(profiles.py), --dilation=D makes everything take D times as long, and --shrink=S divides all tensors' bytes by S
+(emulation.py); links then need 1/(D S) of the rate. Times, bytes and rates are reported as those of the emulated
+cluster.
 """
 
 import dataclasses
@@ -56,7 +55,7 @@ from tf_poseidon import runtime
 _MODEL = flags.DEFINE_enum("model", "mlp", list(zoo.MODELS), "What to train.")
 _SYSTEMS = flags.DEFINE_list("system", ["poseidon", "poseidon-ps"], "What to compare, separated by "
                              f"commas: {', '.join(systems_lib.NAMES)}.")
-_BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each worker; the paper's by default.", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each worker; by default the paper's.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Measurements of each system.", lower_bound=2)
 _STEPS = flags.DEFINE_integer("steps", 2, "Steps in one measurement.", lower_bound=1)
 _WARM_UP = flags.DEFINE_integer("warm_up", 1, "Steps before each measurement: TCP, for one, begins slowly after "
@@ -66,9 +65,9 @@ _COMPUTE = flags.DEFINE_string("compute", "real", "real, or emulated:PROFILE wit
 _DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything is emulated; below 1 faster.",
                                lower_bound=0.01)
 _SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors are emulated.", lower_bound=1)
-_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Of a node's link as it is, in each direction; that of "
-                                "scripts/benchmarks/emulated_cluster.py, or what is measured, by default.")
-_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "As of PoseidonStrategy, before shrinking.")
+_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's link, in each direction; that of "
+                                "scripts/benchmarks/emulated_cluster.py, or the measured one, by default.")
+_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
                                 "systems; a table says where they went.")
@@ -77,7 +76,7 @@ _JSON = flags.DEFINE_string("json", None, "File for the results.")
 
 @dataclasses.dataclass
 class Measured:
-    """What was measured of one system: seconds of its steps, and bytes of a rank in one of them."""
+    """The measurements of one system: seconds of its steps, and bytes of a rank per step."""
 
     seconds: list = dataclasses.field(default_factory=list)
     payload: list = dataclasses.field(default_factory=list)
@@ -85,7 +84,7 @@ class Measured:
 
 
 def check_flags(names):
-    """Refuses what cannot be measured."""
+    """Refuses flags that cannot be measured."""
     for name in names:
         if name not in systems_lib.NAMES:
             raise app.UsageError(f"--system has '{name}', expected some of {', '.join(systems_lib.NAMES)}.")
@@ -94,7 +93,7 @@ def check_flags(names):
         raise app.UsageError(f"--compute={_COMPUTE.value}, expected real or emulated:PROFILE with one of "
                              f"{', '.join(profiles.PROFILES)}.")
     if kind == "real" and (_DILATION.value, _SHRINK.value) != (1, 1):
-        raise app.UsageError("--dilation and --shrink change what is emulated, but --compute=real; use "
+        raise app.UsageError("--dilation and --shrink change an emulation, but --compute=real; use "
                              "--compute=emulated:PROFILE.")
     missing = [name for name in names if name.startswith("horovod") and "horovod" not in peers.names()]
     if missing:
@@ -115,19 +114,19 @@ def check_flags(names):
 
 
 def _unwritable():
-    """Returns why a file of the flags cannot be written, now and not after everything was measured."""
+    """Returns why a file of the flags cannot be written: before everything is measured, not after."""
     for flag in (_JSON, _TIMELINE):
         try:
             if flag.value:
                 open(flag.value, "ab").close()
         except OSError as error:
             return (f"--{flag.name}={flag.value} cannot be written ({error.strerror}), expected a file in a "
-                    "directory that is there; choose another.")
+                    "directory that exists; choose another.")
     return ""
 
 
 def _is_mpi():
-    """Returns whether this is a job of MPI, and not of Horovod's launcher."""
+    """Returns whether MPI started this job, not Horovod's launcher."""
     return engines.launch().engine == engines.DEFAULT
 
 
@@ -136,17 +135,17 @@ def _is_ours(name):
 
 
 def _counts(name):
-    """Returns whether our runtime counts the bytes of a system: those that travel by it."""
+    """Returns whether our runtime carries, and so counts, the bytes of a system."""
     return _is_ours(name) and not runtime.engine().writer.has_to_agree
 
 
 def main(_):
-    logging.set_verbosity(logging.WARNING)  # TensorFlow's strategies tell much of themselves
+    logging.set_verbosity(logging.WARNING)  # TensorFlow's strategies log a lot
     names = [systems_lib.SINGLE, *(n for n in dict.fromkeys(_SYSTEMS.value) if n != systems_lib.SINGLE)]
     check_flags(names)
-    # More than there are cores: who waits for an accelerator keeps a thread.
+    # More than cores: an op that waits for an accelerator occupies a thread.
     tf.config.threading.set_inter_op_parallelism_threads(max(8, os.cpu_count()))
-    # In this order: TensorFlow's server has to be there before anything else uses TensorFlow.
+    # In this order: TensorFlow's server must be started before anything else uses TensorFlow.
     start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
@@ -155,7 +154,7 @@ def main(_):
                                          ranks_per_node=_RANKS_PER_NODE.value)
     communicator = runtime.communicator()
     if communicator is None:
-        raise SystemExit("This is one process alone, expected some that exchange gradients; start it with "
+        raise SystemExit("This is a single process, expected several that exchange gradients; start it with "
                          "mpiexec -n 2 or more.")
     if not _is_mpi():
         libraries["horovod"] = importlib.import_module("horovod.tensorflow")  # which the strategy has started
@@ -185,7 +184,7 @@ def _cluster():
 
 
 def _replicas(rows, strategy):
-    """Returns what makes a replica of the model, and the emulated model if there is one."""
+    """Returns a function that makes a replica of the model, and the emulated model or None."""
     ranks = strategy.num_replicas_in_sync
     _, _, profile = _COMPUTE.value.partition(":")
     if not profile:
@@ -198,7 +197,7 @@ def _replicas(rows, strategy):
 
 
 def verify(systems, communicator):
-    """Lets all systems make one more step and compares them; they have made one already."""
+    """Runs one more step of all systems and compares them; they have run one already."""
     trained = [system for system in systems.values() if system.name != systems_lib.SINGLE]
     for system in trained:
         system.replica.check(system.step(), system.plan, communicator, trained[0].replica)
@@ -222,7 +221,7 @@ def measure(systems, communicator):
 
 
 def _told(rounds, tells):
-    """Yields the rounds; says how far they are, as a bar or, where mpiexec passes output on, in lines."""
+    """Yields the rounds; shows progress as a bar or, where mpiexec passes output on, in lines."""
     console = rich.console.Console(stderr=True, quiet=not tells)
     if console.is_terminal:
         yield from rich.progress.track(rounds, "rounds", console=console, transient=True)
@@ -235,7 +234,7 @@ def _told(rounds, tells):
 
 
 def _seconds(communicator, step):
-    """Returns how long it takes until all ranks have made the steps of a measurement."""
+    """Returns how long all ranks take for the steps of a measurement."""
     _wait_for_all(communicator)
     begin = time.perf_counter()
     for _ in range(_STEPS.value):
@@ -245,33 +244,33 @@ def _seconds(communicator, step):
 
 
 def _wait_for_all(communicator):
-    """Returns when this rank's GPUs have nothing more to do, and all ranks are here."""
+    """Waits until this rank's GPUs are idle, and all ranks have come here."""
     _wait_for_gpus()
     communicator.sum("barrier", np.zeros(1, np.float32))
 
 
 def _wait_for_gpus():
-    # Not tf.test.experimental.sync_devices, which wants to reach those of other hosts beside mwms, too.
+    # Not tf.test.experimental.sync_devices, which beside mwms tries to reach those of other hosts, too.
     for i in range(len(tf.config.list_physical_devices("GPU"))):
         with tf.device(f"GPU:{i}"):
             tf.raw_ops.SyncDevice()
 
 
 def _payload_bytes(communicator):
-    """Returns the payload that this rank has sent and received by our runtime."""
+    """Returns the payload bytes that this rank has sent and received through our runtime."""
     return sum(counts["sent_bytes"] + counts["received_bytes"]
                for site, counts in communicator.statistics()["sites"].items() if site != "barrier")
 
 
 def _bytes_on_links():
-    """Returns the bytes that have passed this host's network interfaces, but for its loopback."""
+    """Returns the bytes that have passed this host's network interfaces, except its loopback."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
     fields = [line.replace(":", " ").split() for line in lines]
     return sum(int(f[1]) + int(f[9]) for f in fields if f[0] != "lo")
 
 
 def timeline(systems, strategy):
-    """Records steps of the first of our systems; returns where they went, as text."""
+    """Records steps of the first of our systems; returns the table of where their time went."""
     ours = next(system for system in systems.values() if _is_ours(system.name))
     with strategy.timeline(_TIMELINE.value) as recording:
         for _ in range(_STEPS.value * 5):
@@ -280,13 +279,13 @@ def timeline(systems, strategy):
 
 
 def factors_of(plan):
-    """Returns the `planning.Factors` that are sent."""
+    """Returns the `planning.Factors` that the plan sends."""
     return [site.factors for site, d in zip(plan.sites, plan.decisions)
             if d.scheme == "sfb" and not d.leader]
 
 
 def extra_rebuild(factors, cluster, emulated, communicator):
-    """Returns the seconds by which products of all ranks' rows take longer than those of this rank's own."""
+    """Returns how many seconds longer the products of all ranks' rows take than those of this rank's."""
     if emulated or not factors:
         return sum(2 * f.k * f.m * f.n * (cluster.workers - 1) for f in factors) / (cluster.gflops * 1e9)
 

@@ -1,4 +1,4 @@
-"""Makes several hosts of one Linux machine, with links of a given rate, and runs a command on them.
+"""Emulates several hosts on one Linux machine, with links of a given rate, and runs a command on them.
 
     sudo env "PATH=$PATH" python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
         python scripts/benchmarks/bench_sync.py
@@ -6,27 +6,27 @@
 Each host is a network namespace with one interface, eth0; all are connected by a switch, a bridge
 in a namespace of its own. So nothing in the machine's own network changes, and several clusters can
 run at a time. The bytes that passed each host's eth0 and the wall time go to stderr. The hosts
-share the machine's cores: the bytes are those of a real cluster, the times only where the links are
-what is waited for. Rates can differ, as in --gbps=1,1,0.1,1.
+share the machine's cores: the bytes are those of a real cluster; the times are too, as long as the
+links are the bottleneck. Rates can differ, as in --gbps=1,1,0.1,1.
 
-Links can lose packets (--loss). These then have 1500 bytes at most, as those of a card, and not
-some 15 kB: 2 cores may not send them at 1 Gbit/s. So compare with --loss=1e-6, not with no loss.
+Links can drop packets (--loss). Packets then have at most 1500 bytes, as on a real card, instead of
+some 15 kB, and 2 cores may not reach 1 Gbit/s with them. So compare with --loss=1e-6, not with no loss.
 
 The command is started by a launcher, which also gives the exit status:
 
     --peers            the command is a program                  started by
     (none)             of MPI                                    mpiexec
     --peers=horovod    of Horovod, over Gloo                     horovodrun, if it is installed
-    --peers=mwms       of tf.distribute's                        mpiexec, of which it sees nothing:
-                       MultiWorkerMirroredStrategy               TF_CONFIG says who all workers are
+    --peers=mwms       of tf.distribute's                        mpiexec, hidden from the program:
+                       MultiWorkerMirroredStrategy               TF_CONFIG lists all workers
 
-horovodrun takes several seconds to start a command, and its status is 1 for any failure.
+horovodrun takes several seconds to start a command, and its exit status is 1 for any failure.
 
 Processes on the hosts find the rate of the slowest link, in Gbit/s, in the environment variable
 TF_POSEIDON_EMULATED_GBPS.
 
-At its end, also after SIGINT, SIGTERM or SIGHUP, whatever was made is removed, and processes left
-on the hosts are ended. What one killed by SIGKILL leaves is removed when the next one starts.
+At its end, also after SIGINT, SIGTERM or SIGHUP, it removes everything that it made, and ends the
+processes left on the hosts. The next start removes what a cluster killed by SIGKILL has left.
 """
 
 import contextlib
@@ -50,31 +50,31 @@ import rich.table
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
 _SWITCH_ADDRESS = "10.0.0.254"
-_FIRST_PORT = 2222  # of tf.distribute's workers; below those that the kernel gives away
+_FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
 
-# For horovodrun and mpiexec, which give a host's name and a line for a shell, as to ssh and rsh. It
-# does not become the line's shell by `exec`: horovodrun ends the children of what it has started.
+# For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
+# `exec` the line's shell: horovodrun ends the children of what it has started.
 _SSH = """#!/bin/sh
 host=
 while :; do
   case "$1" in
-    -*) shift 2 ;;  # horovodrun's, before and after the host; each has a value
+    -*) shift 2 ;;  # options of horovodrun, before and after the host; each has a value
     *) [ -z "$host" ] || break; host="$1"; shift ;;
   esac
 done
 ip netns exec "%s$host" sh -c "$*"
 """
-# Starts a worker of tf.distribute in a job of mpiexec's, given all of its TF_CONFIG but the end.
+# Starts a worker of tf.distribute in a job of mpiexec, given its TF_CONFIG except the end.
 _WORKER = """TF_CONFIG="$1$PMI_RANK}}"; shift; export TF_CONFIG
-unset PMI_RANK PMI_SIZE PMI_FD  # or the program, too, could take it for a job of MPI
+unset PMI_RANK PMI_SIZE PMI_FD  # or the program could take it for an MPI job
 exec "$@"
 """
 
 
 def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
-    """Returns what `command` prints, given `text`; exits with a sentence when it fails.
+    """Returns what `command` prints, given `text`; exits with a message when it fails.
 
-    `needs` says what in the kernel makes it possible.
+    `needs` names the kernel feature that the command needs.
     """
     # In a session of its own, so that Ctrl-C in the terminal does not end it half-way.
     done = subprocess.run(command, input=text, capture_output=True, text=True,
@@ -87,12 +87,12 @@ def _call(*command, text="", needs="network namespaces, veth, bridge and tbf"):
 
 
 def _ip(namespace, *lines):
-    """Gives lines to `ip` in a namespace."""
+    """Runs lines of commands by `ip` in a namespace."""
     _call("ip", "-n", namespace, "-batch", "-", text="\n".join(lines))
 
 
 def _rates(gbps, hosts):
-    """Returns the rate of each host, Gbit/s, given those of `--gbps`."""
+    """Returns the rate of each host, Gbit/s, from the value of `--gbps`."""
     given = gbps if isinstance(gbps, (list, tuple)) else [gbps]
     said = f"--gbps={','.join(map(str, given))}"
     try:
@@ -130,7 +130,7 @@ def _end_processes(namespace):
 
 
 def _remove(is_ours):
-    """Removes everything that clusters made whose pid `is_ours`; their interfaces go with it."""
+    """Removes all namespaces of clusters whose pid `is_ours`, and with them their interfaces."""
     for path in (*_NAMES.glob("poseidon-*"), *_NETNS.glob("poseidon-*")):
         match = re.fullmatch(r"poseidon-(\d+)-(switch|launch|host\d+)", path.name)
         if not match or not is_ours(int(match[1])):
@@ -147,10 +147,10 @@ def _remove(is_ours):
 
 
 class EmulatedCluster:
-    """Hosts with shaped links, for the time of a `with` statement.
+    """Hosts with shaped links, for the duration of a `with` statement.
 
     SIGINT, SIGTERM and SIGHUP end the running job, and `run` or the end of the `with` statement
-    then raises SystemExit. They never interrupt the making and removing of the hosts.
+    then raises SystemExit. They never interrupt setup or removal of the hosts.
 
     Attributes:
         gbps: The rates of their links.
@@ -164,12 +164,12 @@ class EmulatedCluster:
 
         Args:
             hosts: Number of hosts.
-            gbps: The rate of the hosts' links in each direction, Gbit/s, or a list of one for each.
+            gbps: The rate of the hosts' links in each direction, Gbit/s, or a list with one rate per host.
             delay_us: Extra delay of each link in each direction, µs.
-            loss_percent: How many of 100 packets each link loses, in each direction, at random.
+            loss_percent: Percentage of packets that each link drops, in each direction, at random.
 
         Raises:
-            SystemExit: If these are no rates.
+            SystemExit: If these are not rates.
         """
         self.gbps = _rates(gbps, hosts)
         self.names = [f"host{h}" for h in range(hosts)]
@@ -185,8 +185,8 @@ class EmulatedCluster:
 
     def __enter__(self):
         if os.geteuid():
-            raise SystemExit(f"The user id is {os.geteuid()}, but network namespaces are made by "
-                             "root (0) only: run this with sudo.")
+            raise SystemExit(f"The user id is {os.geteuid()}, but only root (0) can make "
+                             "network namespaces: run this with sudo.")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 raise SystemExit(f"The program {tool} is in none of the directories of PATH, "
@@ -196,7 +196,7 @@ class EmulatedCluster:
                                          signal.SIGALRM)
                           if signal.getsignal(number) != signal.SIG_IGN}  # as nohup wants it
         try:
-            # With our own pid there is only what a killed one of the same pid has left.
+            # Anything under our own pid was left by a killed cluster with the same pid.
             _remove(lambda pid: pid == os.getpid() or not os.path.exists(f"/proc/{pid}"))
             self._make()
         except BaseException:
@@ -212,7 +212,7 @@ class EmulatedCluster:
         self._exit_if_signalled()
 
     def _make(self):
-        # Without addrgenmode IPv6's own messages would be counted. The bridge is eth0, too, because
+        # Without addrgenmode, IPv6's own messages would be counted. The bridge is called eth0, too, because
         # horovodrun looks for its own address at the interface that it names to all hosts.
         _call("ip", "netns", "add", self._switch)
         _ip(self._switch, "link add name eth0 type bridge",
@@ -226,16 +226,16 @@ class EmulatedCluster:
                 f"link set dev {name} addrgenmode none master eth0")
             _ip(namespace, "link set dev eth0 addrgenmode none", "link set dev lo up",
                 f"address add {address}/24 dev eth0")
-            # Each end shapes what it sends: the host's what the host sends, the switch's what the
+            # Each end shapes what it sends: the host's end what the host sends, the switch's end what the
             # host receives.
             for end in ((namespace, "eth0"), (self._switch, name)):
                 self._shape(*end, gbps * 1e9 / 8)
                 if self._loss_percent:
                     self._lose(*end)
             self._write_hosts(namespace, address)
-            # TCP's control as nearly every cluster has it. BBR, the default of some kernels, is made for the
-            # Internet: it rests for 200 ms now and then, to see how long a packet takes. By the route, since
-            # a namespace's default may not be one that its machine does not use.
+            # Cubic, the congestion control of nearly every cluster. BBR, the default of some kernels, is made for
+            # the Internet: it pauses for 200 ms now and then, to measure the round trip. Set by the route, since
+            # a namespace's default must be one that its machine uses.
             _ip(namespace, f"route change 10.0.0.0/24 dev eth0 proto kernel scope link src {address} "
                 "congctl cubic")
         # Not in /tmp, where files may not be executable.
@@ -246,11 +246,11 @@ class EmulatedCluster:
 
     def _shape(self, namespace, interface, bytes_per_s):
         """Limits what an interface sends."""
-        # A burst passes at once, so a large one lets small messages pass for nothing; a small one
-        # costs throughput when the timer is late. tbf cuts packets larger than the burst, slowly:
-        # TCP is told to hand over smaller ones. Of what waits, 10 ms are kept and the rest is lost, as in
-        # a switch: more would let small messages wait behind large ones, with less the last packets of many
-        # hosts are lost, which TCP sees after 200 ms.
+        # A burst passes at once, so with a large one small messages cost nothing; a small one costs throughput
+        # when the timer is late. tbf splits packets larger than the burst, slowly: TCP is told to hand over
+        # smaller ones. The queue holds 10 ms and drops the rest, as in a switch: with a longer queue, small
+        # messages would wait behind large ones; with a shorter one, the last packets of many hosts are dropped,
+        # which TCP notices after 200 ms.
         burst = max(8000, int(bytes_per_s * 1e-3))
         _ip(namespace, f"link set dev {interface} gso_max_size {min(burst // 2, 65536)} up")
         add = f"tc -n {namespace} qdisc add dev {interface}"
@@ -258,13 +258,13 @@ class EmulatedCluster:
               f"burst {burst} latency 10ms".split())
         if self._delay_us:
             _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
-                  needs="netem, its module sch_netem, or leave out --delay_us")
+                  needs="netem, its module sch_netem, or omit --delay_us")
 
     def _lose(self, namespace, interface):
-        """Loses some of what arrives at an interface."""
-        # A program of the old BPF, which needs no compiler: a random number of 32 bits is loaded,
-        # and compared; smaller ones return 2, TC_ACT_SHOT, others 0, TC_ACT_OK. netem would do it
-        # too, but some kernels have none, and iptables does not see what passes a bridge.
+        """Drops some of the packets that arrive at an interface."""
+        # A classic BPF program, which needs no compiler: it loads a random number of 32 bits, and returns 2,
+        # TC_ACT_SHOT, for smaller ones than a limit, else 0, TC_ACT_OK. netem would do it too, but some
+        # kernels do not have it, and iptables does not see what passes a bridge.
         smaller = int(self._loss_percent / 100 * 2**32)
         program = f"4,32 0 0 4294963256,53 1 0 {smaller},6 0 0 2,6 0 0 0"
         # TCP must not hand over packets larger than those of a card, which would be lost whole.
@@ -273,7 +273,7 @@ class EmulatedCluster:
                      f"filter add dev {interface} ingress bpf direct-action bytecode"):
             extra = [program] if line.endswith("bytecode") else []
             _call("tc", "-n", namespace, *line.split(), *extra,
-                  needs="ingress and bpf, its modules sch_ingress and cls_bpf, or leave out --loss")
+                  needs="ingress and bpf, its modules sch_ingress and cls_bpf, or omit --loss")
 
     def _write_hosts(self, namespace, own_address):
         lines = ["127.0.0.1 localhost", f"{own_address} {socket.gethostname()}",
@@ -285,8 +285,7 @@ class EmulatedCluster:
     def bytes(self):
         """Returns (sent, received) of each host since it was made.
 
-        Headers are included, but one only for each of the large packets of TCP, which a real card
-        would cut up.
+        Headers are included, but only one for each large packet of TCP, which a real card would split.
         """
         counts = []
         for namespace in self.namespaces:
@@ -300,18 +299,18 @@ class EmulatedCluster:
 
         Args:
             command: The program and its arguments.
-            ranks_per_host: How many processes run it on each host.
-            launcher: "mpiexec", "horovodrun" (over Gloo), or "mwms", which tells each process by
-                TF_CONFIG which worker of tf.distribute it is.
+            ranks_per_host: Number of processes on each host.
+            launcher: "mpiexec", "horovodrun" (over Gloo), or "mwms", which sets TF_CONFIG to tell each
+                process which worker of tf.distribute it is.
             **options: For subprocess.Popen, such as `stdout`.
 
         Raises:
-            SystemExit: If a signal has ended it, or had come before, or the launcher is missing.
+            SystemExit: If a signal has ended the job, or had come before, or the launcher is missing.
             ValueError: If there is no such launcher.
         """
         self._exit_if_signalled()
         start = self._start(launcher, ranks_per_host)
-        # Over the caller's: UCX would send through shared memory, past the links. Ranks of one host
+        # Overrides the caller's: UCX would send through shared memory, past the links. Ranks of one host
         # may use that; MPICH tells hosts apart by the names that mpiexec was given.
         environment = {**options.pop("env", os.environ), "MPIR_CVAR_CH4_NETMOD": "ofi",
                        "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0",
@@ -329,10 +328,10 @@ class EmulatedCluster:
         return status if status >= 0 else 128 - status
 
     def _start(self, launcher, ranks_per_host):
-        """Returns what starts a command on all hosts, from the switch."""
+        """Returns the command that starts a command on all hosts, from the switch."""
         ranks = ranks_per_host * len(self.names)
         if launcher == "horovodrun":
-            # Its cache, in the home directory, would take these hosts for the next cluster's.
+            # It would mistake these hosts for the next cluster's, by its cache in the home directory.
             return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
                     "--disable-cache", "--network-interfaces", "eth0", "-np", str(ranks),
                     "-H", ",".join(f"{name}:{ranks_per_host}" for name in self.names)]
@@ -351,10 +350,10 @@ class EmulatedCluster:
         return [*start, "sh", "-c", _WORKER, "sh", config.removesuffix("null}}")]
 
     def _on_signal(self, number, _):
-        """Ends the running job; it raises nothing, so that no clean-up is left half done."""
+        """Ends the running job; raises nothing, so that no clean-up remains half done."""
         if self._signal is None:
             self._signal = number
-            signal.alarm(5)  # for a job that stays
+            signal.alarm(5)  # for a job that does not end
             self._end_job(signal.SIGTERM)
         else:
             self._end_job(signal.SIGKILL)
@@ -401,13 +400,13 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    # Here, so that scripts that import this file can have flags of the same names.
+    # Defined here, so that scripts that import this file can have flags of the same names.
     flags.DEFINE_integer("hosts", 4, "Number of hosts.", lower_bound=1, upper_bound=250)
-    flags.DEFINE_list("gbps", "1", "Rate of the hosts' links in each direction, Gbit/s: one for "
+    flags.DEFINE_list("gbps", "1", "Rate of the hosts' links in each direction, Gbit/s: one rate for "
                       "all, or one for each host.")
     flags.DEFINE_integer("delay_us", 0, "Extra delay of each link in each direction, µs; "
                          "a message passes two links.", lower_bound=0)
-    flags.DEFINE_float("loss", 0.0, "Packets that each link loses in each direction, at random, "
+    flags.DEFINE_float("loss", 0.0, "Packets that each link drops in each direction, at random, "
                        "%; a message passes two links.", lower_bound=0, upper_bound=10)
     flags.DEFINE_integer("ranks_per_host", 1, "Ranks per host.", lower_bound=1)
     flags.DEFINE_enum("peers", None, ["horovod", "mwms"], "The library of the command, if not "

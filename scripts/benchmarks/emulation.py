@@ -1,12 +1,12 @@
-"""Training steps whose computing is emulated: it takes its time and no processor, what is sent is real.
+"""Training steps with emulated computing, which takes time but no processor; the exchanges are real.
 
-Gradients and factors of the right sizes pass the ops, the runtime and the network of every system, when an
-accelerator would have made them. What an accelerator does with them afterwards takes its time as well.
+Gradients and factors of the right sizes pass the ops, the runtime and the network of every system at the time at
+which an accelerator would have made them. What an accelerator does with them afterwards takes its time as well.
 
-Two ways to fit a cluster into a smaller one. Dilation D lets everything take D times as long, so that links
-of 1/D of the rate do (D. Gupta et al., "To infinity and beyond: time-warped network emulation", NSDI 2006).
-Shrinking by S divides the bytes of all tensors, and the rates of links, by S: a product of K, M and N
-becomes one of K, M and N over the root of S, so that factors and gradient shrink alike.
+There are two ways to fit a cluster into a smaller one. Dilation D makes everything take D times as long, so that
+links of 1/D of the rate suffice (D. Gupta et al., "To infinity and beyond: time-warped network emulation", NSDI
+2006). Shrinking by S divides the bytes of all tensors, and the rates of links, by S: in a product of K, M and N,
+each is divided by the root of S, so that factors and gradient shrink alike.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from tf_poseidon.ops import library
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedLayer:
-    """A layer, as it is emulated.
+    """An emulated layer.
 
     Attributes:
-        names, shapes: Of its variables.
-        seconds: Of its forward pass. The errors of its inputs take as long, and so does its gradient.
+        names, shapes: Those of its variables.
+        seconds: Time of its forward pass. The errors of its inputs take as long, and so does its gradient.
         rows: K, if its gradient is a product of factors; else None.
     """
 
@@ -39,7 +39,7 @@ class EmulatedLayer:
 
 
 class EmulatedModel:
-    """A model on an accelerator that exists only in thought.
+    """A model on a hypothetical accelerator.
 
     Attributes:
         operations_per_second: How fast it makes products of the (shrunk) factors.
@@ -47,7 +47,7 @@ class EmulatedModel:
     """
 
     def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0):
-        """Makes a model.
+        """Creates a model.
 
         Args:
             name: One of `zoo.MODELS`.
@@ -75,13 +75,13 @@ class EmulatedModel:
         self.operations_per_second = profile.gflops * 1e9 / (dilation * side**3)
 
     def variables(self, prefix):
-        """Returns what a strategy wants to know of the variables, named within `prefix`: there are none."""
+        """Returns stand-ins for the variables, with what a strategy needs to know; names begin with `prefix`."""
         return [types.SimpleNamespace(path=f"{prefix}/{name}", shape=tf.TensorShape(shape))
                 for layer in self._layers for name, shape in zip(layer.names, layer.shapes)]
 
     @property
     def values(self):
-        """What the gradient of each of `variables` holds: ones, and in the biases of products sums of them."""
+        """The elements of the gradients of `variables`: ones, and sums of ones for the biases of products."""
         return [layer.rows if layer.rows and len(shape) == 1 else 1
                 for layer in self._layers for shape in layer.shapes]
 
@@ -90,17 +90,17 @@ class EmulatedModel:
         return _within(site) in self._ready_seconds
 
     def ready_seconds(self, site):
-        """Returns when the gradient of a `planning.Site` is there, after the step's beginning, dilated."""
+        """Returns when the gradient of a `planning.Site` is ready: dilated seconds after the start of the step."""
         return self._ready_seconds[_within(site)]
 
     def gradients(self, with_products=False):
         """Returns a gradient for each variable, as backpropagation makes them.
 
         Args:
-            with_products: Whether those of factors are matrix products, for an `EmulatingPass` to find.
+            with_products: Whether gradients with factors are matrix products, for an `EmulatingPass` to find.
         """
         product = _matmul if with_products else self._product
-        # Nothing hangs together but by the token: what an accelerator does next.
+        # Only the token orders the ops: it stands for what the accelerator does next.
         token, = self._kernel([], sum(layer.seconds for layer in self._layers), [()])
         pending = 0.0
         results = []
@@ -126,7 +126,7 @@ class EmulatedModel:
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedPlanner(planning.Planner):
-    """Plans with the times of a model: its graph has no arithmetic to count.
+    """Plans with the times of an emulated model, since its graph has no arithmetic to count.
 
     Attributes:
         model: The `EmulatedModel`.
@@ -135,7 +135,7 @@ class EmulatedPlanner(planning.Planner):
     model: EmulatedModel | None = None
 
     def plan(self, sites, operations=None, exchanges=()):
-        if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's have names of their own
+        if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's sites have names of their own
             return super().plan(sites, exchanges=exchanges)
         per_second = self.cluster.gflops * 1e9
         timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site))
@@ -144,7 +144,7 @@ class EmulatedPlanner(planning.Planner):
 
 
 class EmulatingPass(grappler.GraphPass):
-    """The passes, after which products take their time and nothing else."""
+    """The passes, followed by one that replaces products by waits."""
 
     def rewrite(self, graph_def):
         rewritten = super().rewrite(graph_def)

@@ -1,6 +1,6 @@
 """Horovod over Gloo, and TensorFlow's own collectives, in a job that mpiexec has started: for comparison.
 
-Both have to be started before anything else uses TensorFlow.
+Both must be started before anything else uses TensorFlow.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def names():
 
 def start_tensorflow(comm):
     """Returns a MultiWorkerMirroredStrategy over the processes of an mpi4py communicator."""
-    with socket.create_server(("", 0)) as probe:  # a port that nobody listens at
+    with socket.create_server(("", 0)) as probe:  # a free port
         port = probe.getsockname()[1]
     workers = comm.allgather(f"{_address(comm)}:{port}")
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers},
@@ -32,7 +32,7 @@ def start_tensorflow(comm):
 
 
 def start_horovod(comm):
-    """Returns `horovod.tensorflow`, initialised over Gloo by what horovodrun would tell its processes."""
+    """Returns `horovod.tensorflow`, initialised over Gloo with the environment that horovodrun would set."""
     from horovod.runner.common.util import hosts
     from horovod.runner.gloo_run import create_run_env_vars
     from horovod.runner.gloo_run import create_slot_env_vars
@@ -55,7 +55,7 @@ def start_horovod(comm):
     with _set(environment):
         hvd.init()
         comm.Barrier()
-    hvd.rendezvous = server  # as long as Horovod
+    hvd.rendezvous = server  # lives as long as Horovod
     return hvd  # which can be shut down, and started again
 
 
@@ -70,7 +70,7 @@ def _address(comm):
     others = set(names) - {own_name}
     if not address.startswith("127.") or not others:
         return address
-    # Many hosts' own names mean their loopback to themselves: then, what another one would hear from.
+    # Many hosts resolve their own names to their loopback: then, the address that others would hear from.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((min(others), 9))  # sends nothing
         return probe.getsockname()[0]
@@ -78,7 +78,7 @@ def _address(comm):
 
 @contextlib.contextmanager
 def _set(environment):
-    """While environment variables have other values: they would tell everybody of a second launcher."""
+    """Sets environment variables for the duration of a block; left set, they would look like a second launcher."""
     before = dict(os.environ)
     os.environ.update({name: str(value) for name, value in environment.items()})
     try:

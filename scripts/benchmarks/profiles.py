@@ -1,7 +1,7 @@
-"""Accelerators, as the time that they take: for clusters whose computing is emulated or simulated.
+"""The speeds of accelerators, for clusters whose computing is emulated or simulated.
 
-A layer takes its share of a step by its additions and multiplications. Where the rate of a model is
-known it decides how long a step takes; otherwise the rate of arithmetic that others have reached.
+A layer takes its share of a step by its additions and multiplications. If the rate of a model is known, it
+gives the time of a step; otherwise the rate of arithmetic does that other models have reached.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ class Profile:
     """How fast an accelerator trains.
 
     Attributes:
-        name: How people call it.
-        gflops: What it computes in models without a rate, and the products that make gradients of
-            factors with, in 10^9 additions and multiplications per second.
-        images_per_s: Rows of the batch per second, by model, of training on one of it alone.
-        source: Where the numbers are from.
+        name: Its common name.
+        gflops: Its rate of arithmetic in models without a rate, and in the products that rebuild gradients
+            from factors, in 10^9 additions and multiplications per second.
+        images_per_s: Rows of the batch per second, by model, when a single one trains alone.
+        source: Where the numbers come from.
     """
 
     name: str

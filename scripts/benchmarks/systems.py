@@ -1,12 +1,12 @@
-"""The systems of a benchmark: ways to train the same model on several ranks, each with a step of its own.
+"""The systems of a benchmark: ways to train the same model on several ranks, each with its own step.
 
 poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over
-Gloo with one HorovodAllreduce for each gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for
-all, as MultiWorkerMirroredStrategy lays them end to end. With "+merge" ours let small messages wait for each
+Gloo with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for all
+gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small messages of ours wait for each
 other; with "+enable" the other two exchange factors as after poseidon.enable(). single exchanges nothing.
 
-Of models with batch normalization ours alone also average the moving statistics over all ranks, as Keras' `fit`
-does under PoseidonStrategy: some messages more in each step.
+For models with batch normalisation, only ours also average the moving statistics over all ranks, as Keras' `fit`
+does under PoseidonStrategy: some more messages in each step.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class System:
 
     Attributes:
         name: One of `NAMES`.
-        step: Makes a step; returns what `check` of its work takes.
+        step: Runs a step; returns the argument of the `check` of its replica.
         replica: The model that it trains.
         plan: The `planning.Plan` that it follows, None if it has none.
     """
@@ -53,13 +53,13 @@ class RealReplica:
     """A Keras model, and a batch of random rows.
 
     Args:
-        system: What the names of its variables begin with.
+        system: Prefix of the names of its variables.
         name: One of `zoo.MODELS`.
-        batch_size, rank, ranks: Rows of each rank, which rank this is, and how many there are.
-        initial: The weights that all replicas begin with, as a list that the first one fills.
+        batch_size, rank, ranks: Rows of each rank, this rank's number, and the number of ranks.
+        initial: The initial weights of all replicas, a list that the first replica fills.
     """
 
-    # Of how variables have moved, what systems may differ by: they add gradients up in other orders.
+    # Allowed difference between systems, relative to the change of a variable: they sum in different orders.
     _TOLERANCE = 0.01
 
     def __init__(self, system, name, batch_size, rank, ranks, initial):
@@ -67,7 +67,7 @@ class RealReplica:
         described = zoo.MODELS[name]
         with keras.name_scope(system):
             self._model = described.build()
-        # Adam's steps would make one of what is nearly zero: what was added in another order.
+        # Adam would amplify rounding: its steps turn values that are nearly zero into steps of full size.
         self._optimizer = keras.optimizers.SGD(0.01)
         self._optimizer.build(self._model.trainable_variables)
         if not initial:
@@ -84,7 +84,7 @@ class RealReplica:
         return self._model.trainable_variables
 
     def gradients(self, with_products=True):
-        """Returns the gradients of this rank's part of the mean loss of all."""
+        """Returns the gradients of this rank's part of the mean loss over all ranks."""
         del with_products  # they always are
         with tf.GradientTape() as tape:
             losses = keras.losses.sparse_categorical_crossentropy(
@@ -96,23 +96,23 @@ class RealReplica:
         """Returns the passes for its step, planning with what `planning.Planner` takes.
 
         Args:
-            *planned: As of `planning.Planner`.
+            *planned: Same as in `planning.Planner`.
             **options: Same as in `session.RewriteSession`.
         """
         return grappler.GraphPass(session.RewriteSession(planning.Planner(*planned), **options))
 
     def synchronize(self, gradients, strategy):
-        """Returns gradients as they are: in a strategy's step, the optimizer synchronises them."""
+        """Returns gradients unchanged: in a strategy's step, the optimizer synchronises them."""
         del strategy
         return gradients
 
     def apply(self, gradients):
-        """Trains by gradients that are synchronised; returns nothing that matters."""
+        """Trains with synchronised gradients; its result is not used."""
         self._optimizer.apply(gradients, self.variables)
         return tf.constant(0)
 
     def check(self, result, plan, communicator, reference):
-        """Raises AssertionError unless weights are those of all ranks, and have moved as the reference's."""
+        """Raises AssertionError unless weights are equal on all ranks, and have moved like the reference's."""
         del result, plan
         moves = [(mine.numpy().astype(np.float64) - first, other.numpy().astype(np.float64) - first)
                  for mine, other, first in zip(self.variables, reference.variables, self._initial, strict=True)]
@@ -125,7 +125,7 @@ class RealReplica:
             np.testing.assert_array_equal(
                 value, communicator.broadcast(f"verify/{variable.path}", value),
                 f"{variable.path} differs between ranks")
-            # Gradients that would be 0 but for rounding, as of biases before a normalization, are noise.
+            # Gradients that are 0 except for rounding, like those of biases before a normalisation, are noise.
             noise = 1e-4 * np.sqrt(mean_square * first.size) + 2.0**-22 * np.linalg.norm(first)
             difference, allowed = np.linalg.norm(mine - theirs), self._TOLERANCE * np.linalg.norm(theirs) + noise
             if not difference <= allowed:
@@ -135,7 +135,7 @@ class RealReplica:
 
 
 class EmulatedReplica:
-    """A model that is only emulated, see emulation.py."""
+    """An emulated model, see emulation.py."""
 
     def __init__(self, system, model, ranks):
         self._model = model
@@ -144,7 +144,7 @@ class EmulatedReplica:
         self.gradients = model.gradients
 
     def graph_pass(self, *planned, **options):
-        """Returns the passes for its step; arguments as of `RealReplica.graph_pass`."""
+        """Same as `RealReplica.graph_pass`."""
         planner = emulation.EmulatedPlanner(*planned, model=self._model)
         return emulation.EmulatingPass(session.RewriteSession(planner, **options))
 
@@ -153,15 +153,15 @@ class EmulatedReplica:
         return strategy.synchronize(gradients, self.variables)
 
     def apply(self, gradients):
-        """Waits for all gradients; returns the least and the largest of each, of one in 4 KiB."""
+        """Waits for all gradients; returns the minimum and maximum of each, sampled every 4 KiB."""
         samples = [tf.reshape(gradient, [-1])[::1024] for gradient in gradients]
         return tf.stack([[tf.reduce_min(sample), tf.reduce_max(sample)] for sample in samples])
 
     def check(self, result, plan, communicator, reference):
         """Raises AssertionError unless all gradients were summed over all ranks.
 
-        Products of all ranks' factors are ones, of which as many are expected as the plan has; the op that
-        stands for them has seen to it that all rows were there.
+        Products of all ranks' factors are ones, and as many are expected as the plan has; the op that stands for
+        them has checked that all rows were there.
         """
         del communicator, reference
         expected_products = sum(d.scheme == "sfb" and not d.leader for d in plan.decisions) if plan else 0
@@ -179,18 +179,18 @@ class EmulatedReplica:
 
 
 def make(names, make_replica, cluster, strategy, libraries):
-    """Returns the `System`s by name; each of them has made one step.
+    """Returns the `System`s by name; each has run one step.
 
     Args:
         names: Some of `NAMES`.
-        make_replica: Makes a replica of the model for a system, given what the names of its variables
-            begin with. Sites have names of their own: one that other functions exchange otherwise, in
-            between, travels dense at first.
+        make_replica: Makes a replica of the model for a system, given the prefix of the names of its
+            variables. Every system has its own names of sites: a site that another function exchanges
+            differently in between travels dense at first.
         cluster: The `planning.Cluster`.
         strategy: The `PoseidonStrategy`.
         libraries: Horovod and TensorFlow's strategy, by the names in `PEERS`.
     """
-    # All models first: setting a seed lets TensorFlow optimize all functions anew.
+    # All models first: setting a seed makes TensorFlow optimize all functions again.
     replicas = {}
     for name in names:
         with strategy.scope() if name.partition("+")[0] in POLICIES else contextlib.nullcontext():
@@ -251,7 +251,7 @@ def _horovod_sum(hvd):
 
 def _tensorflow_sum(mirrored):
     def reduce(gradients):
-        def replica():  # which wants tensors that were made on its device
+        def replica():  # it requires tensors that were made on its device
             context = tf.distribute.get_replica_context()
             return context.all_reduce("SUM", [tf.identity(g) for g in gradients])
         return mirrored.run(replica)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: how times are summed up."""
+"""Summaries of times, for all benchmarks."""
 
 import statistics
 

@@ -1,8 +1,8 @@
-"""The models of the benchmarks: as Keras models, and as what their training computes and sends.
+"""The models of the benchmarks: as Keras models, and as the arithmetic and gradients of their training.
 
 Those of the paper (H. Zhang et al., USENIX ATC 2017, table 3), ResNet-50, a network of dense layers, and
-BERT-base's head that predicts masked words. They end in logits. Those that Keras has are as Keras has them:
-Inception-V3 with 23.8 million parameters, where the paper says 27.
+BERT-base's head that predicts masked words. They end in logits. Models that Keras provides are Keras' own:
+Inception-V3 has 23.8 million parameters, where the paper says 27.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Model:
         build: Returns the Keras model, without a softmax at its end.
         batch_size: Rows on each worker: the paper's, where it has the model.
         inputs: Shape of a row.
-        classes: Numbers of a row's logits.
+        classes: Number of logits per row.
     """
 
     build: object
@@ -92,7 +92,7 @@ _MASKED = 20  # of 128 words, 15 %, are predicted
 
 
 def _bert_base_head():
-    """What predicts masked words from BERT-base's states (J. Devlin et al., NAACL 2019), weights not tied."""
+    """The head that predicts masked words from BERT-base's states (J. Devlin et al., NAACL 2019), weights not tied."""
     return keras.Sequential([
         keras.Input((_MASKED, 768)), layers.Dense(768, "gelu"), layers.LayerNormalization(),
         layers.Dense(_WORDS)])
@@ -113,14 +113,14 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer with weights, as far as it matters to how its gradients travel.
+    """A layer with weights: what determines how its gradients travel.
 
     Attributes:
         name: Its name.
         weights: (name, shape) of its trainable variables.
-        operations: Additions and multiplications of its forward pass for one row of the batch. The errors
-            of its inputs take as many, and so does the gradient of its kernel.
-        rows: Rows of its factors for one row of the batch; None if its gradient is no product.
+        operations: Additions and multiplications of its forward pass per row of the batch. The errors of
+            its inputs take as many, and so does the gradient of its kernel.
+        rows: Rows of its factors per row of the batch; None if its gradient is not a product.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Layer:
 @functools.cache
 def describe(name):
     """Returns the `Layer`s of a model in the order of its forward pass."""
-    # Within the scope variables have shapes, but no values: some models are large.
+    # In this scope variables have shapes, but no values: some models are large.
     with keras.StatelessScope(initialize_variables=False):
         model = MODELS[name].build()
     return tuple(_layer(layer) for layer in model.layers if layer.trainable_weights)
@@ -146,13 +146,13 @@ def _layer(layer):
     if isinstance(layer, layers.Conv2D):
         return Layer(layer.name, weights, 2 * positions * math.prod(layer.kernel.shape))
     if isinstance(layer, (layers.BatchNormalization, layers.LayerNormalization)):
-        return Layer(layer.name, weights, 0)  # some per element: nothing beside the products
+        return Layer(layer.name, weights, 0)  # some per element: negligible beside the products
     raise NotImplementedError(f"The layer '{layer.name}' is a {type(layer).__name__}, expected a dense, a "
                               "convolutional or a normalizing one: say here what its operations are.")
 
 
 def operations(name):
-    """Returns the additions and multiplications of a training step, for one row of the batch."""
+    """Returns the additions and multiplications of a training step per row of the batch."""
     described = describe(name)
     return 3 * sum(layer.operations for layer in described) - described[0].operations
 
@@ -160,8 +160,8 @@ def operations(name):
 def sites(name, batch_size, itemsize=4):
     """Returns the `planning.Site`s of a model's training step, in the order of its variables.
 
-    Their `operations` are those of a device that does one thing after the other: the forward pass, and
-    then for each layer, from the last to the first, its gradients before the errors of its inputs.
+    Their `operations` assume a device that works sequentially: the forward pass, and then for each layer, from the
+    last to the first, its gradients before the errors of its inputs.
     """
     described = describe(name)
     before = batch_size * sum(layer.operations for layer in described)

@@ -1,4 +1,4 @@
-"""The sections of the report: which points each has, and the facts that its texts are made of."""
+"""The sections of the report: the points of each, and the facts that its texts need."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def point_of(claim):
 
 
 def _alone(point):
-    """Returns how long all rows of a step would take one accelerator."""
+    """Returns how long one accelerator would take for all rows of a step."""
     return point.nodes * point.gpus * work_of(point.model, point.profile).seconds
 
 
@@ -62,7 +62,7 @@ def _one_rate():
     return _rate(_claim("scaling_caffe", "vgg19_22k", "wfbp", 8, "s"))
 
 
-# ---- facts: what reasons and texts are made of -------------------------------------------------
+# ---- facts for the reasons and texts -----------------------------------------------------------
 
 def _facts_caffe():
     at = functools.partial(_claim, "scaling_caffe", "vgg19_22k", unit="s")
@@ -110,7 +110,7 @@ def _facts_traffic():
 
 
 def _besides_largest(model, nodes):
-    """Returns the bytes that the server of the largest matrix has of all else, with Adam's exchange."""
+    """Returns the bytes of all other tensors on the server of the largest matrix, with Adam's exchange."""
     sites = sorted(work_of(model, "titan_x_tf").sites, key=lambda site: site.num_bytes)[:-1]
     return sum(s.num_bytes + s.factors.num_bytes if s.factors else
                cost.parameter_server(s.num_bytes, nodes, nodes) for s in sites)
@@ -137,7 +137,7 @@ def _facts_beyond():
 
 
 def largest_nodes(m, n, k):
-    """Returns the most nodes at which factors of a layer are no more bytes than a parameter server's."""
+    """Returns the largest number of nodes at which a layer's factors are no more bytes than its gradient's."""
     nodes = 2
     while cost.factor_broadcasting(4 * k * (m + n), nodes) <= cost.parameter_server(4 * m * n, nodes, nodes):
         nodes += 1
@@ -156,12 +156,12 @@ class Part:
     """A section of the report.
 
     Attributes:
-        title, about: Its heading, and what stands below.
-        profile: The accelerator, of profiles.PROFILES or "k80".
-        points: What its table has.
-        facts: Returns what texts need beyond.
-        cell: Text of a row in the table; the default is the speed-up.
-        legend: What the cells are.
+        title, about: Its heading, and the text below.
+        profile: The accelerator: a name in profiles.PROFILES, or "k80".
+        points: The points of its table.
+        facts: Returns the further facts of its texts.
+        cell: Returns the text of a point in the table; by default, the speed-up.
+        legend: The meaning of the cells.
     """
 
     title: str
@@ -178,7 +178,7 @@ _NODES = (1, 2, 4, 8, 16, 32)
 PARTS = {
     "scaling_caffe": Part(
         "Scaling with Caffe, 40 GbE",
-        "One Titan X on each node. The paper's points of VGG19-22K are timings of an author; those of the "
+        "One Titan X on each node. The paper's points for VGG19-22K are timings by an author; those of the "
         "other models are missing.", "titan_x",
         grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x",
              ("poseidon", "poseidon-paper", "wfbp", "ps"), _NODES), _facts_caffe),
@@ -189,7 +189,7 @@ PARTS = {
         grid(("inception_v3", "vgg19", "vgg19_22k", "resnet152"), "titan_x_tf",
              ("poseidon", "poseidon-paper", "wfbp", "tensorflow"), _NODES), _facts_tensorflow),
     "bandwidth": Part(
-        "Less bandwidth, Caffe", "The paper's curves are missing; what is left are these statements.",
+        "Less bandwidth, Caffe", "The paper's curves are missing; only these statements remain.",
         "titan_x",
         grid(("googlenet",), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5], (2, 5, 10))
         + grid(("vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp"), _NODES[1:5],
@@ -197,9 +197,10 @@ PARTS = {
         _facts_bandwidth),
     "stalls": Part(
         "How long accelerators wait, 8 nodes with TensorFlow, 40 GbE",
-        "All percentages of the paper are missing (M), so nothing is checked here. It says that with "
-        "Poseidon accelerators are busy most of the time, and with stock TensorFlow wait most of it (R). "
-        "With the latter ours wait less, as it scales further in a section above, for the same reason.",
+        "All percentages of the paper are missing (M), so nothing is checked here. The paper says that "
+        "accelerators are busy most of the time with Poseidon, and wait most of it with stock TensorFlow "
+        "(R). With the latter, ours wait less, for the same reason for which it scales further in a section "
+        "above.",
         "titan_x_tf",
         grid(("inception_v3", "vgg19", "vgg19_22k"), "titan_x_tf",
              ("tensorflow", "wfbp", "poseidon-paper", "poseidon"), (8,)),
@@ -207,35 +208,35 @@ PARTS = {
         legend="Share of a step in which an accelerator waits, and in which it rebuilds gradients."),
     "traffic": Part(
         "Bytes on the network with TensorFlow, 40 GbE",
-        "The heights of the paper's bars are missing (M). In their place stand those that its table 1 gives, "
-        "for 32 rows on each node. Bytes do not depend on the accelerator; the first table's are of the "
-        "Titan X with Caffe, of which there are emulated ones.", "titan_x_tf",
+        "The heights of the paper's bars are missing (M). They are replaced by those that its table 1 gives, for "
+        "32 rows on each node. Bytes do not depend on the accelerator; those of the first table are for the "
+        "Titan X with Caffe, which was also emulated.", "titan_x_tf",
         grid(("vgg19", "vgg19_22k", "inception_v3"), "titan_x_tf",
              ("wfbp", "adam", "poseidon-paper", "poseidon"), (8, 16, 32)), _facts_traffic,
         lambda row: f"{row['gb_mean']:.2f} / {row['gb_worst']:.2f}",
-        "Gb (10^9 bits) that a node sends plus receives in a step, mean / worst node: what is simulated is "
-        "counted, not estimated."),
+        "Gb (10^9 bits) that a node sends plus receives in a step, mean / worst node: the simulation "
+        "counts them, and does not estimate."),
     "gpus": Part(
         "Several accelerators in a node",
-        "Four Titan X in one node, and four nodes with 8 K80-class accelerators each. No profile is of a "
-        "K80; the one named k80 is a Titan X at half of its rate, by what both can compute at most (a "
-        "guess), and its nodes have 10 GbE, as such nodes of clouds had (a guess).", "titan_x",
+        "Four Titan X in one node, and four nodes with 8 K80-class accelerators each. There is no "
+        "profile of a K80; k80 is a Titan X at half of its rate, by the peak rates of both (a guess), and its "
+        "nodes have 10 GbE, as such nodes of clouds had (a guess).", "titan_x",
         grid(("googlenet", "vgg19", "vgg19_22k"), "titan_x", ("poseidon", "poseidon-paper", "wfbp", "ps"), (1,),
              gpus=(1, 2, 4))
         + grid(("googlenet", "vgg19"), "k80", ("poseidon", "poseidon-paper", "wfbp", "ps"), (4,), (10,), (8,)),
         _facts_gpus),
     "beyond": Part(
         "Beyond the paper: A100, up to 1024 nodes",
-        "Nothing here is measured. Horovod and MWMS are rings as the simulator knows them: fused buffers of "
-        "128 MiB, and one buffer of all gradients after backpropagation; libraries of GPUs also have trees, "
-        "which many nodes need. BERT-base's head is trained alone, so hardly anything is computed in a step, and "
-        "the network is all. A message takes its bytes and the latency, and nothing else: with 10 us of a link "
-        "for each, VGG19 over 100 Gbit/s takes {with_messages[poseidon]:.0f} ms with ours on 1024 nodes, "
+        "Nothing here is measured. Horovod and MWMS are rings as modelled by the simulator: fused buffers of "
+        "128 MiB, and one buffer of all gradients after backpropagation; GPU libraries also have trees, "
+        "which many nodes need. BERT-base's head is trained alone, so a step has hardly any arithmetic, and "
+        "the network dominates. A message costs its bytes and the latency, and nothing else: with 10 us of a "
+        "link for each, VGG19 over 100 Gbit/s takes {with_messages[poseidon]:.0f} ms with ours on 1024 nodes, "
         "{with_messages[horovod]:.0f} with Horovod and {with_messages[mwms]:.0f} with MWMS.", "a100",
         grid(("vgg19", "resnet50", "bert_base_head"), "a100",
              ("poseidon", "poseidon-paper", "wfbp", "horovod", "mwms"), (2, 8, 32, 128, 1024), (10, 25, 100)),
         _facts_beyond,
-        lambda row: f"{1e3 * row['step_s']:,.0f}", "Milliseconds of a step, simulated."),
+        lambda row: f"{1e3 * row['step_s']:,.0f}", "Milliseconds per step, simulated."),
 }
 
 

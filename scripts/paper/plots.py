@@ -21,7 +21,7 @@ def plot(data, directory):
         made, axes = pyplot.subplots(rows, columns, figsize=(width * columns, 3.4 * rows), squeeze=False)
         draw(axes)
         made.tight_layout()
-        # Without the version of matplotlib.
+        # Omits the version of matplotlib.
         made.savefig(directory / f"{file}.png", dpi=90, metadata={"Software": None})
         pyplot.close(made)
 
@@ -42,7 +42,7 @@ def plot(data, directory):
 
 
 def _curves(ax, rows, is_log):
-    """Draws speed-ups over nodes; the paper's as x, or + if they are no check, emulated ones as circles."""
+    """Draws speed-ups over nodes; the paper's as x, or + if they are not checked, emulated ones as circles."""
     rates = list(dict.fromkeys(r["gbps"] for r in rows))
     nodes = sorted({r["nodes"] for r in rows})
     ax.plot(nodes, nodes, ":", color="grey", label="linear")
@@ -65,7 +65,7 @@ def _curves(ax, rows, is_log):
 
 
 def _bars(ax, name, model, rows):
-    """Draws bars: of shares of a step, of the bytes of each node, or of speed-ups."""
+    """Draws bars: shares of a step, bytes per node, or speed-ups."""
     rows = [r for r in rows if r["model"] == model and (name != "traffic" or r["nodes"] == 8)]
     systems = list(dict.fromkeys(r["system"] for r in rows))
     ax.set_title(LABELS[model] + (", 8 nodes" if name != "gpus" else ""))
@@ -96,12 +96,12 @@ def _bars(ax, name, model, rows):
 
 
 def _offset(i, bars):
-    """Returns where the i-th of some bars is beside the middle of all."""
+    """Returns the offset of the i-th of some bars from their centre."""
     return 0.84 / len(bars) * (i - (len(bars) - 1) / 2)
 
 
 def _break_even(ax):
-    """Draws rows of all nodes together against the most for which a layer's factors are fewer bytes."""
+    """Draws the rows of all nodes together, and the limit up to which a layer's factors are fewer bytes."""
     nodes = [2 ** i for i in range(1, 11)]
     for k, dashes in ((8, ":"), (32, "-"), (128, "--")):
         ax.plot(nodes, [k * p for p in nodes], dashes, color="black", label=f"K = {k} rows on each")

@@ -1,4 +1,4 @@
-"""One step to be simulated, and what is stored of it: as it is simulated, and as it was emulated.
+"""One step to simulate, and its stored results: simulated and emulated.
 
 Emulated points are those of docs/results/emulated.json (bench_emulated.py), by model, accelerator, system, rate and
 nodes. Everything else is simulated at one setting, that of EFFICIENCY and LATENCY_US.
@@ -13,17 +13,17 @@ import inputs
 import simulation
 import transfers
 
-EFFICIENCY = 0.94  # what TCP's payload is of Ethernet with frames of 1500 bytes
+EFFICIENCY = 0.94  # share of TCP's payload on Ethernet with frames of 1500 bytes
 LATENCY_US = 50.0
-BUS_GBYTES_PER_S = 10.0  # PCI Express 3 with 16 lanes, as it is reached
-# What bench_emulated.py calls the systems of inputs.SYSTEMS.
+BUS_GBYTES_PER_S = 10.0  # PCI Express 3 with 16 lanes, the rate reached in practice
+# Names in bench_emulated.py of the systems of inputs.SYSTEMS.
 EMULATED_AS = {"poseidon": "poseidon", "poseidon-paper": "poseidon-paper", "wfbp": "poseidon-ps",
                "horovod": "horovod", "mwms": "mwms"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One step to be simulated; attributes as of `claims.Claim`, rates as told."""
+    """One step to simulate; attributes are the same as in `claims.Claim`, with nominal rates."""
 
     model: str
     profile: str
@@ -39,7 +39,7 @@ class Point:
 
 @functools.cache
 def _profile(name):
-    import profiles  # late, since they import Keras, which takes some seconds
+    import profiles  # imported late: they import Keras, which takes some seconds
     if name != "k80":
         return profiles.PROFILES[name]
     fast = profiles.PROFILES["titan_x"]
@@ -64,7 +64,7 @@ def simulate(point, gbps=None, bus=BUS_GBYTES_PER_S, copy=math.inf, message_us=0
 
 
 def measure(point, emulated=()):
-    """Returns what is stored of a point; `emulated` is the content of emulated.json."""
+    """Returns the stored results of a point; `emulated` is the content of emulated.json."""
     result, accelerators = simulate(point), point.nodes * point.gpus
     step, bits = result.step_seconds, [8e-9 * b for b in result.node_bytes]
     found = {"step_s": step, "speed_up": accelerators * result.compute_seconds / step,
@@ -80,7 +80,7 @@ def measure(point, emulated=()):
 
 
 def _schemes(point):
-    """Returns how the gradients of dense layers travel, None where that is not planned."""
+    """Returns how the gradients of dense layers travel, None if the system does not plan that."""
     if not point.system.startswith("poseidon") or point.nodes * point.gpus == 1:
         return None
     machines = inputs.Machines(point.nodes, EFFICIENCY * point.gbps, LATENCY_US, gpus_per_node=point.gpus)
@@ -89,7 +89,7 @@ def _schemes(point):
 
 
 def _emulated(point, runs):
-    """Returns the emulated step of a point, of the run that shrinks tensors least; None without one."""
+    """Returns the emulated step of a point, from the run that shrinks tensors least; None without one."""
     name = EMULATED_AS.get(point.system)
     fitting = [run for run in runs if point.gpus == 1 and name in run["run"]["systems"].split(",")
                and (point.model, point.profile, point.nodes, 1, point.gbps, None) == tuple(
@@ -103,7 +103,7 @@ def _emulated(point, runs):
 
 
 def rate_for(point, seconds, share=0.01, **options):
-    """Returns the rate of payload in Gbit/s at which a step takes so long, within a share of it."""
+    """Returns the payload rate in Gbit/s at which a step takes so long, within a relative tolerance."""
     low, high = 1.0, 100.0
     while high / low > 1 + share:
         middle = math.sqrt(low * high)

@@ -1,4 +1,4 @@
-"""The report on all parts, paper.md, which is made of what is stored of them alone."""
+"""The report on all parts, paper.md, made only from their stored results."""
 
 import json
 import math
@@ -11,20 +11,20 @@ from parts import PARTS
 from parts import point_of
 from points import Point
 
-_LITTLE = 0.15  # of the bytes: factors that save less are not worth their name
+_LITTLE = 0.15  # share of the bytes: factors that save less count as no saving
 
 
 def load(path):
     """Returns the content of a JSON file.
 
     Raises:
-        SystemExit: If it is none.
+        SystemExit: If it is not JSON.
     """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SystemExit(
-            f"The file '{path}' cannot be read ({error}), expected JSON: make it again.") from error
+            f"The file '{path}' cannot be read ({error}), expected JSON: compute it again.") from error
 
 
 def stored(out):
@@ -47,11 +47,11 @@ def ours(claim, data):
 
 
 def compare(claim, data):
-    """Returns (emulated, simulated, difference of the first that is there, text of the reason).
+    """Returns (emulated, simulated, difference of the first of these that exists, text of the reason).
 
     Raises:
-        SystemExit: If a claim that is checked differs by more than TOLERANCE without a reason, or a number
-            cannot be.
+        SystemExit: If a checked claim differs by more than TOLERANCE without a reason, or a number is
+            impossible.
     """
     emulated, simulated = ours(claim, data)
     value = simulated if emulated is None else emulated
@@ -126,7 +126,7 @@ def claims_table(name, data):
 
 
 def curves_table(name, data):
-    """Returns the lines of the table of a part's points: a row for each cluster, a column for each system."""
+    """Returns the lines of the table of a part's points: a row per cluster, a column per system."""
     part, groups = PARTS[name], {}
     for point in part.points:
         groups.setdefault((point.gbps, point.model, point.nodes, point.gpus), {})[point.system] = (
@@ -146,8 +146,8 @@ def curves_table(name, data):
     none = [f"{LABELS[model]} ({share:.0%})" for model, share in saved.items() if share < _LITTLE]
     lines = [
         f"{part.legend} *Saved*: bytes that factors save against WFBP. *Gain*: the shortest step of all systems "
-        "but this project's, divided by ours." + (f" No gain is expected of {', '.join(none)}: so little of the "
-                                                  "bytes do factors save at most." if none else ""), ""
+        "but this project's, divided by ours." + (f" No gain is expected for {', '.join(none)}: factors save at "
+                                                  "most this share of the bytes." if none else ""), ""
     ]
     for gbps, rows in sorted(tables.items()):
         lines += [f"Links of {gbps:g} Gbit/s:", ""] if len(tables) > 1 else []
@@ -156,7 +156,7 @@ def curves_table(name, data):
 
 
 def _best_other(found):
-    """Returns the shortest step of the rows, by system, that are not of this project."""
+    """Returns the shortest step of the systems other than this project; rows are by system."""
     return min(row["step_s"] for system, row in found.items() if not system.startswith("poseidon"))
 
 
@@ -173,7 +173,7 @@ def _worst_gain(parts):
 
 
 def rates_table(facts):
-    """Returns the lines of what one rate of all links would explain."""
+    """Returns the lines on what a single rate of all links would explain."""
     rows = []
     for row in facts["explained"]:
         claim = CLAIMS[row["claim"]]
@@ -182,7 +182,7 @@ def rates_table(facts):
                      f"{row['gbps']:.1f}" if row["gbps"] else "", f"{row['one_rate']:.2f}"])
     header = ["what", "nodes at Gbit/s", "paper", "grade", "ours", "rate it needs", "ours at one rate"]
     text = claims.RATES.format(**facts)
-    return ["### What single rate explains WFBP", "", text, "", *_lines(header, rows)]
+    return ["### Which single rate explains WFBP", "", text, "", *_lines(header, rows)]
 
 
 def summary(parts):
@@ -198,8 +198,8 @@ def summary(parts):
     emulation = "All are simulated: docs/results/emulated.json has none of these points yet."
     if ratios:
         emulation = (f"{len(ratios)} points are emulated too; their steps take {ratios[0]:.2f} to "
-                     f"{ratios[-1]:.2f} times the simulated ones, {ratios[len(ratios) // 2]:.2f} in the "
-                     "middle.")
+                     f"{ratios[-1]:.2f} times the simulated ones, with a median of "
+                     f"{ratios[len(ratios) // 2]:.2f}.")
     caffe, tensorflow = parts["scaling_caffe"], parts["scaling_tensorflow"]
     at = {f"{system}_{nodes}": part["rows"][Point("vgg19_22k", profile, system, nodes, 40).key]["speed_up"]
           for part, profile, nodes in ((caffe, "titan_x", 8), (tensorflow, "titan_x_tf", 32))
@@ -218,7 +218,7 @@ def summary(parts):
         kinds.setdefault(kind, []).append(row in off)
     return [text, "", *_lines(["what", "can be checked", "within 5 %"], [
         [kind, str(len(are_off)), str(are_off.count(False))] for kind, are_off in kinds.items()]),
-        "Those that differ by more; the sections say why:", "",
+        "These differ by more; the sections say why:", "",
         *_lines(["what", "nodes at Gbit/s", "paper", "grade", "ours", "differs", "section"], [
             [_name(c), _where(c), said(c), c.grade,
              _show(simulated if emulated is None else emulated, c.unit), f"{difference:+.0%}",
@@ -241,7 +241,7 @@ def _num_different_plans(rows):
 
 
 def report(parts):
-    """Returns the text of paper.md, of the stored parts alone."""
+    """Returns the text of paper.md, from the stored parts only."""
     lines = ["# The paper's results beside ours", "", *summary(parts),
              "## How sure the paper's numbers are", "",
              *_lines(["grade", "meaning"], [list(item) for item in claims.GRADES.items()])]
@@ -253,7 +253,7 @@ def report(parts):
             lines += rates_table(data["facts"])
         lines += [f"![{part.title}](paper/{name}.png)", ""]
         if name in ("scaling_caffe", "scaling_tensorflow", "bandwidth"):
-            lines += ["x is a number of the paper, + one that is no check, a circle an emulated one.", ""]
+            lines += ["x is a number of the paper, + one that is not checked, a circle an emulated one.", ""]
         if name == "beyond":
             lines += ["![Where factors are fewer bytes](paper/break_even.png)", ""]
     return "\n".join(lines)

@@ -1,11 +1,11 @@
-"""Sets the paper's results (claims.py) beside ours: emulated where they are, simulated beyond.
+"""Compares the paper's results (claims.py) with ours: emulated where available, simulated beyond.
 
     python scripts/paper/tables.py                          # all parts: some minutes
-    python scripts/paper/tables.py --parts traffic,stalls   # these anew; the report has all
-    python scripts/paper/tables.py --parts ''               # the report anew, from what is stored
+    python scripts/paper/tables.py --parts traffic,stalls   # recomputes these; the report has all
+    python scripts/paper/tables.py --parts ''               # only the report, from the stored parts
 
-Each part (parts.py) is kept as docs/results/paper/PART.json, with a plot (plots.py); docs/results/paper.md is made of
-these alone (report.py). What is emulated, and what is simulated, is in points.py.
+Each part (parts.py) is stored as docs/results/paper/PART.json, with a plot (plots.py); docs/results/paper.md is made
+only from these (report.py). points.py says what is emulated, and what is simulated.
 """
 
 import json
@@ -23,7 +23,7 @@ import parts  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
 
-_PARTS = flags.DEFINE_list("parts", None, "What to compute anew: all by default.")
+_PARTS = flags.DEFINE_list("parts", None, "Parts to recompute; all by default.")
 _OUT = flags.DEFINE_string("out", "docs/results", "Directory of emulated.json and paper.md.")
 
 
@@ -33,7 +33,7 @@ def main(arguments):
     names = list(parts.PARTS) if _PARTS.value is None else _PARTS.value
     unknown = [name for name in names if name not in parts.PARTS]
     if unknown:
-        raise SystemExit(f"--parts has '{unknown[0]}', expected some of {', '.join(parts.PARTS)}: choose of these.")
+        raise SystemExit(f"--parts has '{unknown[0]}', expected some of {', '.join(parts.PARTS)}: choose from these.")
     out = pathlib.Path(_OUT.value)
     (out / "paper").mkdir(parents=True, exist_ok=True)
     emulated = report.load(out / "emulated.json") if (out / "emulated.json").exists() else []

@@ -1,6 +1,6 @@
-"""What is simulated: the work of an accelerator, the machines, and the system that decides how gradients travel.
+"""The inputs of a simulation: the work of an accelerator, the machines, and the system that exchanges gradients.
 
-simulation.py says what stands for what.
+simulation.py describes the model.
 """
 
 import dataclasses
@@ -13,15 +13,15 @@ from tf_poseidon.errors import PoseidonError
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one accelerator does in a step without others.
+    """The work of one accelerator in a step, without others.
 
     Attributes:
         sites: The `planning.Site`s, in the order of the forward pass, with the rows of one accelerator.
         operations: Additions and multiplications of a step.
-        seconds: How long they take.
-        rebuild_seconds_per_operation: How long one of them takes in the products that rebuild gradients.
-        accelerators: Whether plans count on exchanges that disturb no computing, see `planning.Cluster`.
-        exchanges: What ranks exchange beside gradients, `planning.Exchange`s; of systems that follow plans.
+        seconds: Time that they take.
+        rebuild_seconds_per_operation: Time of one of them in the products that rebuild gradients.
+        accelerators: Whether plans assume that exchanges do not slow computing down, see `planning.Cluster`.
+        exchanges: The `planning.Exchange`s of ranks other than gradients; for systems that follow plans.
     """
 
     sites: tuple[planning.Site, ...]
@@ -36,7 +36,7 @@ class Work:
             _check_at_least_0(name, getattr(self, name), is_more=True)
 
     def ready_seconds(self, operations):
-        """Returns when as many operations are done, after the step's begin."""
+        """Returns when so many operations are done, in seconds after the start of the step."""
         return min(operations / self.operations, 1.0) * self.seconds
 
     @functools.cached_property
@@ -52,21 +52,21 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """The nodes and what connects them.
+    """The nodes and their links.
 
     Attributes:
-        nodes: How many there are. Each computes.
-        gbps: What each sends, and receives at the same time, in 10^9 bits per second; or one for each node.
-        latency_us: From the last byte's leaving one node to its being used on another, in microseconds.
-        servers: How many nodes, the first ones, hold KV pairs; 0 for all.
-        efficiency: Share of `gbps` that payload gets. Of Ethernet with frames of 1500 bytes TCP's is 0.94.
-        message_us: How long each message occupies a link apart from its bytes, in microseconds.
-        gpus_per_node: Accelerators of a node. Their gradients are added up, or their factors laid end to
-            end, on one of them, which alone uses the network.
-        local_gbytes_per_s: The link of that one to the others, in each direction, in 10^9 bytes per second.
-        copy_gbytes_per_s: Copies between accelerator and host, in each direction; none by default.
-        sum_gbytes_per_s: What a server adds up; no limit by default.
-        late_seconds: How much later than the others each node begins to compute; () for no node.
+        nodes: Number of nodes. Each computes.
+        gbps: Rate at which each sends, and receives at the same time, in 10^9 bits per second; or one per node.
+        latency_us: Time from when the last byte leaves one node until another node can use it, in microseconds.
+        servers: Number of nodes that hold KV pairs, counted from the first; 0 for all.
+        efficiency: Share of `gbps` for payload: 0.94 for TCP over Ethernet with frames of 1500 bytes.
+        message_us: How long each message occupies a link in addition to its bytes, in microseconds.
+        gpus_per_node: Accelerators of a node. Their gradients are summed, or their factors concatenated, on
+            one of them; only that one uses the network.
+        local_gbytes_per_s: Rate of its link to the others, in each direction, in 10^9 bytes per second.
+        copy_gbytes_per_s: Rate of copies between accelerator and host, in each direction; no copies by default.
+        sum_gbytes_per_s: Rate at which a server sums; no limit by default.
+        late_seconds: How much later than the others each node starts computing; () if none does.
     """
 
     nodes: int
@@ -107,7 +107,7 @@ class Machines:
         return self.late_seconds[node] if self.late_seconds else 0.0
 
     def cluster(self, gflops):
-        """Returns the nodes as planning knows them, at the rate of the slowest link."""
+        """Returns the nodes as a `planning.Cluster`, at the rate of the slowest link."""
         slowest = min(self.gbps) if isinstance(self.gbps, tuple) and self.gbps else self.gbps
         return planning.Cluster(
             self.nodes * self.gpus_per_node, self.servers, slowest * self.efficiency, self.latency_us, gflops,
@@ -121,22 +121,22 @@ def _check_at_least_0(name, value, is_more=False):
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """What decides how gradients travel, and when.
+    """How and when gradients travel.
 
     Attributes:
         exchange: "plan" (ours, by a plan), "ring" (all-reduce), "whole" (each tensor on one server; values
-            are pulled when all of the step are updated) or "adam" (factors to one server and the matrix
-            back; the rest over KV pairs).
-        policy: Of "plan": what makes the plan.
+            are pulled when all values of the step are updated) or "adam" (factors to one server and the
+            matrix back; the rest over KV pairs).
+        policy: For "plan": the policy that makes the plan.
         overlap: Whether gradients travel during backpropagation.
-        order: "fifo" or "priority", what the forward pass needs first.
-        barrier: Whether a step ends only when all gradients are there.
-        merge: Of "plan": whether small messages wait for each other, see planning/merging.py.
-        kv_pair_bytes: Of "plan" and "adam": size of KV pairs.
-        balance: Of "whole" and "adam": "round_robin" over servers in the order of the variables, as
+        order: "fifo", or "priority": what the forward pass needs first is sent first.
+        barrier: Whether a step ends only when all gradients have arrived.
+        merge: For "plan": whether small messages wait for each other, see planning/merging.py.
+        kv_pair_bytes: For "plan" and "adam": size of KV pairs.
+        balance: For "whole" and "adam": "round_robin" over servers in the order of the variables, as
             TensorFlow's replica_device_setter does, or "greedy", to the server with the fewest bytes.
-        buffer_bytes: Of "ring": tensors that are ready together share a buffer of this size; 0 for none.
-        cycle_seconds: Of "ring": time between looking for them.
+        buffer_bytes: For "ring": tensors that are ready together share a buffer of this size; 0 for none.
+        cycle_seconds: For "ring": the interval at which it looks for ready tensors.
     """
 
     exchange: str = "plan"
@@ -156,7 +156,7 @@ class System:
             if getattr(self, name) not in allowed:
                 raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
         if not self.kv_pair_bytes >= 4096:
-            raise PoseidonError(f"kv_pair_bytes={self.kv_pair_bytes!r}, expected 4096 or more, as of PoseidonStrategy.")
+            raise PoseidonError(f"kv_pair_bytes={self.kv_pair_bytes!r}, expected 4096 or more, as in PoseidonStrategy.")
 
 
 SYSTEMS = {
@@ -169,9 +169,9 @@ SYSTEMS = {
     "ring": System("ring"),
     # The defaults since Horovod 0.21 (its release notes).
     "horovod": System("ring", buffer_bytes=128 << 20, cycle_seconds=1e-3),
-    # tf.distribute lays all gradients end to end, so nothing travels before the last one is there.
+    # tf.distribute concatenates all gradients, so nothing travels before the last one is ready.
     "mwms": System("ring", overlap=False, buffer_bytes=math.inf),
-    # TensorFlow of 2016. Nodes read variables when a step begins, each op as it needs them: no barrier.
+    # TensorFlow in 2016. Nodes read variables after a step begins, each op when it needs them: no barrier.
     "tensorflow": System("whole", barrier=False),
     "tensorflow-greedy": System("whole", barrier=False, balance="greedy"),
     "adam": System("adam"),

@@ -1,7 +1,7 @@
-"""Links that connections share, and what else takes time in a simulation: the clock, and lines of work.
+"""Links shared by connections, the clock of a simulation, and sequential devices.
 
 Connections that are busy at the same time share the links of their two nodes max-min fairly, without packets,
-as TCP's flows do in the long run. simulation.py says what stands for what.
+as TCP flows do in the long run. simulation.py describes the model.
 """
 
 import collections
@@ -10,15 +10,15 @@ import heapq
 import itertools
 import math
 
-_AT_ONCE = 1e-9  # seconds between messages' ends that are taken to be the same
+_AT_ONCE = 1e-9  # messages that end within so many seconds end at the same time
 
 
 def fair_rates(bundles, sizes, rates):
     """Returns the bytes per second of one connection of each bundle, max-min fair.
 
     Args:
-        bundles: (source, target) kinds; each stands for a connection from every node of the one kind to every
-            other node of the other.
+        bundles: (source, target) kinds; each stands for the connections from every node of the source kind to
+            every other node of the target kind.
         sizes: How many nodes are of each kind.
         rates: Bytes per second of a node's link in each direction, by kind.
     """
@@ -46,7 +46,7 @@ def fair_rates(bundles, sizes, rates):
 
 
 class Clock:
-    """What happens later, in the order of time; of the same time, in the order in which it was asked for."""
+    """Future events, in the order of time; at the same time, in the order in which they were scheduled."""
 
     def __init__(self):
         self.now = 0.0
@@ -72,14 +72,14 @@ class Line:
         self._clock, self._free = clock, 0.0
 
     def do(self, seconds, then):
-        """Calls `then` with begin and end when what takes `seconds` is done."""
+        """Queues work of `seconds`, and calls `then` with its begin and end when it is done."""
         begin = max(self._clock.now, self._free)
         self._free = end = begin + seconds
         self._clock.at(end, lambda: then(begin, end))
 
 
 class _Bundle:
-    """The connections from all nodes of one kind to all of another, which are in the same state."""
+    """The connections from all nodes of one kind to all of another; they are all in the same state."""
 
     def __init__(self):
         self.waiting, self.active = [], []  # heaps: by order, by end
@@ -99,7 +99,7 @@ class Network:
     def send(self, source, target, num_bytes, width, order, done):
         """Sends a message over each of a share `width` of the connections from one kind to another.
 
-        Calls `done` with its begin and end, when it is there.
+        Calls `done` with its begin and end when it has arrived.
         """
         heapq.heappush(self._bundles[source, target].waiting,
                        (order, next(self._count), num_bytes, width, done))
@@ -128,7 +128,7 @@ class Network:
                    default=math.inf)
 
     def advance(self, now):
-        """Carries bytes until now, and ends the messages that are done."""
+        """Carries bytes until now, and ends the finished messages."""
         seconds, self._then = now - self._then, now
         for pair, bundle in self._busy.items():
             bundle.served += bundle.rate * seconds

@@ -5,9 +5,8 @@
     tf-poseidon explain model.keras --batch_size 32 --workers 8 --plan plan.json
     python scripts/simulation/simulate.py --plan plan.json --batch_size 32 --nodes 8,64,512 --gbps 10
 
-What is simulated, and what is left out, stands at the top of simulation.py. --trace writes the step with the
-most nodes for chrome://tracing or ui.perfetto.dev: a process for each system and node, of nodes that do the
-same the first one.
+The top of simulation.py says what is simulated, and what is left out. --trace writes the step with the most nodes
+for chrome://tracing or ui.perfetto.dev: a process per system and node; of nodes that do the same, only the first.
 """
 
 import dataclasses
@@ -31,30 +30,30 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks
 
 _MODEL = flags.DEFINE_string("model", "vgg19", "One of zoo.MODELS.")
 _PLAN = flags.DEFINE_string("plan", None, "File of a plan: its exchanges are simulated instead of a model's, "
-                            "planned anew for each number of nodes.")
+                            "replanned for each number of nodes.")
 _PROFILE = flags.DEFINE_string("profile", "titan_x", "The accelerator, one of profiles.PROFILES; not with "
                                "--plan.")
 _COMPUTE = flags.DEFINE_float("compute_ms", None, "Time of a step of one accelerator alone; by default the "
-                              "profile's, or what the cluster of the plan would take.", lower_bound=1e-6)
+                              "profile's, or that of the plan's cluster.", lower_bound=1e-6)
 _BATCH = flags.DEFINE_integer("batch_size", None, "Rows of each accelerator; by default the paper's. With "
-                              "--plan those that it was made for: only images/s depend on it.", lower_bound=1)
+                              "--plan those of the plan: only images/s depend on it.", lower_bound=1)
 _NODES = flags.DEFINE_list("nodes", ["1", "2", "4", "8", "16", "32"], "How many nodes.")
 _SYSTEM = flags.DEFINE_list("system", ["poseidon", "wfbp", "horovod"],
                             f"What to simulate: {', '.join(inputs.SYSTEMS)}.")
 _GBPS = flags.DEFINE_list("gbps", ["10"], "Rate of a node's link in each direction, 10^9 bits per second; "
-                          "one for all nodes, or one for each.")
-_LATE = flags.DEFINE_list("late_ms", [], "How much later each node begins to compute; empty for no node.")
+                          "one for all nodes, or one per node.")
+_LATE = flags.DEFINE_list("late_ms", [], "How much later each node starts computing; empty if none does.")
 _EFFICIENCY = flags.DEFINE_float("efficiency", 1.0, "Share of these rates that payload gets.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Of a message.")
-_MESSAGE = flags.DEFINE_float("message_us", 0.0, "How long a message occupies a link apart from its bytes.")
-_SERVERS = flags.DEFINE_integer("servers", 0, "How many nodes hold KV pairs; 0 for all.", lower_bound=0)
+_MESSAGE = flags.DEFINE_float("message_us", 0.0, "How long a message occupies a link in addition to its bytes.")
+_SERVERS = flags.DEFINE_integer("servers", 0, "Number of nodes that hold KV pairs; 0 for all.", lower_bound=0)
 _GPUS = flags.DEFINE_integer("gpus_per_node", 1, "Accelerators of a node.")
-_LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Of the link between these, in each direction.")
-_COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Of copies between accelerator and host.")
-_SUM = flags.DEFINE_float("sum_gbytes_per_s", math.inf, "What a server adds up.")
+_LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Rate of the link between these, in each direction.")
+_COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Rate of copies between accelerator and host.")
+_SUM = flags.DEFINE_float("sum_gbytes_per_s", math.inf, "Rate at which a server sums.")
 _ORDER = flags.DEFINE_enum("order", "fifo", ["fifo", "priority"], "Which message leaves first: what is ready "
                            "first, or needed first; see --barrier.")
-_BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients are there, as ours "
+_BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients have arrived, as ours "
                              "does; otherwise each layer of the next forward pass waits for its own.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small messages wait for each other; see --message_us.")
 _KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Size of KV pairs.")
@@ -66,34 +65,34 @@ def numbers(flag, kind):
     """Returns the numbers in the list of a flag.
 
     Raises:
-        SystemExit: If there is something else in it.
+        SystemExit: If it has something else.
     """
     try:
         return tuple(kind(text) for text in flag.value)
     except ValueError as error:
-        raise SystemExit(f"--{flag.name}={','.join(flag.value)}, expected numbers with commas between them "
+        raise SystemExit(f"--{flag.name}={','.join(flag.value)}, expected numbers separated by commas "
                          f"({error}): such as --{flag.name} 1,2,4.") from error
 
 
 def one_of(flag, value, known):
-    """Returns what is known by the name that a flag gives."""
+    """Returns the entry that a flag names."""
     if value not in known:
         raise SystemExit(f"--{flag.name}={value}, expected one of {', '.join(known)}: choose one of these.")
     return known[value]
 
 
 def make_work():
-    """Returns (what is simulated, as text; its `Work`; rows of each accelerator, None if unknown)."""
+    """Returns (a title; the `Work` to simulate; rows of each accelerator, None if unknown)."""
     if _PLAN.value:
         plan = planning.Plan.load(_PLAN.value)
         if not plan.operations:
-            raise SystemExit(f"The plan '{_PLAN.value}' does not say what arithmetic a step has, expected a "
-                             "number of operations: make it anew from a training graph.")
+            raise SystemExit(f"The plan '{_PLAN.value}' does not say how much arithmetic a step has, expected a "
+                             "number of operations: make a new plan from a training graph.")
         seconds = plan.cluster.compute_seconds(plan.operations)
         return _PLAN.value, inputs.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
             plan.cluster.compute_seconds(1), plan.cluster.accelerators, plan.exchanges), _BATCH.value
-    import profiles  # late, since they import Keras, which takes some seconds
+    import profiles  # imported late: they import Keras, which takes some seconds
     import zoo
     model = one_of(_MODEL, _MODEL.value, zoo.MODELS)
     profile = one_of(_PROFILE, _PROFILE.value, profiles.PROFILES)
@@ -105,7 +104,7 @@ def make_work():
 
 
 def make_system(name):
-    """Returns a `System` with what the flags change."""
+    """Returns a `System` with the changes of the flags."""
     system = one_of(_SYSTEM, name, inputs.SYSTEMS)
     return dataclasses.replace(system, order=_ORDER.value, merge=_MERGE.value, kv_pair_bytes=_KV_PAIR.value,
                                barrier=system.barrier and (_BARRIER.value or not system.overlap))
@@ -134,7 +133,7 @@ def summarize(nodes, name, result, batch_size):
 def trace(results):
     """Returns the events of results, (title, `Result`) pairs, in the format of chrome://tracing.
 
-    Events of a row that overlap are put on lines of their own.
+    Overlapping events of a row get separate lines.
     """
     found, processes, rows = [], {}, {}
 
@@ -146,7 +145,7 @@ def trace(results):
         return known[what]
 
     for title, result in results:
-        free = {}  # (node, row) -> when each of its lines is free
+        free = {}  # (node, row) -> when each of its lines becomes free
         for event in result.events:
             lines = free.setdefault((event.node, event.row), [])
             line = next((i for i, end in enumerate(lines) if end <= event.begin), len(lines))
@@ -200,7 +199,7 @@ def main(arguments):
                 pathlib.Path(path).write_text(json.dumps(value, indent=1))
             except OSError as error:
                 raise SystemExit(f"The file '{path}' cannot be written ({error.strerror}), expected one in a "
-                                 "directory that is there: choose another.") from error
+                                 "directory that exists: choose another.") from error
 
 
 def given_flags():

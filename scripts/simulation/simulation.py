@@ -1,35 +1,35 @@
 """Simulates a training step of many nodes: computing, links and rebuilding, as events in time.
 
-Bytes and schemes are those of `tf_poseidon.planning`; what is added is when things happen. The model:
+Bytes and schemes are those of `tf_poseidon.planning`; the simulation adds when things happen. The model:
 
-Computing. A node does one thing after the other: the forward pass (a third of the step's arithmetic, or
-less if a gradient is there sooner), then backpropagation, in which a gradient is there when its site's
-`operations` are done. Rebuilding gradients from factors, of the other nodes' rows, waits for its turn on the
-same device, between two layers. With a barrier (a `tf.function`; Algorithm 2 of the paper) the next step
-begins when all gradients are there. Without, each layer of the next forward pass waits for its own, and is
-reached at the time that mirrors its gradient's; then some steps are simulated, and the last one counts.
+Computing. A node works sequentially: the forward pass (a third of the step's arithmetic, or less if a gradient is
+ready sooner), then backpropagation, in which a gradient is ready when its site's `operations` are done.
+Rebuilding gradients from factors, with the other nodes' rows, queues for the same device, between two layers.
+With a barrier (a `tf.function`; Algorithm 2 of the paper) the next step begins when all gradients have arrived.
+Without a barrier, each layer of the next forward pass waits for its own gradient, and is reached at the mirrored
+time of that gradient; then some steps are simulated, and the last one counts.
 
-Links. Between any two nodes there is one connection in each direction, as there is between two MPI ranks
-over TCP. A connection carries one message after the other, in the order in which they were handed over or
-by priority; a message that has begun is not interrupted. Connections that are busy at the same time share
-the links, each node's to the switch and from it, evenly as TCP's flows do: max-min fair, without packets. So
-a node that sends a site to all others sends to all of them at once, and sites follow each other. A message
-is there its latency after its last byte has left. The switch has no limit. `message_us` is what a message
-occupies a link apart from its bytes (the start-up time of MG-WFBP), nothing by default.
+Links. Each pair of nodes has one connection in each direction, like two MPI ranks over TCP. A connection carries
+one message after the other, in the order of submission or by priority; a message that has begun is not
+interrupted. Connections that are busy at the same time share the links, each node's to the switch and from it,
+evenly as TCP flows do: max-min fair, without packets. So a node that sends a site to all others sends to all of
+them at once, and sites follow each other. A message arrives its latency after its last byte has left. The switch
+has no limit. `message_us` is the time for which a message occupies a link in addition to its bytes (the start-up
+time of MG-WFBP), zero by default.
 
-Waiting. What rows are computed from (a step partitioned by rows: moments of batch norm, gathered rows) stops
-computing on a node until it is there. Where exchanges follow each other, but no rows wait for them, each is taken
-to leave when its own arithmetic is done.
+Waiting. In a step partitioned by rows, an exchange that rows are computed from (moments of batch norm, gathered
+rows) stalls computing on a node until it has arrived. Consecutive exchanges that no rows wait for are each assumed
+to leave when their own arithmetic is done.
 
-Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once,
-and a server adds a pair up and sends it back when all parts of it are there. The pairs of a site begin at
-the server after the last site's end, where the runtime takes a hash of its name.
+Parameter servers. KV pairs are cut as in kernels/communicator/kv_pairs.cc. All pairs of a site leave at once, and a
+server sums a pair and sends it back when all its contributions have arrived. The pairs of a site begin at the
+server after the last server of the previous site; the runtime takes a hash of the site's name instead.
 
-Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a
-step grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair
-of a site, others are taken to have pairs of other sites: these share the connections of the kind.
+Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a step
+grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair of a site, the
+others are assumed to have pairs of other sites: these share the connections of the kind.
 
-Left out: packets and their headers, loss and congestion, what the network costs processors, reading data.
+Left out: packets and their headers, loss and congestion, processor time of the network, reading data.
 
 H. Zhang et al., "Poseidon", USENIX ATC 2017 ("the paper"); S. Shi et al., "MG-WFBP", INFOCOM 2019;
 T. Chilimbi et al., "Project Adam", OSDI 2014; A. Sergeev and M. Del Balso, "Horovod", arXiv 1802.05799.
@@ -45,13 +45,13 @@ import math
 import links
 import transfers as transfers_lib
 
-_ROOT = 0  # the kind of the node whose value others take: the first one's
-_STEPS = 6  # without a barrier, until one is like the one before
+_ROOT = 0  # the kind of the first node, whose values broadcasts send
+_STEPS = 6  # without a barrier, until a step repeats the one before
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a node, the first of its kind, does: its row is "compute", "send", "receive" or "rebuild"."""
+    """An action of the first node of a kind: its row is "compute", "send", "receive" or "rebuild"."""
 
     node: int
     row: str
@@ -65,12 +65,12 @@ class Result:
     """A simulated step.
 
     Attributes:
-        step_seconds: Until it is done on all nodes.
-        compute_seconds: Of one accelerator without others.
-        rebuild_seconds: Of the device of the node that rebuilds most.
+        step_seconds: Time until it is done on all nodes.
+        compute_seconds: Time of one accelerator without others.
+        rebuild_seconds: Rebuilding on the node that rebuilds most.
         sent: Bytes that each node sends.
         received: Bytes that each node receives.
-        events: `Event`s in the order of their begin.
+        events: `Event`s in the order of their start.
     """
 
     step_seconds: float
@@ -82,12 +82,12 @@ class Result:
 
     @property
     def exposed_seconds(self):
-        """How much longer a step takes than computing."""
+        """How much longer a step takes than its computing."""
         return self.step_seconds - self.compute_seconds
 
     @property
     def node_bytes(self):
-        """Bytes that each node sends plus receives, as table 1 of the paper counts."""
+        """Bytes that each node sends plus receives, as in table 1 of the paper."""
         return tuple(map(sum, zip(self.sent, self.received, strict=True)))
 
 
@@ -116,7 +116,7 @@ class _Run:
             [links.Line(self._clock) for _ in self._all] for _ in range(4))
         self._steps = 1 if system.barrier else _STEPS
         self._program = self._make_program()
-        self._missing = {}  # what is counted -> how many are missing
+        self._missing = {}  # key -> how many are missing
         self._done = [set() for _ in self._all]
         self._blocked = [None for _ in self._all]  # (step, index of the program) that waits for gradients
         self._answers = collections.defaultdict(list)  # by step, that wait for all of it
@@ -125,7 +125,7 @@ class _Run:
         self._ends, self._spans = [0.0] * self._steps, {}
 
     def _parts_of(self, i, kind):
-        """Returns how many things a kind waits for until it has a gradient: its own part, and what comes."""
+        """Returns how many events complete a gradient on a kind: its own part, and all arrivals."""
         move = self._moves[i]
         return (1 + (move.ring_bytes is not None) + (move.peer_bytes is not None) * len(self._others[kind])
                 + (move.root_bytes is not None and kind != _ROOT)
@@ -204,7 +204,7 @@ class _Run:
         self._device[kind].do(seconds, done)
 
     def _end_part(self, kind, step):
-        """Computing, or one of the gradients, is done."""
+        """Handles the end of computing, or of one gradient."""
         self._count(("step", kind, step), 1 + len(self._moves), self._end, step)
 
     def _end(self, step):
@@ -213,7 +213,7 @@ class _Run:
     # ---- exchanging ----
 
     def _start(self, kind, gradient):
-        """A kind's own part of a gradient is on its way to the network."""
+        """Hands a kind's own part of a gradient to the network."""
         move = self._moves[gradient[1]]
         self._arrived(kind, gradient)
         if move.ring_bytes is not None:
@@ -232,7 +232,7 @@ class _Run:
                            "up", functools.partial(self._contributed, pair=pair))
 
     def _order(self, i):
-        """Returns what messages are ordered by; of the same order, the first handed over is the first."""
+        """Returns the sort key of messages; with equal keys, they are sent in the order of submission."""
         return self._moves[i].needed if self._system.order == "priority" else 0.0
 
     def _send(self, kind, to, num_bytes, width, gradient, phase, then):
@@ -247,7 +247,7 @@ class _Run:
         self._network.send(kind, to, num_bytes + start, width, self._order(i), done)
 
     def _contributed(self, owner, gradient, pair):
-        """One kind's part is on the servers: a server's own, or what the nodes of a kind have sent."""
+        """Handles a kind's part on the servers: a server's own, or the contribution of the nodes of a kind."""
         self._count((gradient, pair), len(self._kinds) + len(self._others[owner]), self._sum, gradient, pair)
 
     def _sum(self, gradient, pair):
@@ -267,7 +267,7 @@ class _Run:
         self._adder[owner].do(num_bytes / (self._machines.sum_gbytes_per_s * 1e9), summed)
 
     def _summed(self, gradient, pair):
-        """Answers, or waits until all of the step are summed."""
+        """Answers, or waits until all tensors of the step are summed."""
         step = gradient[0]
         if self._system.exchange != "whole":
             self._answer(gradient, pair)
@@ -311,7 +311,7 @@ class _Run:
         self._poll_ring()
 
     def _poll_ring(self):
-        """Lets the ring look for tensors at the next end of a cycle."""
+        """Makes the ring look for tensors at the next end of a cycle."""
         if self._ring_is_busy or not self._ring:
             return
         now, cycle = self._clock.now, self._system.cycle_seconds
@@ -322,7 +322,7 @@ class _Run:
         self._clock.at(now, self._run_ring)
 
     def _run_ring(self):
-        """All-reduces what is ready: each node sends a P-th of it to the next one, 2 (P - 1) times."""
+        """All-reduces the ready tensors: each node sends 1/P of them to the next node, 2 (P - 1) times."""
         nodes, taken, num_bytes = self._machines.nodes, [], 0.0
         while self._ring:
             more = self._moves[self._ring[0][2][1]].ring_bytes
@@ -346,14 +346,14 @@ class _Run:
         self._clock.at(end, done)
 
     def _note(self, kind, row, site, step, phase, begin, end):
-        """Remembers when the last step's events begin and end; messages of one phase of a site are one."""
+        """Records when the last step's events begin and end; messages of one phase of a site count as one."""
         if step == self._steps - 1:
             first, last = self._spans.get((kind, row, site, phase), (begin, end))
             self._spans[kind, row, site, phase] = min(first, begin), max(last, end)
 
 
 def _kinds(machines, system, moves, is_each_by_itself):
-    """Returns lists of nodes that do the same at the same time: not servers that own whole tensors."""
+    """Returns lists of nodes that do the same at the same time; servers that own whole tensors never do."""
     servers = machines.servers or machines.nodes
     alone = {owner for move in moves if system.exchange == "whole" or move.owner_rebuild
              for part in move.rounds for owner in part.owners}
@@ -374,7 +374,7 @@ def simulate(work, machines, system, plan=None, is_each_by_itself=False):
         machines: The `inputs.Machines`.
         system: The `inputs.System`, such as one of inputs.SYSTEMS.
         plan: The `planning.Plan` to follow; by default the system's policy makes one.
-        is_each_by_itself: Simulates every node, also those of one kind: slow, and the same.
+        is_each_by_itself: Simulates every node separately, also those of one kind: slow, with the same result.
 
     Returns:
         A `Result`.

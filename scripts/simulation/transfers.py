@@ -1,4 +1,4 @@
-"""What travels in a step: how a system exchanges each tensor, over which servers, and how many bytes that is.
+"""The transfers of a step: how a system exchanges each tensor, over which servers, and with how many bytes.
 
 Bytes and schemes are those of `tf_poseidon.planning`; simulation.py says when things happen.
 """
@@ -15,10 +15,10 @@ _BLOCK_BYTES = 64  # kBlock
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """KV pairs of one tensor that travel at the same time, at most one to a server.
+    """KV pairs of one tensor that travel at the same time, at most one per server.
 
     Attributes:
-        owners: Servers that have one.
+        owners: Servers that own one of them.
         up: Bytes that each node sends to each of them.
         down: Bytes that each of them sends to each node.
     """
@@ -30,21 +30,21 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What is done to one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
+    """The exchange of one tensor. One of `rounds`, `peer_bytes`, `root_bytes` and `ring_bytes` is set.
 
     Attributes:
         site: Name of the site.
         ready: When it may leave, in seconds of computing.
         needed: When the next forward pass needs it, in seconds of computing.
         rounds: Over servers: its KV pairs.
-        peer_bytes: To all others: bytes to each of them.
-        root_bytes: The same, of the first node alone.
+        peer_bytes: To all other nodes: bytes to each.
+        root_bytes: The same, from the first node only.
         ring_bytes: Over a ring: bytes of the tensor.
-        rebuild: Seconds of each node's device, when all is there.
+        rebuild: Seconds of each node's device, when everything has arrived.
         owner_rebuild: Seconds of the server's device, before it answers.
         up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
-        message_us: As in `Machines`; 0 for what travels with another site.
-        depth, is_waited_for: As of `planning.Site`.
+        message_us: Same as in `Machines`; 0 if it travels with another site.
+        depth, is_waited_for: Same as in `planning.Site`.
     """
 
     site: str
@@ -71,10 +71,10 @@ def cut(num_bytes, kv_pair_bytes, servers):
 
 
 def make_plan(work, machines, system):
-    """Returns the `planning.Plan` that a system follows; of all but "plan" only the sites matter."""
+    """Returns the `planning.Plan` that a system follows; systems other than "plan" use only its sites."""
     cluster = dataclasses.replace(machines.cluster(1e-9 / work.rebuild_seconds_per_operation),
                                   accelerators=work.accelerators)
-    # A cluster has one speed of arithmetic: computing is told as the rebuilding that takes as long.
+    # A cluster has one speed of arithmetic, so computing is expressed as rebuilding that takes as long.
     scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
     scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
     exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
@@ -86,7 +86,7 @@ def make_plan(work, machines, system):
 
 
 def transfers(work, machines, system, plan):
-    """Returns what is done in a step as `Transfer`s, in the order in which they are ready.
+    """Returns the `Transfer`s of a step, in the order in which they are ready.
 
     Args:
         work: The `Work`.
@@ -111,7 +111,7 @@ def transfers(work, machines, system, plan):
         leaders.setdefault(group or name, name)
 
     def add(name, what, group, made):
-        # Where values are pulled when all of the step are updated, nothing comes before its end.
+        # Where values are pulled when all are updated, nothing arrives before the end of the step.
         is_waited_for = what.is_waited_for and system.exchange != "whole"
         found.append(Transfer(
             name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
@@ -121,7 +121,7 @@ def transfers(work, machines, system, plan):
 
     for name, what, _ in pairs:
         if what.num_bytes is None:
-            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected one that is known: "
+            raise PoseidonError(f"The shape of '{name}' is {what.shape}, expected a known shape: "
                                 "make a plan with fixed shapes.")
     for site, decision in zip(plan.sites, plan.decisions, strict=True):
         made = _transfer(site, decision, work, machines, system, place)
@@ -134,7 +134,7 @@ def transfers(work, machines, system, plan):
 
 
 def _transfer(site, decision, work, machines, system, place):
-    """Returns the attributes of a site's `Transfer` that are its exchange's, None if nothing travels."""
+    """Returns the attributes of a site's `Transfer` that describe the exchange, None if nothing travels."""
     gpus, dense = machines.gpus_per_node, site.num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
     factors = site.factors if site.factors is not None and site.factors.k is not None else None
@@ -158,12 +158,12 @@ def _transfer(site, decision, work, machines, system, place):
 
 
 def _rebuild(traffic, work, machines):
-    """Returns the seconds of what an accelerator makes of what each other one gave."""
+    """Returns the seconds in which an accelerator processes what every other one gave."""
     return traffic.operations * (machines.nodes * machines.gpus_per_node - 1) * work.rebuild_seconds_per_operation
 
 
 def _other_transfer(exchange, machines):
-    """Returns the attributes of the `Transfer` of what is no gradient that are its exchange's."""
+    """Returns the attributes of a `Transfer` that describe an exchange other than a gradient."""
     if exchange.scheme == "gather":
         return _to_all(exchange.num_bytes, machines)
     num_bytes, gpus = exchange.num_bytes, machines.gpus_per_node
@@ -173,16 +173,16 @@ def _other_transfer(exchange, machines):
 
 
 def _to_all(num_bytes, machines):
-    """Returns the attributes of a `Transfer` of so many bytes of each accelerator to all others."""
+    """Returns the attributes of a `Transfer` of so many bytes from each accelerator to all others."""
     gpus, nodes, parts = machines.gpus_per_node, machines.nodes, machines.gpus_per_node * num_bytes
     local, copy = machines.local_gbytes_per_s * 1e9, machines.copy_gbytes_per_s * 1e9
-    # To each other accelerator of the node go the parts of all but itself.
+    # Each other accelerator of the node gets the parts of all accelerators but its own.
     return {"peer_bytes": parts, "up_seconds": (1 - 1 / gpus) * parts / local + parts / copy,
             "down_seconds": (gpus - 1) * parts * (nodes - 1 / gpus) / local + parts * (nodes - 1) / copy}
 
 
 class _Placement:
-    """Which servers own what, one tensor after the other."""
+    """Assigns tensors to servers, one tensor after the other."""
 
     def __init__(self, machines, system):
         self._servers = machines.servers or machines.nodes
@@ -196,7 +196,7 @@ class _Placement:
         return owner
 
     def pairs(self, num_bytes):
-        """Returns the `Round`s of a tensor that is cut."""
+        """Returns the `Round`s of a tensor that is cut into KV pairs."""
         count = cut(num_bytes, self._kv_pair_bytes, self._servers)
         return tuple(Round(self._take(min(self._servers, count - i)), num_bytes / count, num_bytes / count)
                      for i in range(0, count, self._servers))
