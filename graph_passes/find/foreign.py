@@ -10,6 +10,7 @@ tf.distribute, which cuts the sum into pieces again.
 import collections
 import dataclasses
 
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.find.markers import Bundle
@@ -46,7 +47,7 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
     return markers
 
 
-def _refusal(graph, node, size):
+def _refusal(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, size: int) -> str | None:
     """Returns why factors cannot take the place of an all-reduce, whatever it is given; or None."""
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
@@ -71,7 +72,7 @@ def _refusal(graph, node, size):
     return None
 
 
-def _markers(graph, node):
+def _markers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> list[Marker]:
     """Returns a marker for each gradient that a node reduces."""
     bundle = (Bundle(node.name, tuple(graph_lib.data_inputs(node)), node.name)
               if node.op == "HorovodGroupedAllreduce" else
@@ -86,7 +87,7 @@ def _markers(graph, node):
     return markers
 
 
-def _site_of(graph, reduce, gradient, part):
+def _site_of(graph: graph_lib.Graph, reduce: node_def_pb2.NodeDef, gradient: str, part: int | None) -> str:
     """Returns a name for a gradient.
 
     An op of Horovod has the same name on all ranks, whatever else they compute; what TensorFlow reduces
@@ -101,7 +102,7 @@ def _site_of(graph, reduce, gradient, part):
     return node.name
 
 
-def _before_flattening(graph, tensor):
+def _before_flattening(graph: graph_lib.Graph, tensor: str) -> str:
     """Returns the matrix that was made a vector, or the tensor itself."""
     node, shape = graph.node(tensor), graph.shape(tensor)
     if node.op != "Reshape" or shape is None or len(shape) != 1:
@@ -111,7 +112,7 @@ def _before_flattening(graph, tensor):
     return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias stays what it is
 
 
-def _laid_end_to_end(graph, node):
+def _laid_end_to_end(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Bundle | None:
     """Returns the `Bundle` of a sum that is cut into what its input was made of, or None."""
     ends = graph.node(node.input[0])
     pieces = [reader for reader in graph.consumers(node.name)

@@ -5,8 +5,11 @@ are matrix products and convolutions, which is nearly all of a step's arithmetic
 shapes are unknown.
 """
 
+from collections.abc import Iterable
 import dataclasses
 import math
+
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
@@ -31,7 +34,7 @@ class CountOperations(passes.Pass):
                                    exchanges=tuple(counted[len(known.sites):]))
 
 
-def _depths(graph, names):
+def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Returns how many of some nodes come one after the other before each of them, None for those in loops."""
     names, before, found = set(names), {}, {}
     for node in graph_lib.in_order(graph.graph_def):
@@ -43,7 +46,7 @@ def _depths(graph, names):
     return found
 
 
-def _product(graph, node):
+def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     """Of a [b, m, k] times [b, k, n]: 2 b m k n, whatever is transposed."""
     a, b = (graph_lib.num_elements(graph.shape(t)) for t in graph_lib.data_inputs(node)[:2])
     out_shape = graph.shape(node.name)
@@ -54,7 +57,7 @@ def _product(graph, node):
     return 2 * round(math.sqrt(a * b * out / batch)) if batch else 0
 
 
-def _convolution(graph, node, filters, positions):
+def _convolution(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, filters: str, positions: str) -> int:
     """Each output position takes a product with all filters.
 
     Args:
@@ -72,20 +75,20 @@ def _convolution(graph, node, filters, positions):
     return 2 * math.prod(filters) * math.prod(outputs) // max(channels, 1)
 
 
-def _forward(graph, node):
+def _forward(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     return _convolution(graph, node, graph_lib.data_inputs(node)[1], node.name)
 
 
-def _of_filters(graph, node):
+def _of_filters(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     return _convolution(graph, node, node.name, graph_lib.data_inputs(node)[2])
 
 
-def _of_inputs(graph, node):
+def _of_inputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     _, filters, errors = graph_lib.data_inputs(node)[:3]
     return _convolution(graph, node, filters, errors)
 
 
-def _einsum(graph, node):
+def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     """2 times the product of the sizes of all indices."""
     terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
     sizes = {}
@@ -107,7 +110,7 @@ _COUNTED = {
 }
 
 
-def count(graph, tensors):
+def count(graph: graph_lib.Graph, tensors: Iterable[str]) -> tuple[int, list[int]]:
     """Returns (operations of the whole graph, operations that come before each of some tensors)."""
     counts = []  # of the nodes that count
     before = {}  # by node: which of them come before it, as bits
@@ -127,7 +130,7 @@ def count(graph, tensors):
             counts.append(count)
         before[node.name] = bits
 
-    def total(bits):
+    def total(bits: int) -> int:
         return sum(count for i, count in enumerate(counts) if bits >> i & 1)
 
     return sum(counts), [total(before[graph_lib.node_of(tensor)]) for tensor in tensors]

@@ -6,9 +6,13 @@ branch, and what runs several times, in a loop, is left alone.
 """
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -21,7 +25,8 @@ _SMALL = 4096
 _INT32 = types_pb2.DT_INT32
 
 
-def pack(graph_def, exchanges):
+def pack(graph_def: graph_pb2.GraphDef,
+         exchanges: Sequence[report_lib.Exchange]) -> tuple[graph_pb2.GraphDef, Sequence[report_lib.Exchange]]:
     """Returns (GraphDef, `report.Exchange`s) in which small sums are exchanged together.
 
     Args:
@@ -54,17 +59,17 @@ def pack(graph_def, exchanges):
     return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in exchanges if exchange is not None]
 
 
-def _is_small(exchange):
+def _is_small(exchange: report_lib.Exchange) -> bool:
     return (exchange.kind == "sum" and not exchange.variable and not exchange.is_waited_for and not exchange.loop
             and exchange.bytes.fixed is not None and exchange.bytes.fixed <= _SMALL
             and exchange.shape is not None and None not in exchange.shape)
 
 
-def _site(node):
+def _site(node: node_def_pb2.NodeDef) -> str:
     return node.attr["site"].s.decode()
 
 
-def _after(graph, sums):
+def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[str]:
     """Returns the names of the nodes that run after a sum, or perhaps never."""
     frames = frames_lib.find_frames(graph_lib.in_order(graph.graph_def))
     branches = [node for node in graph.graph_def.node if node.op in ("Switch", "RefSwitch", "_SwitchN")
@@ -77,14 +82,15 @@ def _after(graph, sums):
     return after
 
 
-def _together(parts):
+def _together(parts: Sequence[report_lib.Exchange]) -> report_lib.Exchange:
     """Returns the one exchange that stands for several."""
     elements = sum(graph_lib.num_elements(part.shape) for part in parts)
     return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
                                bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
 
 
-def _write(members, parts, total):
+def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.Exchange],
+           total: report_lib.Exchange) -> dict[str, list[node_def_pb2.NodeDef]]:
     """Returns the nodes that stand for each of several sums, by its name."""
     first, dtype = members[0], members[0].attr["T"].type
     writer = graph_lib.Writer(f"{first.name}/packed", first.device, provenance.Provenance("sum", total.site))

@@ -1,16 +1,22 @@
 """Takes several gradients that a program reduces by one op apart, where some of them travel as factors."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence
+
 import numpy as np
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import collectives
 
 _INT32 = types_pb2.DT_INT32
 
 
-def open_bundle(graph, markers, decisions):
+def open_bundle(graph: graph_lib.Graph, markers: Sequence[Marker],
+                decisions: Mapping[str, planning.Decision]) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes that stand for a bundle of which some parts travel as factors.
 
     Args:

@@ -4,6 +4,7 @@ Requires: a plan with a decision for each marker. Ensures: no undecided marker i
 and its inputs, and what read a marker reads its sum.
 """
 
+from collections.abc import Mapping
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
@@ -74,7 +75,8 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
 
-def _in_group(node, grouped, sizes):
+def _in_group(node: node_def_pb2.NodeDef, grouped: Mapping[str, str],
+              sizes: Mapping[str | None, int]) -> node_def_pb2.NodeDef:
     """Returns a node that exchanges something beside gradients with the group that it travels with."""
     group = grouped.get(node.attr["site"].s.decode()) if graph_lib.meanwhile(node) else None
     if group is None:
@@ -86,7 +88,7 @@ def _in_group(node, grouped, sizes):
     return changed
 
 
-def _waiting(node, control):
+def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.NodeDef:
     if control is None:
         return node
     changed = type(node)()

@@ -1,5 +1,7 @@
 """TensorFlow's own collectives in the place of those of tf.distribute."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
@@ -32,7 +34,8 @@ class TensorFlowOps(collectives.Collectives):
                              f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
-    def _gathered(self, tensors, types, columns, others):
+    def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
+                  others: Sequence[str]) -> list[str]:
         site = next(site for site in self.planned.known.plan.sites if site.name == self.marker.site)
         rows, dtype = site.factors.k, types[0]
         matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
@@ -51,7 +54,7 @@ class TensorFlowOps(collectives.Collectives):
                                  num_split=len(columns))
         return [f"{pieces}:{i}" for i in range(len(columns))]
 
-    def _filled_up(self, name, tensor, rows, dtype):
+    def _filled_up(self, name: str, tensor: str, rows: int, dtype: int) -> str:
         """Returns a matrix with as many rows as on all ranks."""
         if (self._graph.shape(tensor) if tensor in self._graph.nodes else (None,))[0] == rows:
             return tensor
@@ -66,7 +69,7 @@ class TensorFlowOps(collectives.Collectives):
         return self.writer.add(f"{name}_filled_up_to_{rows}_rows", "Pad", [tensor, paddings], T=dtype,
                                Tpaddings=_INT32)
 
-    def _instance_key(self, key):
+    def _instance_key(self, key: str) -> str:
         """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
         if self.marker.bundle is None:
             return key
@@ -75,5 +78,5 @@ class TensorFlowOps(collectives.Collectives):
         key = self.writer.add("key_of_bundle", "Mul", [key, factor], T=_INT32)
         return self.writer.add("key", "Add", [key, number], T=_INT32)
 
-    def _rescaled(self, total):
+    def _rescaled(self, total: str) -> str:
         return total

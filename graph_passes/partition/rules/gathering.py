@@ -3,8 +3,12 @@
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -12,7 +16,7 @@ _SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_p
            types_pb2.DT_INT64)
 
 
-def gather(case):
+def gather(case: Case) -> Outcome | None:
     """GatherV2(params, indices, axis)."""
     params, indices = case.states[:2]
     axis = case.constant(2) if len(case.inputs) > 2 else 0
@@ -39,21 +43,21 @@ def gather(case):
     return _of_whole(case, indices, axis, batch)
 
 
-def _of_whole(case, indices, axis, batch):
+def _of_whole(case: Case, indices: State, axis: int, batch: int) -> Outcome | None:
     """What rows of indices take from whole params."""
     if not isinstance(indices, Rows):
         return None
     return case.all({1: indices}, Rows(axis + indices.dimension - batch))
 
 
-def gather_of_variable(case):
+def gather_of_variable(case: Case) -> Outcome | None:
     """ResourceGather(variable, indices)."""
     if not isinstance(case.states[1], Rows) or case.attr("batch_dims").i:
         return None
     return case.all({1: case.states[1]}, case.states[1])
 
 
-def gather_nd(case):
+def gather_nd(case: Case) -> Outcome | None:
     """GatherNd(params, indices): the last dimension of indices is an index."""
     rank = case.rank(1)
     if case.states[0] == SUM and case.states[1] == WHOLE and not case.enlarges([0]):
@@ -63,7 +67,7 @@ def gather_nd(case):
     return case.all({1: case.states[1]}, case.states[1])
 
 
-def one_hot(case):
+def one_hot(case: Case) -> Outcome | None:
     """OneHot(indices, depth, on, off)."""
     state, rank = case.states[0], case.rank(0)
     if not isinstance(state, Rows) or rank is None or any(isinstance(s, Partial) for s in case.states[1:]):
@@ -76,7 +80,7 @@ _REDUCES = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedS
             "UnsortedSegmentProd": "prod"}
 
 
-def segments(case):
+def segments(case: Case) -> Outcome | None:
     """UnsortedSegmentSum(data, ids, n): rows that have ids of their own are summed."""
     data, ids = case.states[:2]
     rank, id_rank = case.rank(0), case.rank(1)
@@ -99,13 +103,13 @@ def segments(case):
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
-def segments_in_order(case):
+def segments_in_order(case: Case) -> Outcome | None:
     """SegmentSum(data, ids) and the like, along the first dimension: how many segments there are, the ids say."""
     state = case.states[0]
     return case.all({0: state}, state) if isinstance(state, Rows) and state.dimension > 0 else None
 
 
-def scatter(case):
+def scatter(case: Case) -> Outcome | None:
     """ScatterNd(indices, updates, shape): rows that have indices of their own are summed."""
     if case.attr("T").type not in _SUMMED:
         return None
@@ -117,14 +121,14 @@ def scatter(case):
     return dimension if dimension is None else case.all({1: case.states[1]}, Rows(dimension), local={2: dimension})
 
 
-def scatter_into(reduce):
+def scatter_into(reduce: str | None) -> Rule:
     """Returns the rule of TensorScatter...(tensor, indices, updates).
 
     Args:
         reduce: What combines updates that have the same index; None if the last one counts.
     """
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         tensor, indices, updates = case.states
         ranks = [case.rank(i) for i in range(3)]
         if None in ranks or case.attr("T").type not in _SUMMED or indices == SUM:
@@ -146,7 +150,7 @@ def scatter_into(reduce):
     return rule
 
 
-def _scattered(case, indices, updates, gives):
+def _scattered(case: Case, indices: int, updates: int, gives: State) -> Outcome | None:
     """What comes of updates that have rows, and each of these indices of its own."""
     rank, shape = case.rank(indices), case.shape(updates)
     for state in (case.states[indices], case.states[updates]):
@@ -156,7 +160,7 @@ def _scattered(case, indices, updates, gives):
     return None
 
 
-def _in_slices(case, indices, updates):
+def _in_slices(case: Case, indices: int, updates: int) -> int | None:
     """Where in the output the rows of updates are that are within what an index names; None if they are not."""
     index_rank = case.rank(indices)
     depth = case.shape(indices)[index_rank - 1]
@@ -164,7 +168,7 @@ def _in_slices(case, indices, updates):
     return None if within < 0 or depth is None or depth.constant is None else depth.constant + within
 
 
-def reverse_sequence(case):
+def reverse_sequence(case: Case) -> Outcome | None:
     """ReverseSequence(x, lengths): there is a length for each element along a dimension."""
     batch, state = case.attr("batch_dim").i, case.states[0]
     if case.rank(0) is None:
@@ -177,7 +181,7 @@ def reverse_sequence(case):
     return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
 
 
-def count(case):
+def count(case: Case) -> Outcome | None:
     """DenseBincount(x, size, weights): counts in each row of a matrix; in a vector, in all."""
     state, weights = case.states[0], case.shape(2)
     if state != Rows(0) or weights is None:
@@ -192,7 +196,7 @@ def count(case):
     return case.all(takes, Partial("max") if case.attr("binary_output").b else SUM)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("Gather", "GatherV2"), gather),
     "ResourceGather": gather_of_variable,
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gather_nd),

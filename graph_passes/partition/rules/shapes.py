@@ -1,22 +1,31 @@
 """Ops that look at shapes, or change them."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
+import typing
+
 import numpy as np
 
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-def shape_of(case):
+
+def shape_of(case: Case) -> Outcome:
     """Shape, ShapeN and Size: the sizes of one process."""
     return Outcome(tuple(None for _ in case.inputs), (WHOLE,) * case.num_outputs, write=_write_shapes)
 
 
-def _write_shapes(writer):
+def _write_shapes(writer: "NodeWriter") -> list[str]:
     node = writer.node
     outputs = []
     for i in range(len(writer.inputs)):
@@ -29,11 +38,11 @@ def _write_shapes(writer):
     return outputs
 
 
-def rank_of(case):
+def rank_of(case: Case) -> Outcome:
     return Outcome((None,), (WHOLE,))
 
 
-def _same_rows(case, out=None):
+def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
     """Where in the output the rows of input 0 are, if they are cut into the same parts; else None.
 
     Elements keep their order, so it is where as many elements come before, and the size is of rows.
@@ -51,7 +60,7 @@ def _same_rows(case, out=None):
     return None
 
 
-def reshape(case):
+def reshape(case: Case) -> Outcome | None:
     """Rows stay rows where all elements of a row stay together."""
     state = case.states[0]
     if isinstance(state, Partial):
@@ -62,7 +71,7 @@ def reshape(case):
     return None if dimension is None else case.all({0: state}, Rows(dimension), local={1: dimension})
 
 
-def squeeze(case):
+def squeeze(case: Case) -> Outcome | None:
     """Dimensions of size 1 go. Which, is named, since one process may have a single row."""
     state = case.states[0]
     if isinstance(state, Partial):
@@ -74,7 +83,7 @@ def squeeze(case):
     return case.all({0: state}, Rows(dimension)) if named else None
 
 
-def expand(case):
+def expand(case: Case) -> Outcome | None:
     state = case.states[0]
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -82,7 +91,7 @@ def expand(case):
     return None if dimension is None else case.all({0: state}, Rows(dimension))
 
 
-def transpose(case):
+def transpose(case: Case) -> Outcome | None:
     """Only its own dimensions change their order."""
     state, order = case.states[0], case.constant(1)
     if isinstance(state, Partial):
@@ -92,7 +101,7 @@ def transpose(case):
     return case.all({0: state}, Rows([int(d) for d in order].index(state.dimension)))
 
 
-def _together(case, inputs, dimension_of):
+def _together(case: Case, inputs: Sequence[int], dimension_of: Callable[[int], int | None]) -> Outcome | None:
     """Tensors that are joined: all have the same rows, or are summands alike.
 
     Args:
@@ -121,7 +130,7 @@ def _together(case, inputs, dimension_of):
     return case.all(dict.fromkeys(inputs, state), Rows(dimension))
 
 
-def pack(case):
+def pack(case: Case) -> Outcome | None:
     rank = case.rank(0)
     if rank is None:
         return None
@@ -129,7 +138,7 @@ def pack(case):
     return _together(case, range(len(case.inputs)), lambda d: d + (axis <= d))
 
 
-def unpack(case):
+def unpack(case: Case) -> Outcome | None:
     state, rank = case.states[0], case.rank(0)
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -141,7 +150,7 @@ def unpack(case):
     return case.all({0: state}, Rows(state.dimension - (axis < state.dimension)))
 
 
-def concat(case):
+def concat(case: Case) -> Outcome | None:
     axis, rank = case.constant(len(case.inputs) - 1), case.rank(0)
     if axis is None or rank is None:
         return None
@@ -149,10 +158,10 @@ def concat(case):
     return _together(case, range(len(case.inputs) - 1), lambda d: None if d == axis else d)
 
 
-def split(which, value):
+def split(which: int, value: int) -> Rule:
     """Returns the rule of an op that cuts input `value` along a dimension that input `which` names."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         axis, state = case.constant(which), case.states[value]
         if isinstance(state, Partial):
             return case.all({value: state}, state)
@@ -165,7 +174,7 @@ def split(which, value):
     return rule
 
 
-def untouched(case):
+def untouched(case: Case) -> Outcome | None:
     """Changes other dimensions than that of the rows: that has its size before and after."""
     state, out = case.states[0], case.out_shape()
     if state == SUM and case.node.op in ("Tile", "Pad"):
@@ -183,12 +192,12 @@ def untouched(case):
     return None
 
 
-def _is_all(value, expected):
+def _is_all(value: np.ndarray | None, expected: int) -> bool:
     """Whether integers are known, and all have a value."""
     return value is not None and bool((np.asarray(value) == expected).all())
 
 
-def cut(case):
+def cut(case: Case) -> Outcome | None:
     """Slice(x, begin, size): the rows are taken all."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
@@ -200,7 +209,7 @@ def cut(case):
     return case.all({0: state}, state, local={2: state.dimension}, checks={1: (state.dimension, 0)})
 
 
-def broadcast(case):
+def broadcast(case: Case) -> Outcome | None:
     """BroadcastTo(x, shape): dimensions are aligned at the last one."""
     state, out = case.states[0], case.out_shape()
     if not isinstance(state, Rows) or out is None or case.rank(0) is None:
@@ -211,7 +220,7 @@ def broadcast(case):
     return case.all({0: state}, Rows(dimension), local={1: dimension})
 
 
-def ensure_shape(case):
+def ensure_shape(case: Case) -> Outcome | None:
     """EnsureShape: a shape that says nothing of the rows."""
     state, sizes = case.states[0], case.attr("shape").shape
     if isinstance(state, Rows) and (len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
@@ -219,7 +228,7 @@ def ensure_shape(case):
     return case.all({0: state}, state)
 
 
-def along_others(case):
+def along_others(case: Case) -> Outcome | None:
     """ReverseV2, Roll: along given dimensions, which are not that of the rows."""
     which = {"ReverseV2": 1, "Roll": 2}[case.node.op]
     axes, state = case.constant(which), case.states[0]
@@ -232,7 +241,7 @@ def along_others(case):
     return case.all({0: state}, state)
 
 
-def _strided(case, tensor_rank):
+def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None:
     """Returns what a StridedSlice does with dimensions that are not shrunk; None if its strides are unknown.
 
     Args:
@@ -271,7 +280,7 @@ def _strided(case, tensor_rank):
     return pairs
 
 
-def strided_slice(case):
+def strided_slice(case: Case) -> Outcome | None:
     """x[...]: all rows, by a range from the first without an end, or by none at all."""
     state = case.states[0]
     if state == SUM:
@@ -283,7 +292,7 @@ def strided_slice(case):
     return None
 
 
-def strided_slice_gradient(case):
+def strided_slice_gradient(case: Case) -> Outcome | None:
     """StridedSliceGrad(shape, begin, end, strides, dy): dy among zeros of that shape."""
     state, out = case.states[4], case.out_shape()
     if state == SUM:
@@ -297,7 +306,7 @@ def strided_slice_gradient(case):
     return None
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("Shape", "ShapeN", "Size"), shape_of),
     "Rank": rank_of,
     "Reshape": reshape,
