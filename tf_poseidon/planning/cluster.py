@@ -100,5 +100,5 @@ def describe(shape: Shape) -> str:
     return text if ranks_per_node == 1 else f"{text}, {ranks_per_node} to a node"
 
 
-def _is_number(value: object) -> TypeGuard[numbers.Real]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and math.isfinite(value)

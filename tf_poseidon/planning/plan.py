@@ -54,8 +54,10 @@ class Plan:
     def total_bytes(self) -> float | None:
         """Payload that a node, worker and server, sends plus receives in a step; None if unknown."""
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
-        parts = [*(decision.num_bytes for decision in self.decisions), *(cost and cost.num_bytes for cost in others)]
-        return None if None in parts else sum(parts)
+        parts = [*(decision.num_bytes for decision in self.decisions),
+                 *(None if cost is None else cost.num_bytes for cost in others)]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
 
     @property
     def step_seconds(self) -> float | None:
@@ -141,7 +143,7 @@ class Plan:
     def predictions(self) -> dict[str, Any]:
         """Returns what the table says, as values for JSON."""
         def cost(cost: Cost | None) -> dict[str, float] | None:
-            return cost and {"bytes": cost.num_bytes, "seconds": cost.seconds}
+            return None if cost is None else {"bytes": cost.num_bytes, "seconds": cost.seconds}
 
         step, compute = self._times() or (None, None)
         return {
@@ -229,14 +231,16 @@ class Plan:
             raise ValueError("its sites are not distinct")
         str(self)  # numbers have to be numbers
         for site, decision in zip(self.sites, self.decisions, strict=True):
-            scheme, leader = SCHEMES.get(decision.scheme), decisions.get(decision.leader)
+            scheme = SCHEMES.get(decision.scheme)
+            leader = None if decision.leader is None else decisions.get(decision.leader)
             if scheme is None or decision.site != site.name:
                 is_possible = False
             elif decision.carried is None:
                 is_possible = not scheme.mismatch(site) and not scheme.refusal(site)
             else:
-                is_leader = leader is not None and leader.scheme == decision.scheme and leader.leader is None
-                is_possible = scheme.can_follow(site, decision.carried, sites[leader.site] if is_leader else None)
+                if leader is not None and (leader.scheme != decision.scheme or leader.leader is not None):
+                    leader = None
+                is_possible = scheme.can_follow(site, decision.carried, None if leader is None else sites[leader.site])
             if not is_possible:
                 raise PlanError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
                                 f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
@@ -250,7 +254,8 @@ class Plan:
             rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
         for exchange in self.exchanges:
             known = exchange.cost(self.cluster)
-            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme, _bytes(known and known.num_bytes),
+            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme,
+                         _bytes(None if known is None else known.num_bytes),
                          _ms(known), "", exchange.reason))
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
         total = [cost for cost in (*(d.cost for d in self.decisions), *others) if cost]
