@@ -39,7 +39,8 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
         if node.op in OPS and not graph_lib.is_planned(node):
             refusal = _refusal(graph, node, size)
             markers += [dataclasses.replace(marker, refusal=refusal) for marker in _markers(graph, node)]
-    times, numbers = collections.Counter(marker.site for marker in markers), collections.Counter()
+    times = collections.Counter(marker.site for marker in markers)
+    numbers: collections.Counter[str] = collections.Counter()
     for i, marker in enumerate(markers):
         if times[marker.site] > 1:
             markers[i] = dataclasses.replace(marker, site=f"{marker.site}#{numbers[marker.site]}")
@@ -121,8 +122,9 @@ def _laid_end_to_end(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Bund
         return None
     *gradients, _ = graph_lib.data_inputs(ends)
     sizes = graph.constant(pieces[0].input[1])
-    lengths = [graph_lib.num_elements(graph.shape(tensor)) for tensor in gradients]
-    if any(graph.shape(tensor) is None or len(graph.shape(tensor)) != 1 for tensor in gradients):
+    shapes = [graph.shape(tensor) for tensor in gradients]
+    lengths = [graph_lib.num_elements(shape) for shape in shapes]
+    if any(shape is None or len(shape) != 1 for shape in shapes):
         return None
     if sizes is None or sizes.tolist() != lengths:
         return None

@@ -37,7 +37,8 @@ class Library:
                 raise GraphError(f"The graph has a function named {name!r}, which is no name of a function.")
         if len(self.functions) != len(functions):
             raise GraphError("The graph has two functions of the same name.")
-        self.bodies = {"": MainBody(graph_def, self)}
+        self.main = MainBody(graph_def)
+        self._bodies: dict[str, FunctionBody] = {}
 
     def op_def(self, node: node_def_pb2.NodeDef) -> op_def_pb2.OpDef:
         """Returns the OpDef of a node.
@@ -73,13 +74,13 @@ class Library:
             found += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
         return found
 
-    def body(self, function: str) -> "MainBody | FunctionBody":
-        """Returns the body of a function, or the main graph of ""."""
-        if function not in self.bodies:
+    def body(self, function: str) -> "FunctionBody":
+        """Returns the body of a function."""
+        if function not in self._bodies:
             if function not in self.functions:
                 raise GraphError(f"The graph calls a function {function!r}, which it does not have.")
-            self.bodies[function] = FunctionBody(self.functions[function], self)
-        return self.bodies[function]
+            self._bodies[function] = FunctionBody(self.functions[function], self)
+        return self._bodies[function]
 
 
 def attribute(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
@@ -110,7 +111,7 @@ class MainBody:
         arguments, returns, control_returns: Empty; only functions have them.
     """
 
-    def __init__(self, graph_def: graph_pb2.GraphDef, library: "Library") -> None:
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self.function = ""
         self.nodes = _by_name(graph_def.node, "The graph")
         self.arguments, self.returns, self.control_returns = (), (), ()
@@ -121,7 +122,7 @@ class MainBody:
     def parse(self, text: str) -> tuple[str, int | None]:
         """Returns (name, output) of a tensor, (name, None) of a control dependency."""
         if graph_lib.is_control(text):
-            found = text[1:], None
+            found: tuple[str, int | None] = text[1:], None
         else:
             name, colon, output = text.partition(":")
             # Not "name:00" either: whoever reads what is exchanged is found by the text.

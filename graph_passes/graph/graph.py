@@ -13,6 +13,7 @@ from typing import Literal
 from typing import overload
 from typing import Protocol
 from typing import TYPE_CHECKING
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # The attribute of markers that a pass has decided about, and left as they are.
 PLANNED = "_poseidon_planned"
+# What such a marker gets.
+DECIDED: dict[str, Any] = {PLANNED: True}
 # An attribute of what exchanges something in a graph that was partitioned by rows: what the step does meanwhile. It
 # "computes", or "waits", if that happens once in a step; it "repeats" in each round of a loop.
 MEANWHILE = "_poseidon_meanwhile"
@@ -88,9 +91,9 @@ class Graph:
         """
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
-        self._consumers = collections.defaultdict(list)
-        self._inputs = {}
-        self._shapes = {}
+        self._consumers: collections.defaultdict[str, list[node_def_pb2.NodeDef]] = collections.defaultdict(list)
+        self._inputs: dict[str, list[str]] = {}
+        self._shapes: dict[str, Shape | None] = {}
         self._given_shapes = shapes
         for node in graph_def.node:
             for name in dict.fromkeys(map(node_of, node.input)):
@@ -183,9 +186,14 @@ def meanwhile(node: node_def_pb2.NodeDef) -> str:
     return node.attr[MEANWHILE].s.decode() if MEANWHILE in node.attr else ""
 
 
+def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
+
+
 def num_elements(shape: Shape | None) -> int | None:
     """Returns the number of elements of a shape, None if it is unknown."""
-    return None if shape is None or None in shape else math.prod(shape)
+    return math.prod(shape) if is_known(shape) else None
 
 
 class Writer:
@@ -202,7 +210,7 @@ class Writer:
         self._prefix = prefix
         self._device = device
         self._provenance = provenance
-        self.nodes = []
+        self.nodes: list[node_def_pb2.NodeDef] = []
 
     @contextlib.contextmanager
     def placed(self, device: str) -> Iterator[None]:

@@ -23,6 +23,10 @@ from tf_poseidon.graph_passes.match.matches import Scale
 
 _MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
 
+# A tensor, and what the sum of its rows is scaled by; and how often each is in a sum.
+_Part = tuple[str | None, Scale]
+_Unordered = frozenset[tuple[_Part, int]]
+
 
 class MatchBiases(passes.Pass):
     """Finds the gradients of biases of dense layers."""
@@ -53,7 +57,7 @@ def match(graph: graph_lib.Graph, markers: Iterable[Marker],
     Returns:
         `BiasMatch`es by site.
     """
-    leaders = {}
+    leaders: dict[_Unordered, BiasMatch] = {}
     for marker in markers:
         match = matches[marker.site]
         if not isinstance(match, Match):
@@ -72,15 +76,18 @@ def match(graph: graph_lib.Graph, markers: Iterable[Marker],
         except Refused:
             continue
         leader = leaders.get(_unordered([(root, scale) for _, root, scale in sums]))
-        product = leader and matches[leader.leader].products[0]
+        if leader is None:
+            continue
+        match = matches[leader.leader]
+        assert isinstance(match, Match)
         # A factor may have several of the tensor's dimensions as its columns.
-        if leader and marker.shape == (getattr(product, leader.factor).columns,):
+        if marker.shape == (getattr(match.products[0], leader.factor).columns,):
             nodes = tuple(node for node, _, _ in sums)
             found[marker.site] = dataclasses.replace(leader, nodes=nodes)
     return found
 
 
-def _unordered(parts: Sequence[tuple[str, Scale]]) -> frozenset[tuple[tuple[str, Scale], int]]:
+def _unordered(parts: Sequence[_Part]) -> _Unordered:
     return frozenset((part, parts.count(part)) for part in parts)
 
 

@@ -115,7 +115,7 @@ def scalar_of(graph: graph_lib.Graph, tensor: str) -> Scalar | None:
         node = graph.node(tensor)
     if node.op == "Const":
         value = graph.constant(tensor)
-        if node.attr["dtype"].type in _FLOATS and value.size and np.all(value == value.flat[0]):
+        if value is not None and node.attr["dtype"].type in _FLOATS and value.size and np.all(value == value.flat[0]):
             return Scalar(value=float(value.flat[0]))
         return None
     shape = graph.shape(tensor)
@@ -187,7 +187,9 @@ class _Matcher:
                       "the two is broadcast")
 
     def _sum(self, tensor: str, inputs: list[str], scale: Scale, masks: Masks) -> Match:
-        products, terms, product_masks = [], [], set()
+        products: list[Product] = []
+        terms: list[Term] = []
+        product_masks: set[Masks] = set()
         shape = self._graph.shape(tensor)
         for part in inputs:
             if graph_lib.num_elements(shape) is None or self._graph.shape(part) != shape:
@@ -201,7 +203,7 @@ class _Matcher:
                 terms.append(self._term(part, scale, masks))
         if len(product_masks) > 1:
             raise Refused(tensor, "it adds products with different masks")
-        return Match(tuple(products), *product_masks or [masks], tuple(terms))
+        return Match(tuple(products), next(iter(product_masks), masks), tuple(terms))
 
     def _holds_product(self, tensor: str) -> bool:
         """Whether a product is behind a tensor, through ops that `match` knows."""
@@ -263,7 +265,9 @@ class _Matcher:
         if inner.op not in BATCH_PRODUCTS:
             raise Refused(node.name, f"a sum over a {inner.op} is not a product of two matrices")
         u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)
-        axes, rank = self._graph.constant(inputs[1]), len(self._graph.shape(u.tensor))
+        axes, shape = self._graph.constant(inputs[1]), self._graph.shape(u.tensor)
+        assert shape is not None  # else the product was refused
+        rank = len(shape)
         if axes is not None:
             if sorted(a % rank for a in axes.flatten().tolist()) != list(range(rank - 2)):
                 raise Refused(node.name, "it is not summed over the batch, and only that")

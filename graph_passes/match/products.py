@@ -23,9 +23,9 @@ def _matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
 def _matrix(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, tensor: str, rows: int) -> tuple[Factor, int | None]:
     """Returns (Factor, rows) of a matrix whose rows are dimension `rows`."""
     shape = graph.shape(tensor)
-    if shape is None or len(shape) != 2 or shape[1 - rows] is None:
+    if shape is None or len(shape) != 2 or (columns := shape[1 - rows]) is None:
         raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
-    return Factor(tensor, (1, 0) if rows == 1 else None, shape[1 - rows], True), shape[rows]
+    return Factor(tensor, (1, 0) if rows == 1 else None, columns, True), shape[rows]
 
 
 def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
@@ -33,11 +33,11 @@ def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     shape_a, shape_b = graph.shape(a), graph.shape(b)
     if node.attr["adj_y"].b or not node.attr["adj_x"].b:
         raise Refused(node.name, "its rows are not the last dimension but one of both factors")
-    if not shape_a or not shape_b or None in (shape_a[-1], shape_b[-1]):
+    if not shape_a or not shape_b or (m := shape_a[-1]) is None or (n := shape_b[-1]) is None:
         raise Refused(node.name, "the shapes of its inputs are unknown")
     if shape_a[:-1] != shape_b[:-1] or None in shape_a[1:-1]:
         raise Refused(node.name, "one of its factors is broadcast, or its shape is unknown")
-    return (Factor(a, None, shape_a[-1], False), Factor(b, None, shape_b[-1], False),
+    return (Factor(a, None, m, False), Factor(b, None, n, False),
             graph_lib.num_elements(shape_a[:-1]))
 
 
@@ -66,7 +66,8 @@ def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
             tensor, None if order == tuple(range(len(order))) else order,
             math.prod(shape[term.index(i)] for i in own), len(rows) == len(own) == 1))
         k = k or graph_lib.num_elements(tuple(shape[term.index(i)] for i in rows))
-    return (*factors, k)
+    u, v = factors
+    return u, v, k
 
 
 # Functions of (graph, node) that return (U, V, K); K is None where it is unknown.

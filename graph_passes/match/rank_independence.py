@@ -45,8 +45,9 @@ class RankIndependence:
                 are trained.
         """
         self._graph = graph
-        self._resources = {}
-        assigned, readers, differing = set(), {}, []
+        self._resources: dict[str, str] = {}
+        readers: dict[str, list[str]] = {}
+        assigned, differing = set(), []
         for node in graph.graph_def.node:
             if _is_assignment(node):
                 assigned.add(self._resource(node.input[0]))
@@ -85,7 +86,7 @@ class RankIndependence:
 
         A constant can hold what only one rank knows, so ranks compare what they take to be equal.
         """
-        known = {}
+        known: dict[str, str] = {}
 
         def of(name: str) -> str:
             # Depth first without recursion: expressions can be deep.

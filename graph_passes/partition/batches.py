@@ -90,7 +90,9 @@ def _can_be_together(graph: graph_lib.Graph, fetches: Collection[str]) -> bool:
 
 
 def _num_blocks(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    return int(np.prod(graph.constant(graph.inputs(node)[1])))
+    block = graph.constant(graph.inputs(node)[1])
+    assert block is not None  # else there is no `_geometry`
+    return int(np.prod(block))
 
 
 def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
@@ -98,22 +100,29 @@ def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
     if node.op not in ("Reshape", "ExpandDims", "Squeeze"):
         return True
     before, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
-    if not before or not after or None in before[1:] or None in after[1:]:
+    if not before or not after:
         return False
-    return 0 < np.prod(before[1:]) == np.prod(after[1:])
+    count = graph_lib.num_elements(before[1:])
+    return count is not None and 0 < count == graph_lib.num_elements(after[1:])
 
 
 def _geometry(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> _Geometry | None:
     """Returns (sizes of images, block, what is added or cut off), lists; None if unknown."""
     tensor, block, borders = graph.inputs(node)
     shape = graph.shape(tensor)
-    if not shape or any(graph.node(t).op != "Const" for t in (block, borders)) or None in shape[1:]:
+    sizes = shape[1:] if shape else None
+    if not graph_lib.is_known(sizes):
         return None
-    return [int(size) for size in shape[1:]], graph.constant(block).tolist(), graph.constant(borders).tolist()
+    in_block, around = graph.constant(block), graph.constant(borders)
+    if in_block is None or around is None:
+        return None
+    return [int(size) for size in sizes], in_block.tolist(), around.tolist()
 
 
 def _write_made(writer: graph_lib.Writer, graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> None:
-    sizes, block, paddings = _geometry(graph, node)
+    geometry = _geometry(graph, node)
+    assert geometry is not None  # `_can_be_together`
+    sizes, block, paddings = geometry
     value, count, rest = graph.inputs(node)[0], len(block), sizes[len(block):]
     if np.any(paddings):
         around = np.array([[0, 0], *paddings, *[[0, 0]] * len(rest)], np.int32)
@@ -129,7 +138,9 @@ def _write_made(writer: graph_lib.Writer, graph: graph_lib.Graph, node: node_def
 
 
 def _write_ended(writer: graph_lib.Writer, graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> None:
-    sizes, block, crops = _geometry(graph, node)
+    geometry = _geometry(graph, node)
+    assert geometry is not None  # `_can_be_together`
+    sizes, block, crops = geometry
     value, count = graph.inputs(node)[0], len(block)
     small, rest = sizes[:count], sizes[count:]
     value = _reshaped(writer, "split", value, [-1, *block, *small, *rest], node)
@@ -155,5 +166,5 @@ def _reshaped(writer: graph_lib.Writer, suffix: str, value: str, sizes: Sequence
 
 
 def _transposed(writer: graph_lib.Writer, value: str, order: Sequence[int], node: node_def_pb2.NodeDef) -> str:
-    order = writer.constant("order", np.array(order, np.int32), value)
-    return writer.add("transposed", "Transpose", [value, order], T=node.attr["T"].type, Tperm=_INT32)
+    by = writer.constant("order", np.array(order, np.int32), value)
+    return writer.add("transposed", "Transpose", [value, by], T=node.attr["T"].type, Tperm=_INT32)

@@ -28,7 +28,7 @@ class Frame:
 
     def within(self, other: "Frame") -> bool:
         """Whether this is a frame, or in it."""
-        frame = self
+        frame: Frame | None = self
         while frame is not None:
             if frame == other:
                 return True
@@ -41,7 +41,7 @@ ROOT = Frame()
 
 def find_frames(ordered: Iterable[node_def_pb2.NodeDef]) -> dict[str, Frame]:
     """Returns the `Frame` of the outputs of each node, by name; nodes are given each after its inputs."""
-    frames = {}
+    frames: dict[str, Frame] = {}
     for node in ordered:
         inputs = [frames[name] for name in map(graph_lib.node_of, node.input) if name in frames]
         frame = max(inputs, key=_depth, default=ROOT)

@@ -34,7 +34,7 @@ class Lists:
 
     def __init__(self, graph: graph_lib.Graph) -> None:
         self._graph = graph
-        self._origins = {}
+        self._origins: dict[str, tuple[tuple[str, ...], bool]] = {}
         self._puts = collections.defaultdict(list)  # by node that makes a list
         for node in graph.graph_def.node:
             if node.op in PUTS:

@@ -42,13 +42,14 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
     for node in ordered:
         by_rows = _cut(inputs[node.name], seen, outcomes[node.name])
         sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
-    found, before = {}, None
+    found: dict[str, str | None] = {}
+    before = None
     while found != before:  # again, with what comes back in loops
         before = dict(found)
         for node in ordered:
             known = (found.get(name) for name in sources[node.name])
             found[node.name] = node.name if node.name in markers else min(
-                (name for name in known if name), key=markers.get, default=None)
+                (name for name in known if name), key=markers.__getitem__, default=None)
     return found
 
 
@@ -63,7 +64,7 @@ def mixing(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequenc
 
     Held summands are those of all ranks.
     """
-    names = set()
+    names: set[str] = set()
     if len(set(found.values())) == 1:
         return names
     for node in ordered:

@@ -34,7 +34,9 @@ def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
         paths: The path of each variable, by the name of the node that its resource comes from. Of nodes that are
             not in it, the name of the node.
     """
-    graph, trained, kept = sizes.graph, collections.defaultdict(set), collections.defaultdict(set)
+    graph = sizes.graph
+    trained: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
+    kept: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
     used = _used(graph, propagated)
     updates = collections.defaultdict(list)
     for node in propagated.ordered:
@@ -44,8 +46,12 @@ def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
         names = trained if resource in used else kept  # of a slot of an optimizer, the variable's tensor is trained too
         for tensor in _behind(graph, sizes, nodes, updates, used):
             names[tensor].add(paths.get(resource, resource))
-    return tuple({tensor: min(names) for tensor, names in found.items() if len(names) == 1 and tensor not in others}
-                 for found, others in ((trained, ()), (kept, trained)))
+    return _of_one(trained), {tensor: name for tensor, name in _of_one(kept).items() if tensor not in trained}
+
+
+def _of_one(names: Mapping[str, set[str]]) -> dict[str, str]:
+    """Returns the name that a tensor has, of tensors that have one alone."""
+    return {tensor: min(found) for tensor, found in names.items() if len(found) == 1}
 
 
 def _is_update(node: node_def_pb2.NodeDef) -> bool:

@@ -39,14 +39,15 @@ def pack(graph_def: graph_pb2.GraphDef,
     graph = graph_lib.Graph(graph_def)
     sums = [node for node in graph_def.node if node.op == "PoseidonSync" and _site(node) in small]
     after = _after(graph, sums)
-    packs = collections.defaultdict(list)
+    together = collections.defaultdict(list)
     for node in sums:
         if node.name not in after:
-            packs[node.attr["T"].type, node.input[1], node.device].append(node)
-    packs = [members for members in packs.values() if len(members) > 1]
+            together[node.attr["T"].type, node.input[1], node.device].append(node)
+    packs = [members for members in together.values() if len(members) > 1]
     if not packs:
         return graph_def, exchanges
-    written, packed = {}, {}
+    written: dict[str, list[node_def_pb2.NodeDef]] = {}
+    packed: dict[str, report_lib.Exchange | None] = {}
     order = {exchange.site: i for i, exchange in enumerate(exchanges)}
     for members in packs:
         members.sort(key=lambda node: order[_site(node)])
@@ -55,8 +56,8 @@ def pack(graph_def: graph_pb2.GraphDef,
         written |= _write(members, parts, total)
         packed |= {part.site: total if part is parts[0] else None for part in parts}
     nodes = [replacement for node in graph_def.node for replacement in written.get(node.name, [node])]
-    exchanges = [packed.get(exchange.site, exchange) for exchange in exchanges]
-    return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in exchanges if exchange is not None]
+    left = [packed.get(exchange.site, exchange) for exchange in exchanges]
+    return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in left if exchange is not None]
 
 
 def _is_small(exchange: report_lib.Exchange) -> bool:
@@ -74,7 +75,8 @@ def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[
     frames = frames_lib.find_frames(graph_lib.in_order(graph.graph_def))
     branches = [node for node in graph.graph_def.node if node.op in ("Switch", "RefSwitch", "_SwitchN")
                 and frames[node.name] == frames_lib.ROOT]
-    queue, after = [node.name for node in (*sums, *branches)], set()
+    queue = [node.name for node in (*sums, *branches)]
+    after: set[str] = set()
     while queue:
         found = {reader.name for reader in graph.consumers(queue.pop())} - after
         after |= found
@@ -84,9 +86,15 @@ def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[
 
 def _together(parts: Sequence[report_lib.Exchange]) -> report_lib.Exchange:
     """Returns the one exchange that stands for several."""
-    elements = sum(graph_lib.num_elements(part.shape) for part in parts)
+    elements = sum(map(_elements, parts))
     return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
                                bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
+
+
+def _elements(part: report_lib.Exchange) -> int:
+    count = graph_lib.num_elements(part.shape)
+    assert count is not None  # `_is_small`
+    return count
 
 
 def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.Exchange],
@@ -102,8 +110,7 @@ def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.E
     value = writer.add("summands", "ConcatV2", [*flat, axis], T=dtype, Tidx=_INT32, N=len(flat))
     whole = writer.add("", "PoseidonSync", [value, first.input[1], *controls], T=dtype, shape=total.shape,
                        site=total.site, **{graph_lib.MEANWHILE: graph_lib.meanwhile(first)})
-    lengths = [graph_lib.num_elements(part.shape) for part in parts]
-    lengths = writer.constant("lengths", np.array(lengths, np.int32), whole)
+    lengths = writer.constant("lengths", np.array(list(map(_elements, parts)), np.int32), whole)
     pieces = writer.add("sums", "SplitV", [whole, lengths, axis], T=dtype, Tlen=_INT32, num_split=len(parts))
     shared, written = writer.nodes, {}
     for i, (node, part) in enumerate(zip(members, parts)):

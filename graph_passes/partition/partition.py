@@ -72,7 +72,8 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
-    graph_def, exchanges = graph_lib.with_nodes(graph_def, nodes), writer.exchanges
+    graph_def = graph_lib.with_nodes(graph_def, nodes)
+    exchanges: Sequence[report_lib.Exchange] = writer.exchanges
     if runs_whole:
         graph_def, exchanges = packing.pack(graph_def, exchanges)
     report = report_lib.Report(
@@ -87,5 +88,6 @@ def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: s
     all_bytes = [sizes.bytes(tensor, propagate_lib.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
                  for tensor in sizes.graph.inputs(node)
                  if isinstance(propagated.states.get(propagate_lib.canonical(tensor)), states.Rows)]
-    per_row = [each.per_row for each in all_bytes]
-    return report_lib.WholeOp(name, node.op, report_lib.Bytes(per_row=None if None in per_row else sum(per_row)))
+    per_row = [each.per_row for each in all_bytes if each.per_row is not None]
+    return report_lib.WholeOp(name, node.op, report_lib.Bytes(
+        per_row=sum(per_row) if len(per_row) == len(all_bytes) else None))

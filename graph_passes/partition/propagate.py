@@ -40,7 +40,6 @@ from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
-from tf_poseidon.graph_passes.partition.stores import Store
 
 _MERGES = ("Merge", "RefMerge")
 _BACK = ("NextIteration", "RefNextIteration")
@@ -108,23 +107,26 @@ class _Propagation:
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, summands)
-        self._ruled = {}  # by node: (what its rule was given last, what it said)
+        # By node: (what its rule was given last, what it said).
+        self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
         # How a node runs of which nothing is cut into rows: most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
         self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
-        self._forced = set()  # summands that somebody needs whole
-        self._merges = {}  # the states of Merges
-        self._changes = collections.Counter()
+        self._forced: set[str] = set()  # summands that somebody needs whole
+        self._merges: dict[str, State] = {}  # the states of Merges
+        self._changes: collections.Counter[str] = collections.Counter()
         self._lists = lists_lib.Lists(self._graph)
-        self._kept_whole = set()  # nodes whose outputs cannot be gathered
-        self._wishes = {}  # the states of lists, by the node that makes them
-        self._refused = set()  # nodes that cannot make a list in the state that is wished
+        self._kept_whole: set[str] = set()  # nodes whose outputs cannot be gathered
+        self._wishes: dict[str, State] = {}  # the states of lists, by the node that makes them
+        self._refused: set[str] = set()  # nodes that cannot make a list in the state that is wished
         self._stores = stores_lib.Stores(self._graph)
-        self._stored = {}  # the states of stacks and TensorArrays
+        self._stored: dict[stores_lib.Store, State | None] = {}  # the states of stacks and TensorArrays
         self._whole_stores = self._outer_stores()  # names of the nodes that make those that have to be whole
-        self._states, self._outcomes, self._without_rule = {}, {}, []
+        self._states: dict[str, State] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._without_rule: list[str] = []
 
     def run(self) -> Propagated:
         self._settle()
@@ -205,13 +207,13 @@ class _Propagation:
             self._refused.add(node.name)
             return whole
         if outcome is None:
-            if stored not in (None, WHOLE):
+            if store is not None and stored not in (None, WHOLE):
                 self._whole_stores.add(store.origin)
             # Of summands, and what updates variables, no rule could be better.
             if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):
                 self._without_rule.append(node.name)
             return whole
-        if stored is None:  # what is taken out later should know
+        if store is not None and stored is None:  # what is taken out later should know
             self._stored[store] = stores_lib.state_put(node, outcome.takes)
         return outcome
 
@@ -251,6 +253,7 @@ class _Propagation:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
+        assert isinstance(target, Rows)
         shape = self._sizes.shape(tensor)
         return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
 
@@ -312,7 +315,7 @@ class _Propagation:
             elif takes == WHOLE and isinstance(state, Partial):
                 self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
-                again |= self._gather(tensor)
+                again |= self._gather(tensor, state)
         if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
             found = self._common(handed, [self.seen(tensor) for tensor in handed])
@@ -328,12 +331,12 @@ class _Propagation:
             reader for reader in self._graph.consumers(node.name) if reader.op in _MERGES]
         return all(self._changes[merge.name] > _CHANGES for merge in merges)
 
-    def _gather(self, tensor: str) -> bool:
+    def _gather(self, tensor: str, state: Rows) -> bool:
         """Runs whole what makes a tensor, if that cannot be gathered; returns whether that is new."""
         node = self._graph.node(tensor)
         # To gather along another dimension than the first, their number has to be known.
         can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
-            self.seen(tensor).dimension == 0 or self._sizes.shape(tensor) is not None)
+            state.dimension == 0 or self._sizes.shape(tensor) is not None)
         if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
             return False
         self._kept_whole.add(node.name)
@@ -354,9 +357,9 @@ class _Propagation:
         return {origin for origin, names in self._stores.nodes.items()
                 if not all(self._frames[name].within(self._inner) for name in (origin, *names) if name in self._frames)}
 
-    def _find_stored(self, before: Mapping[Store, State]) -> bool:
+    def _find_stored(self, before: Mapping[stores_lib.Store, State | None]) -> bool:
         """Finds the states of stacks and TensorArrays, given those before; returns whether there are other ones."""
-        self._stored = self._stores.states(self.seen)
+        self._stored = dict(self._stores.states(self.seen))
         self._changes.update({store.origin for store in before if before[store] != self._stored.get(store)})
         for store in self._stores.all:
             if store.origin in self._whole_stores or self._changes[store.origin] > _CHANGES:
@@ -424,7 +427,7 @@ class _Propagation:
 
     def _bytes(self, tensor: str) -> float:
         shape = self._sizes.shape(tensor)
-        if shape is None or None in shape:
+        if not sizes_lib.is_known(shape):
             return float("inf")
         product = 1
         for size in shape:
@@ -467,8 +470,10 @@ def num_outputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
 
 def types_of_outputs(node: node_def_pb2.NodeDef, op: op_def_pb2.OpDef | None = None) -> list[int]:
     """Returns the `types_pb2.DataType` of each output of a node of a known op."""
-    types = []
-    for argument in (op or tf_compat.op_def(node.op)).output_arg:
+    op = op or tf_compat.op_def(node.op)
+    assert op is not None
+    types: list[int] = []
+    for argument in op.output_arg:
         if argument.type_list_attr:
             types += node.attr[argument.type_list_attr].list.type
         else:

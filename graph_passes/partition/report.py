@@ -24,9 +24,7 @@ class Bytes:
     @classmethod
     def of(cls, shape: graph_lib.Shape | None, dtype: int) -> "Bytes":
         """Returns those of a shape that does not depend on rows, and a `types_pb2.DataType`."""
-        if shape is None or None in shape:
-            return cls()
-        return cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
+        return cls() if not graph_lib.is_known(shape) else cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
 
     def __str__(self) -> str:
         if self.fixed is not None:

@@ -89,6 +89,13 @@ def product(sizes: Sequence[Size]) -> Size:
 ONE = product(())
 # What is known of a tensor's shape, None for unknown sizes.
 Shape = tuple[Size | None, ...]
+
+
+def is_known(shape: Shape | None) -> TypeGuard[tuple[Size, ...]]:
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
+
+
 # What knows what is in a list, a stack or a TensorArray.
 _Keeper = lists_lib.Lists | stores_lib.Stores
 
@@ -117,12 +124,12 @@ class Sizes:
             # TensorFlow infers nothing of what is taken out of a stack, not even how many dimensions it has.
             self._any = _with_elements(self._any, add_shapes)
         self._generic = _generic_graphs(self.graph, add_shapes)
-        self._shapes = {}
+        self._shapes: dict[str, Shape | None] = {}
 
     def usual_elements(self, tensor: str) -> int | None:
         """Returns how many elements a tensor has in a usual batch, None if that is not known."""
         shape = self.shape(tensor)
-        if shape is None or None in shape:
+        if not is_known(shape):
             return None
         total = product(shape)
         if total.constant is not None:
@@ -137,15 +144,16 @@ class Sizes:
         """Returns a tuple of `Size`s, None where one is unknown; None if the rank is."""
         if tensor not in self._shapes:
             shapes = [generic.shape(tensor) for generic in self._generic]
-            is_known = None not in shapes and len(set(map(len, shapes))) == 1
+            known = [shape for shape in shapes if shape is not None]
+            has_rank = len(known) == len(shapes) and len(set(map(len, known))) == 1
             self._shapes[tensor] = tuple(
-                None if None in sizes else Size(sizes) for sizes in zip(*shapes)) if is_known else None
+                Size(sizes) if graph_lib.is_known(sizes) else None for sizes in zip(*known)) if has_rank else None
         return self._shapes[tensor]
 
     def bytes(self, tensor: str, dtype: int) -> report_lib.Bytes:
         """Returns the `report.Bytes` of a tensor of a `types_pb2.DataType`."""
         shape = self.shape(tensor)
-        if shape is None or None in shape:
+        if not is_known(shape):
             return report_lib.Bytes()
         total, size = product(shape), tf.as_dtype(dtype).size or 0
         if total.constant is not None:
@@ -188,9 +196,10 @@ class Sizes:
 
 def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Returns the value that all of some arrays have, None if there is none."""
-    if any(value is None or not np.array_equal(value, values[0]) for value in values):
+    first = values[0]
+    if first is None or any(value is None or not np.array_equal(value, first) for value in values):
         return None
-    return values[0]
+    return first
 
 
 class _Generic:
@@ -199,8 +208,9 @@ class _Generic:
     def __init__(self, graph: graph_lib.Graph, markers: Collection[str] = ()) -> None:
         self.graph = graph
         self.markers = markers  # names of those that placeholders stand for
-        self._values = {}
-        self._lists = self._stores = None
+        self._values: dict[str, dict[int, np.ndarray] | None] = {}
+        self._lists: lists_lib.Lists | None = None
+        self._stores: stores_lib.Stores | None = None
 
     def _stands_for(self, tensor: str) -> str:
         """Returns the tensor of this graph that has the shape and value of one of the original graph."""
@@ -235,9 +245,9 @@ class _Generic:
             shape, axes = self.shape(inputs[0]), self.value(inputs[1])
             if shape is None or axes is None:
                 return None
-            axes = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
-            return tuple(1 if d in axes else size for d, size in enumerate(shape)
-                         if d not in axes or node.attr["keep_dims"].b)
+            reduced = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
+            return tuple(1 if d in reduced else size for d, size in enumerate(shape)
+                         if d not in reduced or node.attr["keep_dims"].b)
         if node.op in _SHAPED:
             sizes = self.value(inputs[_SHAPED[node.op]])
             if sizes is not None and sizes.ndim == 1 and min(sizes, default=0) >= 0:
@@ -297,7 +307,7 @@ class _Generic:
         if node.op not in _ENLARGING:
             return True
         shape = self.graph.shape(node.name)
-        return shape is not None and None not in shape and np.prod(shape) <= _MAX_ELEMENTS
+        return graph_lib.is_known(shape) and math.prod(shape) <= _MAX_ELEMENTS
 
     def _evaluate(self, node: node_def_pb2.NodeDef) -> dict[int, np.ndarray] | None:
         """Returns the known outputs of a node, arrays by number; None if there are none."""
@@ -305,14 +315,14 @@ class _Generic:
             if node.attr["dtype"].type not in _INTEGERS:
                 return None
             value = self.graph.constant(node.name)
-            return {0: value} if value.size <= _MAX_ELEMENTS else None
+            return {0: value} if value is not None and value.size <= _MAX_ELEMENTS else None
         inputs = self.graph.inputs(node)
         if node.op in _SHAPES:
             return {i: value for i, tensor in enumerate(inputs)
                     if (value := self._of_shape(node.op, tensor)) is not None} or None
         operands = self._operands(node)
-        values = [self._known(tensor) for tensor in operands]
-        if not operands or any(value is None for value in values):
+        values = [value for tensor in operands if (value := self._known(tensor)) is not None]
+        if not operands or len(values) < len(operands):
             return None
         if node.op in (*_PASS_ON, stores_lib.SIZE, "Enter"):
             return dict.fromkeys((0, 1), values[0])
@@ -331,7 +341,7 @@ class _Generic:
             return None
         if op == "Rank":
             return np.array(len(shape))
-        if None in shape:
+        if not graph_lib.is_known(shape):
             return None
         return np.array(math.prod(shape) if op == "Size" else shape, np.int64)
 
@@ -346,6 +356,7 @@ def _type_of(node: node_def_pb2.NodeDef, argument: op_def_pb2.OpDef.ArgDef) -> i
 def _execute(node: node_def_pb2.NodeDef, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Returns the outputs of a stateless op on the CPU, None if it fails."""
     op = tf_compat.op_def(node.op)
+    assert op is not None  # `_is_small_integer`
     attributes, inputs, rest = [], [], list(values)
     for attribute in op.attr:
         value = node.attr[attribute.name]
@@ -403,7 +414,7 @@ def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Gener
     """
     if not any(node.op in lists_lib.TAKES or node.op in stores_lib.TAKES for node in generic.graph.graph_def.node):
         return generic
-    doubted = set()  # names of nodes of which that was wrong
+    doubted: set[str] = set()  # names of nodes of which that was wrong
     while True:
         result = _with_guessed_elements(generic, add_shapes, doubted)
         keepers = _keepers(result.graph)
@@ -471,7 +482,7 @@ def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic
     """Returns a `_Generic` in which integers that are known, but not to TensorFlow, are constants: shapes follow."""
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
-        unknown = [node for node in graph.graph_def.node if not _is_known(graph.shape(node.name))]
+        unknown = [node for node in graph.graph_def.node if not graph_lib.is_known(graph.shape(node.name))]
         for node in unknown:
             for tensor in graph.inputs(node):
                 if tensor not in known and graph.node(tensor).op != "Const":
@@ -497,7 +508,7 @@ def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic
 
 def _would_follow(generic: _Generic, node: node_def_pb2.NodeDef) -> bool:
     """Whether a shape is unknown that may follow from what is known here, and not to TensorFlow."""
-    if _is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
+    if graph_lib.is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
         return False
     graph = generic.graph
     return any(generic.value(tensor) is not None or _is_better_known(graph.shape(tensor), generic.shape(tensor))
@@ -506,12 +517,7 @@ def _would_follow(generic: _Generic, node: node_def_pb2.NodeDef) -> bool:
 
 def _is_better_known(shape: graph_lib.Shape | None, other: graph_lib.Shape | None) -> bool:
     """Whether of a shape that is not all known another one is."""
-    return not _is_known(shape) and _is_known(other)
-
-
-def _is_known(shape: graph_lib.Shape | None) -> TypeGuard[tuple[int, ...]]:
-    """Whether all sizes of a shape are known."""
-    return shape is not None and None not in shape
+    return not graph_lib.is_known(shape) and graph_lib.is_known(other)
 
 
 def _type_of_integers(node: node_def_pb2.NodeDef, output: int) -> type[np.integer] | None:
@@ -546,7 +552,7 @@ def _of_elements(generic: _Generic, lists: _Keeper, node: node_def_pb2.NodeDef,
         return elements, None
     if node.op in lists_lib.TAKES and lists_lib.TAKES[node.op][1]:
         count = (generic.shape(node.name) or (None,))[0]
-        if count is None and node.op == "TensorListStack":
+        if count is None and node.op == "TensorListStack" and isinstance(lists, lists_lib.Lists):
             count = _length(generic, lists, node.input[0])
         return (count, *elements), None
     value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
@@ -571,11 +577,11 @@ def _length(generic: _Generic, lists: lists_lib.Lists, tensor: str) -> int | Non
 
 def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None:
     """Returns the shape that all shapes can have, of the sizes that some of them know; None if there is none."""
-    shapes = [shape for shape in shapes if shape is not None]
-    if len(set(map(len, shapes))) != 1:
+    ranked = [shape for shape in shapes if shape is not None]
+    if len(set(map(len, ranked))) != 1:
         return None
     unified = []
-    for sizes in zip(*shapes):
+    for sizes in zip(*ranked):
         known = {size for size in sizes if size is not None}
         if len(known) > 1:
             return None

@@ -69,10 +69,14 @@ class Stores:
 
     def __init__(self, graph: graph_lib.Graph) -> None:
         self._graph = graph
-        self._on = collections.defaultdict(set)  # by node: the `Store`s that it may work on
-        self._held = collections.defaultdict(set)  # by stack: the `Store`s whose handles it holds
-        self._carried = collections.defaultdict(set)  # by node: the `Store`s whose handles it may give
-        self.unknown, self.nodes = set(), {}
+        # By node: the `Store`s that it may work on.
+        self._on: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
+        # By stack: the `Store`s whose handles it holds.
+        self._held: collections.defaultdict[Store, set[Store]] = collections.defaultdict(set)
+        # By node: the `Store`s whose handles it may give.
+        self._carried: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
+        self.unknown: set[str] = set()
+        self.nodes: dict[str, list[str]] = {}
         makers = [node.name for node in graph.graph_def.node if node.op in _MAKES]
         if makers:
             self._follow(makers)
@@ -96,14 +100,14 @@ class Stores:
         Args:
             seen: A function that returns the state in which a tensor is seen.
         """
-        put = {}  # by origin, by `Store`: states
+        put: dict[str, dict[Store, set[State | None]]] = {}  # by origin, by `Store`: states
         for name, stores in self._on.items():
             node = self._graph.nodes[name]
             for store in stores:
                 states = put.setdefault(store.origin, {}).setdefault(store, set())
                 if node.op in PUTS:
                     states.add(state_put(node, list(map(seen, self._graph.inputs(node)))))
-        result = {}
+        result: dict[Store, State | None] = {}
         for origin, by_store in put.items():
             is_unknown = origin in self.unknown
             result.update(dict.fromkeys(by_store, WHOLE) if is_unknown else self._agreed(origin, by_store))

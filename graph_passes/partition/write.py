@@ -19,8 +19,9 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from collections.abc import Set
 import dataclasses
+import functools
+import math
 import typing
 
 import numpy as np
@@ -40,6 +41,7 @@ from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.sizes import ROWS
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -113,34 +115,34 @@ class GraphWriter:
     def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
                  kept: Mapping[str, str]) -> None:
         """Makes a writer; `trained` and `kept` have names of some tensors, as of `naming.variables_of`."""
-        self.nodes = []
-        self.exchanges = []
+        self.nodes: list[node_def_pb2.NodeDef] = []
+        self.exchanges: list[report_lib.Exchange] = []
         self._sizes = sizes
         self._graph = sizes.graph
         self._propagated = propagated
-        self._native = {}  # by tensor: its name where that has changed
-        self._converted = {}  # by (tensor, state)
-        self._at_hand = {}  # by tensor: whether it is to be had whole without an exchange
+        self._native: dict[str, str] = {}  # by tensor: its name where that has changed
+        self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
+        self._at_hand: dict[str, bool] = {}  # by tensor: whether it is to be had whole without an exchange
         # What some op needs whole: it is gathered anyway, or at hand.
         self._asked_for = {canonical(tensor) for name, outcome in propagated.outcomes.items()
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
                            if takes == WHOLE and isinstance(self.native_state(tensor), Rows)}
-        self._copies = {}  # by node: what computes it again, whole
-        self._controls = {}  # by name of a node that is gone: what stands for it
+        self._copies: dict[str, str] = {}  # by node: what computes it again, whole
+        self._controls: dict[str, str] = {}  # by name of a node that is gone: what stands for it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
                         if node.op in frames_lib.ENTERS}
         self._markers = {node.name: node for node in sizes_lib.rows_nodes(self._graph.graph_def)}
         self._home = propagated.frames[next(iter(self._markers))]  # the loop that the rows are in
         self._places = {node.name: Place(propagated.frames[node.name], propagated.markers[node.name])
                         for node in propagated.ordered}
-        self._parts = {}  # by place: the outputs of PoseidonPart there
-        self._meetings = {}  # by frame and two markers: the check that they have as many rows
+        self._parts: dict[Place, _Part] = {}  # by place: the outputs of PoseidonPart there
+        # By frame and two markers: the check that they have as many rows.
+        self._meetings: dict[tuple[frames_lib.Frame, str, str], str] = {}
         self._trained = trained
         self._kept = kept
-        self._sites = collections.Counter()
-        self._serial = set()  # names of loops that run one round after the other
+        self._sites: collections.Counter[str] = collections.Counter()
+        self._serial: set[str] = set()  # names of loops that run one round after the other
         self._is_asked_for = True  # whether what is exchanged is part of the step
-        self._before_rows = None  # the tensors that are, or make, rows or summands
 
     def write(self, fetches: Iterable[str], kept: Iterable[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
         """Writes all nodes.
@@ -253,7 +255,7 @@ class GraphWriter:
             if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
                     node, outcome.gives[0].dimension):
                 self._say_rows(node, outcome.gives[0].dimension)
-            if node.op in propagate_lib.rules.sources.UNSEEDED:
+            if node.op in sources.UNSEEDED:
                 self._serialise(place.frame)
             return
         states = [self.native_state(tensor) if takes is None else takes
@@ -280,11 +282,13 @@ class GraphWriter:
         PoseidonRows hands the tensor on, and has the planned number of rows for shape inference.
         """
         sizes = self._sizes.shape(node.name)
-        each = sizes[dimension] and sizes[dimension].per_row if sizes and dimension < len(sizes) else None
+        size = sizes[dimension] if sizes and dimension < len(sizes) else None
+        each = None if size is None else size.per_row
         if not each:
             return  # a list of tensors, say, which has no dimensions
         writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
         value, dtype, known = node.name, propagate_lib.dtype_of(node, 0), self._constant_shape(node.name)
+        assert known is not None
         static = self._sizes.static(node.name) or (None,) * len(known)
         if any(size is not None and size != inferred for size, inferred in zip(known, static)):
             value = writer.add("shaped", "EnsureShape", [value], T=dtype, shape=known)
@@ -304,7 +308,7 @@ class GraphWriter:
             total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
         writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
 
-    def _finished(self, node: node_def_pb2.NodeDef, names: Set[str]) -> node_def_pb2.NodeDef:
+    def _finished(self, node: node_def_pb2.NodeDef, names: set[str]) -> node_def_pb2.NodeDef:
         """Returns a node that names what has replaced others, and with its loop's rounds in order.
 
         Args:
@@ -331,7 +335,9 @@ class GraphWriter:
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
         if self._is_known_reshape(node, dimension):
             # TensorFlow should know afterwards too what it knows for any number of rows.
-            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(self._sizes.static(node.name))])
+            static = self._sizes.static(node.name)
+            assert static is not None
+            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
             return self._writer(prefix, "").constant(
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
@@ -341,7 +347,7 @@ class GraphWriter:
         """Whether a node is a Reshape, of which TensorFlow knows all sizes but that of the rows."""
         static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         return node.op == "Reshape" and static is not None and many is not None and all(
-            size and many[d] is not None and many[d].constant == size
+            size and (known := many[d]) is not None and known.constant == size
             for d, size in enumerate(static) if d != dimension)
 
     def _check(self, node: node_def_pb2.NodeDef, tensor: str, i: int, index: int, value: int) -> str:
@@ -410,6 +416,7 @@ class GraphWriter:
             if self._is_at_hand(name):
                 return self._again(name)
             return self.gathered(value, native.dimension, dtype, prefix, place, name)
+        assert isinstance(native, Partial)
         return self.reduced(value, native, dtype, prefix, place, name)
 
     def _is_at_hand(self, tensor: str) -> bool:
@@ -460,6 +467,7 @@ class GraphWriter:
     def _from_whole(self, value: str, state: State, dtype: int, prefix: str, place: Place) -> str:
         if isinstance(state, Rows):
             return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", place)
+        assert isinstance(state, Partial)
         if state.reduce in IDEMPOTENT:
             return value
         return self._selected(value, self.part(place)[2], dtype, f"{prefix}/summand")
@@ -491,7 +499,9 @@ class GraphWriter:
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         if dimension:
-            rank = len(self._sizes.shape(name))
+            shape = self._sizes.shape(name)
+            assert shape is not None  # else it is kept whole
+            rank = len(shape)
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
         rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
@@ -503,12 +513,13 @@ class GraphWriter:
     def _constant_shape(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape of a tensor, None for sizes that are unknown or depend on rows."""
         sizes = self._sizes.shape(tensor)
-        return None if sizes is None else tuple(size and size.constant for size in sizes)
+        return None if sizes is None else tuple(
+            None if size is None else size.constant for size in sizes)
 
     @staticmethod
     def _transposed(writer: graph_lib.Writer, suffix: str, value: str, order: Sequence[int], dtype: int) -> str:
-        order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
-        return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
+        by = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
+        return writer.add(suffix, "Transpose", [value, by], T=dtype, Tperm=types_pb2.DT_INT32)
 
     def reduced(self, value: str, state: Partial, dtype: int, prefix: str, place: Place, name: str,
                 shape: graph_lib.Shape | None = None) -> str:
@@ -554,7 +565,8 @@ class GraphWriter:
         if graph_lib.node_of(name) in self._graph.nodes:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # what was made for an op, of a shape that was given
-            num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * tf.as_dtype(dtype).size)
+            assert graph_lib.is_known(shape)
+            num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
         variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
@@ -564,22 +576,26 @@ class GraphWriter:
 
     def _is_waited_for_by_rows(self, name: str) -> bool:
         """Whether rows, or summands, are computed from the one-process value of a tensor."""
-        if self._before_rows is None:
-            queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
-                     for i, state in enumerate(outcome.gives) if state != WHOLE]
-            self._before_rows = set(queue)
-            while queue:
-                tensor = queue.pop()
-                inputs = self._graph.inputs(self._graph.node(tensor))
-                if self._graph.node(tensor).op == "IdentityN":
-                    inputs = [inputs[graph_lib.output_of(tensor)]]
-                found = set(map(canonical, inputs)) - self._before_rows
-                self._before_rows |= found
-                queue += found
         return any(canonical(tensor) == name and outcome.takes[i] == WHOLE and self._leads_to_rows(reader, i)
                    for reader in self._graph.consumers(graph_lib.node_of(name))
                    for outcome in [self._propagated.outcomes[reader.name]]
                    for i, tensor in enumerate(self._graph.inputs(reader)))
+
+    @functools.cached_property
+    def _before_rows(self) -> set[str]:
+        """The tensors that are, or make, rows or summands."""
+        queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
+                 for i, state in enumerate(outcome.gives) if state != WHOLE]
+        before = set(queue)
+        while queue:
+            tensor = queue.pop()
+            inputs = self._graph.inputs(self._graph.node(tensor))
+            if self._graph.node(tensor).op == "IdentityN":
+                inputs = [inputs[graph_lib.output_of(tensor)]]
+            found = set(map(canonical, inputs)) - before
+            before |= found
+            queue += found
+        return before
 
     def _leads_to_rows(self, node: node_def_pb2.NodeDef, i: int) -> bool:
         """Whether rows or summands are computed from what a node makes of an input."""
@@ -615,8 +631,10 @@ class GraphWriter:
                              "them is needed outside of it.")
         outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
         prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
-        return tuple(self._entered(f"{prefix}/{name}", tensor, dtype, frame)
-                     for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
+        part, contributes, is_first = (
+            self._entered(f"{prefix}/{name}", tensor, dtype, frame)
+            for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
+        return part, contributes, is_first
 
     def _entered(self, name: str, tensor: str, dtype: int, frame: frames_lib.Frame) -> str:
         """Brings a tensor, which stays the same in all rounds, into a loop."""
@@ -631,11 +649,12 @@ class GraphWriter:
         Returns:
             Control edges that wait for them.
         """
-        if len(self._markers) == 1 or all(takes == WHOLE for takes in outcome.takes):
+        mine = place.marker
+        if len(self._markers) == 1 or mine is None or all(takes == WHOLE for takes in outcome.takes):
             return []
         markers = {self._places[graph_lib.node_of(tensor)].marker for tensor in inputs if self._has_rows(tensor)}
-        return [f"^{self._same_rows(place.frame, place.marker, other)}"
-                for other in sorted(markers - {None, place.marker}) if place.marker]
+        others = sorted(other for other in markers if other is not None and other != mine)
+        return [f"^{self._same_rows(place.frame, mine, other)}" for other in others]
 
     def _has_rows(self, tensor: str) -> bool:
         """Whether a tensor is as large as there are rows, or an integer that may say how many there are."""
@@ -647,7 +666,8 @@ class GraphWriter:
 
     def _same_rows(self, frame: frames_lib.Frame, marker: str, other: str) -> str:
         """Returns the name of the check that the inputs of two markers have as many rows."""
-        key = frame, *sorted((marker, other))
+        first, second = sorted((marker, other))
+        key = frame, first, second
         if key not in self._meetings:
             loop = f"/in/{frame.name}" if frame.name else ""
             writer = self._writer(f"{PREFIX}/rows_of/{marker}/and/{other}{loop}", _HOST)
@@ -739,9 +759,11 @@ class NodeWriter:
 
     def global_shape(self, i: int, out_type: int = _INT64, is_size: bool = False) -> str:
         """Returns the one-process shape, or number of elements, of an input with rows."""
+        state = self.states[i]
+        assert isinstance(state, Rows)
         local = self.add(f"of{i}/local", "Size" if is_size else "Shape", [self.inputs[i]], T=self.type_of_input(i),
                          out_type=out_type)
-        return self.made_global(local, 0 if is_size else self.states[i].dimension, out_type, f"of{i}")
+        return self.made_global(local, 0 if is_size else state.dimension, out_type, f"of{i}")
 
     def made_global(self, shape: str, dimension: int, dtype: int, suffix: str = "") -> str:
         """Returns a shape of this rank's rows as that of one process."""
@@ -774,7 +796,7 @@ class NodeWriter:
 
 def count_by_state(propagated: propagate_lib.Propagated) -> tuple[int, int]:
     """Returns how many nodes have outputs in each kind of state."""
-    kinds = collections.Counter()
+    kinds: collections.Counter[type] = collections.Counter()
     for outcome in propagated.outcomes.values():
         kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
         kinds[kind] += 1

@@ -124,7 +124,7 @@ def _check_calls(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, library: 
                     for key in (takes, gives)))
 
 
-def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.MainBody | functions_lib.FunctionBody,
+def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.FunctionBody,
                 takes: list[int] | None, gives: list[int] | None) -> None:
     """Checks that a function takes, and returns, tensors of some types; None for any one tensor."""
     arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]

@@ -147,13 +147,13 @@ def _aliases(name: str) -> tuple[str, str, str]:
 def _dimension(each: Input, mark: Mark | None) -> int | None:
     rank = None if each.shape is None else len(each.shape)
     if mark is None:
-        return 0 if rank and each.shape[0] is None else None
+        return 0 if each.shape and each.shape[0] is None else None
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
         raise GraphError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
                          "a dimension.")
-    dimension = 0 if mark == ROWS else mark
+    dimension = mark if isinstance(mark, int) else 0
     if dimension < 0 or rank is not None and dimension >= rank:
         raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
                          f"{dimension}; say 'same' of inputs without rows.")

@@ -120,7 +120,8 @@ def _notes(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
 
 
 def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
-    sites, ops = {}, collections.defaultdict(collections.Counter)
+    sites: dict[str, provenance.Provenance] = {}
+    ops: collections.defaultdict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for node in nodes:
         about = provenance.of(node)
         if about is not None and about.site:

@@ -125,10 +125,12 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
     options.progress("reading the graph")
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
-    result, found, taken = graph_pb2.GraphDef(), {}, set()
+    result = graph_pb2.GraphDef()
+    found: dict[str, Step] = {}
+    taken: set[str] = set()
     result.CopyFrom(graph_def)
     if has_functions:
-        by_function = {}  # signatures may share one
+        by_function: dict[str, Step] = {}  # signatures may share one
         for name, targets in steps.items():
             function, arguments = _function_of(library, name, targets)
             if function not in by_function:
@@ -150,7 +152,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
                       arguments: "Sequence[_Argument]", options: Options, taken: set[str]) -> Step:
     """Rewrites, in `result`, a function that is called with some `_Argument`s; returns the `Step`."""
     _check_bodies(library, function)
-    body, main = library.body(function), library.body("")
+    body, main = library.body(function), library.main
     by_name = {argument: given for (argument, _), given in zip(body.arguments, arguments)}
     function_def = library.functions[function]
     shapes = {argument.name: function_def.arg_attr[i].attr["_output_shapes"].list.shape[0]
@@ -233,7 +235,7 @@ def _function_of(library: functions_lib.Library, name: str, targets: Sequence[st
 
 def _call_of(library: functions_lib.Library, name: str, targets: Sequence[str]) -> node_def_pb2.NodeDef:
     """Returns the node of the main graph that calls the function of a signature."""
-    main = library.body("")
+    main = library.main
     calls = {main.parse(target)[0] for target in targets}
     nodes = [main.nodes[each] for each in calls]
     if len(nodes) != 1 or nodes[0].op not in _CALLS:
@@ -264,7 +266,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     Other nodes stay, and read what they did: of what the step computes by rows, there is the whole too, gathered
     where something asks for it.
     """
-    main = library.body("")
+    main = library.main
     _check_flat(result, library)
     names = [_node_of_target(library, main, target) for target in targets]
     frames = frames_lib.find_frames(graph_lib.in_order(result))
@@ -300,7 +302,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
 def _needed(main: functions_lib.MainBody, names: Iterable[str],
             frames: Mapping[str, frames_lib.Frame]) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes that some nodes need, in the order of the graph; loops are not taken apart."""
-    by_loop = {}
+    by_loop: dict[str, list[str]] = {}
     for name, frame in frames.items():
         if frame != frames_lib.ROOT:
             by_loop.setdefault(frame.name, []).append(name)
@@ -445,7 +447,9 @@ def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[
     result.CopyFrom(outcome.graph_def or partitioned.graph_def)
     _set_rows(result, -1)
     plan = outcome.plan or options.planner.plan(())
-    step_lib.node_of(result).attr["plan"].s = plan.form().encode()
+    agree = step_lib.node_of(result)
+    assert agree is not None  # `_with_comparison` has added it
+    agree.attr["plan"].s = plan.form().encode()
     for node in result.node:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]

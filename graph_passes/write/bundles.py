@@ -25,10 +25,11 @@ def open_bundle(graph: graph_lib.Graph, markers: Sequence[Marker],
         decisions: The plan's `Decision`s by site.
     """
     bundle, node = markers[0].bundle, graph.nodes[markers[0].node]
+    assert bundle is not None
     writer = graph_lib.Writer(node.name, node.device)
     left = [marker for marker in markers if decisions[marker.site].scheme == planning.PS]
     if len(left) == len(markers):
-        writer.copy(node, **{graph_lib.PLANNED: True})
+        writer.copy(node, **graph_lib.DECIDED)
         return writer.nodes
     dtype, sums = markers[0].dtype, {marker.part: f"{marker.prefix}/sum" for marker in markers}
     tensors = [bundle.gradients[marker.part] for marker in left]
@@ -37,14 +38,14 @@ def open_bundle(graph: graph_lib.Graph, markers: Sequence[Marker],
         if left:
             rest = writer.add(f"poseidon.{collectives.encoded(node.name)}", node.op, [*tensors, *others])
             graph_lib.copy_attributes(writer.nodes[-1], node, num_tensors=len(left), ignore_name_scope=True,
-                                      **{graph_lib.PLANNED: True})
+                                      **graph_lib.DECIDED)
             sums |= {marker.part: f"{rest}:{i}" for i, marker in enumerate(left)}
     elif left:
         if len(left) > 1:
             axis = writer.constant("rest_axis", np.int32(0), tensors[0])
             tensors = [writer.add("rest", "ConcatV2", [*tensors, axis], T=dtype, N=len(tensors),
                                   Tidx=_INT32)]
-        writer.copy(node, inputs=[*tensors, *others], **{graph_lib.PLANNED: True})
+        writer.copy(node, inputs=[*tensors, *others], **graph_lib.DECIDED)
         lengths = [graph_lib.num_elements(graph.shape(bundle.gradients[m.part])) for m in left]
         sizes = writer.constant("rest_sizes", np.array(lengths, np.int32), node.name)
         axis = writer.constant("rest_sizes_axis", np.int32(0), node.name)

@@ -14,6 +14,7 @@ Two kinds of markers are written about. Our own become collectives altogether. I
 written for another library its all-reduce is the marker, and stays where it was if the plan says "ps".
 """
 
+import abc
 from collections.abc import Iterable
 from collections.abc import Sequence
 import re
@@ -27,7 +28,7 @@ from tf_poseidon.graph_passes.write import site_writer
 _INT32 = types_pb2.DT_INT32
 
 
-class Collectives(site_writer.SiteWriter):
+class Collectives(site_writer.SiteWriter, abc.ABC):
     """Writes the nodes of one site; what the ops of a library are, its subclasses know."""
 
     has_to_agree = True
@@ -43,12 +44,12 @@ class Collectives(site_writer.SiteWriter):
             self._all_reduced("", self.marker.gradient)
             self._verify_by_magnitudes()
         elif self.marker.bundle is None:  # those of a bundle are for `bundles.py`
-            self.writer.copy(self._node, **{graph_lib.PLANNED: True})
+            self.writer.copy(self._node, **graph_lib.DECIDED)
 
     def slices(self) -> None:
         """Gathers all slices, and under the marker's name those with the same index added up."""
         marker = self.marker
-        indices, values = self._gathered([marker.indices, marker.gradient],
+        indices, values = self._gathered([self._indices, marker.gradient],
                                          [self._index_type, marker.dtype], [None, None], ())
         unique = self.writer.add("unique", "Unique", [indices], T=self._index_type, out_idx=_INT32)
         number = self.writer.add("number", "Size", [unique], T=self._index_type, out_type=_INT32)
@@ -77,7 +78,7 @@ class Collectives(site_writer.SiteWriter):
 
     def _bias(self, leader: str, match: Match) -> None:
         """Adds up the rows of a factor that another site has gathered."""
-        dtype, bias = self._on_wire(match.products[0].dtype), self.match
+        dtype, bias = self._on_wire(match.products[0].dtype), self._bias_match
         gathered = f"{leader}/recv{0 if bias.factor == 'u' else 1}"
         self._verify_by([gathered], [dtype])
         self._finish(self._after_controls(self._sum_of_rows(gathered, dtype), bias))
@@ -104,13 +105,14 @@ class Collectives(site_writer.SiteWriter):
 
     # ---- what libraries differ in ----------------------------------------------------------------
 
+    @abc.abstractmethod
     def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
         """Returns the sum of a tensor of the marker's type over all ranks, at `suffix`.
 
         `what` tells it apart from the sum of the gradient itself.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
                   others: Sequence[str]) -> list[str]:
         """Returns tensors with the rows of all ranks; `columns` are None of slices.
@@ -118,11 +120,10 @@ class Collectives(site_writer.SiteWriter):
         Nothing may be gathered before all of `tensors` and `others` are there, whatever the gradient depends
         on: the next step of a loop could gather under the same name while this one does.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _rescaled(self, total: str) -> str:
         """Returns a sum as the all-reduce of the program would have returned it."""
-        raise NotImplementedError
 
 
 def after(tensors: Iterable[str]) -> list[str]:

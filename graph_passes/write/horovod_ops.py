@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.find import foreign
@@ -35,7 +36,7 @@ class HorovodOps(collectives.Collectives):
             if not self._contributes_always:
                 zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
                 tensor = self.writer.add(f"{what}contribution", "SelectV2",
-                                         [self.marker.contributes, tensor, zero], T=dtype)
+                                         [self._contributes, tensor, zero], T=dtype)
             wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
             tensor = self._cast(f"{what}wide", tensor, dtype, wire)
             if self._graph.node(self.marker.gradient).op == "Const":  # as for coefficients
@@ -97,7 +98,7 @@ class HorovodOps(collectives.Collectives):
     def _contributes_always(self) -> bool:
         if self.marker.is_foreign:
             return True
-        constant = self._graph.constant(self.marker.contributes)
+        constant = self._graph.constant(self._contributes)
         return constant is not None and bool(constant)
 
     def _name(self, suffix: str = "") -> str:
@@ -110,7 +111,7 @@ class HorovodOps(collectives.Collectives):
             return None
         every, none = (self.writer.constant(name, np.array([rows], np.int32), beside)
                        for name, rows in (("every", 2**31 - 1), ("none", 0)))
-        return self.writer.add("limit", "SelectV2", [self.marker.contributes, every, none], T=_INT32)
+        return self.writer.add("limit", "SelectV2", [self._contributes, every, none], T=_INT32)
 
     def _rows_before(self, limit: str, name: str, tensor: str, dtype: int) -> str:
         begin, stride = (self.writer.constant(f"{name}_{what}", np.array([number], np.int32), tensor)
@@ -132,7 +133,7 @@ def grouped(graph_def: graph_pb2.GraphDef, groups: Mapping[str, Iterable[str]]) 
     """
     for group, names in groups.items():
         nodes = {node.name: node for node in graph_def.node}
-        by_type = {}
+        by_type: dict[int, list[node_def_pb2.NodeDef]] = {}
         for name in names:
             by_type.setdefault(nodes[name].attr["T"].type, []).append(nodes[name])
         for dtype, members in by_type.items():

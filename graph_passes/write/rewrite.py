@@ -37,10 +37,11 @@ class Write(passes.Pass):
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        rewritten = rewrite(PlannedGraph.of(known), self._engine)
+        planned = PlannedGraph.of(known)
+        rewritten = rewrite(planned, self._engine)
         agree = step.node_of(rewritten)
         if agree is not None:
-            agree.attr["plan"].s = known.plan.form().encode()
+            agree.attr["plan"].s = planned.plan.form().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
@@ -54,9 +55,11 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
         planned: What it is made from.
         engine: As of `Write`.
     """
-    graph, plan = planned.known.graph, planned.known.plan
-    nodes, groups, bundles = [], {}, {}
-    waits = {}  # by node that computes a gradient: what it has to wait for
+    graph, plan = planned.known.graph, planned.plan
+    nodes: list[node_def_pb2.NodeDef] = []
+    groups: dict[str, list[str]] = {}
+    bundles: dict[str, list[Marker]] = {}
+    waits: dict[str, str] = {}  # by node that computes a gradient: what it has to wait for
     for marker in planned.known.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)

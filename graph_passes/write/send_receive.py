@@ -49,7 +49,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def slices(self) -> None:
         """Keeps the marker, and notes that it has been decided about."""
-        self.writer.copy(self._node, **{graph_lib.PLANNED: True})
+        self.writer.copy(self._node, **graph_lib.DECIDED)
 
     def factors(self) -> None:
         """Sends the factors of all products, concatenated, and the coefficients of all terms; or what rides on them."""
@@ -59,11 +59,14 @@ class SendReceive(site_writer.SiteWriter):
         else:
             self._products(match)
         # What computes this rank's own gradient runs only where the dense branch needs it.
-        self.waits = dict.fromkeys(self._only_for_dense(self.match), f"{leader}/is_dense")
+        own = self._bias_match if self.decision.leader else match
+        self.waits = dict.fromkeys(self._only_for_dense(own), f"{leader}/is_dense")
 
     def _products(self, match: Match) -> None:
         parts, types, columns = self._parts(match)
-        form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), self.planned.known.digest)
+        digest = self.planned.known.digest
+        assert digest is not None
+        form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
                                       [(None, c) for c in columns], form)
         is_complete = f"{recv}:{len(parts)}"
@@ -78,7 +81,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def _bias(self, leader: str, match: Match) -> None:
         """Adds up the rows of a factor that another site has received."""
-        bias = self.match
+        bias = self._bias_match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
@@ -112,7 +115,7 @@ class SendReceive(site_writer.SiteWriter):
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
-                f"{prefix}{send}", "PoseidonSend", [*tensors, self.marker.contributes, *self._controls],
+                f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
                 strict=self.planned.known.facts.strict, **grouped, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)

@@ -44,6 +44,7 @@ class PlannedGraph:
 
     Attributes:
         known: The `TrainingGraph`, planned.
+        plan: Its plan.
         decisions: The `Decision`s of its plan, by site.
         markers: Its `Marker`s, by site.
         riders: By site, what else is made from its factors, as texts.
@@ -52,6 +53,7 @@ class PlannedGraph:
     """
 
     known: passes.TrainingGraph
+    plan: planning.Plan
     decisions: Mapping[str, planning.Decision]
     markers: Mapping[str, Marker]
     riders: Mapping[str, list[str]]
@@ -62,14 +64,18 @@ class PlannedGraph:
     def of(cls, known: passes.TrainingGraph) -> "PlannedGraph":
         """Returns that of a training graph."""
         plan, riders = known.plan, collections.defaultdict(list)
+        assert plan is not None
         for decision in plan.decisions:
             if decision.leader:
-                riders[decision.leader].append(f"{decision.site} from {known.matches[decision.site].factor}")
-        return cls(known, {decision.site: decision for decision in plan.decisions},
+                match = known.matches[decision.site]
+                assert isinstance(match, BiasMatch)
+                riders[decision.leader].append(f"{decision.site} from {match.factor}")
+        return cls(known, plan, {decision.site: decision for decision in plan.decisions},
                    {marker.site: marker for marker in known.markers}, riders,
                    {node.attr["site"].s.decode(): node for node in known.graph.graph_def.node
                     if node.op == "PoseidonVerify"},
-                   collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges)))
+                   collections.Counter([*(decision.group for decision in plan.decisions),
+                                        *(exchange.group for exchange in plan.exchanges)]))
 
 
 class SiteWriter:
@@ -108,7 +114,27 @@ class SiteWriter:
     def leader(self) -> tuple[str, Match]:
         """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
         site = self.decision.leader or self.marker.site
-        return self.planned.markers[site].prefix, self.planned.known.matches[site]
+        match = self.planned.known.matches[site]
+        assert isinstance(match, Match)
+        return self.planned.markers[site].prefix, match
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """The gradient's shape, where it is known."""
+        assert graph_lib.is_known(self.marker.shape)
+        return self.marker.shape
+
+    @property
+    def _contributes(self) -> str:
+        """Whether this rank has rows of its own, a tensor; only a marker of ours says so."""
+        assert self.marker.contributes is not None
+        return self.marker.contributes
+
+    @property
+    def _bias_match(self) -> BiasMatch:
+        """What was found out about a gradient that is made from another site's factors."""
+        assert isinstance(self.match, BiasMatch)
+        return self.match
 
     # ---- factors --------------------------------------------------------------------------------
 
@@ -227,15 +253,21 @@ class SiteWriter:
     def _dense_of_slices(self) -> str:
         """Returns this rank's slices as a dense gradient."""
         marker = self.marker
-        return self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
+        return self.writer.add("dense", "PoseidonDenseSlices", [self._indices, marker.gradient],
                                T=marker.dtype, Tidx=self._index_type, shape=marker.shape)
 
     def _as_slices(self, total: str) -> None:
         """Puts a dense sum in the marker's place: slices with all indices."""
         limits = [self.writer.constant(name, array(value, self._index_type), total)
-                  for name, value in (("start", 0), ("limit", self.marker.shape[0]), ("delta", 1))]
+                  for name, value in (("start", 0), ("limit", self._shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
         self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self.marker.dtype])
+
+    @property
+    def _indices(self) -> str:
+        """The indices of a gradient that is slices."""
+        assert self.marker.indices is not None
+        return self.marker.indices
 
     @property
     def _index_type(self) -> int:
@@ -267,6 +299,7 @@ class SiteWriter:
     def _scaled(self, name: str, tensor: str, scalars: Iterable[Scalar], dtype: int) -> str:
         for i, scalar in enumerate(scalars):
             if scalar.tensor is None:
+                assert scalar.value is not None
                 operand = self.writer.constant(f"{name}_by{i}", array(scalar.value, dtype), tensor)
             elif self._graph.shape(scalar.tensor) == ():
                 operand = scalar.tensor
@@ -284,12 +317,12 @@ class SiteWriter:
     def _same_shape(self, name: str, tensor: str) -> str:
         if self._graph.shape(tensor) == self.marker.shape:
             return tensor
-        return self._reshaped(name, tensor, self.marker.shape, self.marker.dtype)
+        return self._reshaped(name, tensor, self._shape, self.marker.dtype)
 
     def _as_gradient(self, tensor: str, dtype: int, shape: graph_lib.Shape | None) -> str:
         tensor = self._cast("cast", tensor, dtype, self.marker.dtype)
         if shape != self.marker.shape:
-            tensor = self._reshaped("gradient", tensor, self.marker.shape, self.marker.dtype)
+            tensor = self._reshaped("gradient", tensor, self._shape, self.marker.dtype)
         return tensor
 
 

@@ -9,8 +9,6 @@ import os
 import pathlib
 import typing
 
-import numpy as np
-
 from tf_poseidon.errors import ConfigurationError
 
 if typing.TYPE_CHECKING:  # it imports TensorFlow, which the names of engines can do without

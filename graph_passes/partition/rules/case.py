@@ -80,6 +80,18 @@ class Case:
         """Returns what is known of an input's one-process shape, as of `Sizes.shape`."""
         return self._sizes.shape(self.inputs[i])
 
+    def sizes(self, i: int) -> sizes_lib.Shape:
+        """Returns the shape of an input whose rank is known."""
+        shape = self.shape(i)
+        assert shape is not None
+        return shape
+
+    def dimension(self, i: int) -> int:
+        """Returns the dimension of an input's rows; it has some."""
+        state = self.states[i]
+        assert isinstance(state, Rows)
+        return state.dimension
+
     def out_shape(self, i: int = 0) -> sizes_lib.Shape | None:
         """Returns what is known of an output's one-process shape."""
         return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
@@ -133,7 +145,7 @@ class Case:
 
     def elements(self, shape: sizes_lib.Shape | None) -> float:
         """Returns the number of elements of a shape with a usual number of rows; infinity if unknown."""
-        if shape is None or None in shape:
+        if not sizes_lib.is_known(shape):
             return math.inf
         return math.prod(size.values[0] for size in shape)
 
@@ -143,7 +155,7 @@ class Case:
         Rows travel once, summands to a server and back.
         """
         rows, summand = self._sizes.usual_elements(self.inputs[i]), self._sizes.usual_elements(self.node.name)
-        return None not in (rows, summand) and rows < 2 * summand
+        return rows is not None and summand is not None and rows < 2 * summand
 
     def is_added(self) -> bool:
         """Whether what the op makes is added to something else."""

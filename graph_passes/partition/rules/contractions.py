@@ -35,11 +35,11 @@ def contraction(case: Case, terms: Sequence[Sequence[Label]], out: Sequence[Labe
         return None
     # The largest input keeps its rows; those of others may have to be gathered.
     for leading in sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i))):
-        label = terms[leading][case.states[leading].dimension]
-        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        label = terms[leading][case.dimension(leading)]
+        size, takes = case.sizes(leading)[case.dimension(leading)], {}
         for i, term in enumerate(terms):
             if label in term:
-                if term.count(label) > 1 or not case_lib.same_size(case.shape(i)[term.index(label)], size):
+                if term.count(label) > 1 or not case_lib.same_size(case.sizes(i)[term.index(label)], size):
                     return None
                 takes[i] = Rows(term.index(label))
         if out.count(label) > 1:
@@ -56,9 +56,9 @@ def matmul(case: Case) -> Outcome | None:
 
 def batch_matmul(case: Case) -> Outcome | None:
     """[..., m, k] times [..., k, n]; dimensions before these are broadcast."""
-    ranks = [case.rank(i) for i in (0, 1)]
-    if None in ranks:
+    if any(case.rank(i) is None for i in (0, 1)):
         return None
+    ranks = [len(case.sizes(i)) for i in (0, 1)]
     first = ("k", "m") if case.attr("adj_x").b else ("m", "k")
     second = ("n", "k") if case.attr("adj_y").b else ("k", "n")
     # A dimension of size 1 is not that of the other input, but repeated.
@@ -72,7 +72,7 @@ def _label(case: Case, i: int, dimension: int) -> Label:
     """Returns a label for a dimension before the last two: which it is from the end, or one of its own."""
     if case.is_one(i, dimension):
         return (i, dimension)
-    return dimension + 2 - case.rank(i)
+    return dimension + 2 - len(case.sizes(i))
 
 
 def einsum(case: Case) -> Outcome | None:
@@ -81,7 +81,7 @@ def einsum(case: Case) -> Outcome | None:
     terms = left.split(",")
     if not arrow or len(terms) != len(case.inputs) or any(case.rank(i) is None for i in range(len(terms))):
         return None
-    terms = [_with_ellipsis(term, case.rank(i)) for i, term in enumerate(terms)]
+    terms = [_with_ellipsis(term, len(case.sizes(i))) for i, term in enumerate(terms)]
     # What "..." stands for is broadcast.
     terms = [[(i, label) if isinstance(label, int) and case.is_one(i, d) else label
               for d, label in enumerate(term)] for i, term in enumerate(terms)]

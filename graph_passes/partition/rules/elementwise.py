@@ -32,15 +32,15 @@ def elementwise(case: Case) -> Outcome | None:
     if leading is None or out is None or any(case.rank(i) is None for i in range(len(case.inputs))):
         return None
     # Dimensions are aligned at the last one.
-    position = case.states[leading].dimension - case.rank(leading)
-    size = case.shape(leading)[position]
+    position = case.dimension(leading) - len(case.sizes(leading))
+    size = case.sizes(leading)[position]
     if not case_lib.same_size(size, out[position]):
         return None
     takes = {}
     for i in range(len(case.inputs)):
-        rank = case.rank(i)
+        rank = len(case.sizes(i))
         if rank >= -position and not case.is_one(i, position):
-            if not case_lib.same_size(case.shape(i)[position], size):
+            if not case_lib.same_size(case.sizes(i)[position], size):
                 return None
             takes[i] = Rows(rank + position)
     return case.all(takes, Rows(len(out) + position))
@@ -103,7 +103,7 @@ def select(case: Case) -> Outcome | None:
     if case.node.op == "Select" and case.rank(0) == 1 and case.rank(1) != 1:
         out = case.out_shape()
         if Rows(0) in case.states and out and all(
-                case.rank(i) and case_lib.same_size(case.shape(i)[0], out[0]) for i in range(3)):
+                case.rank(i) and case_lib.same_size(case.sizes(i)[0], out[0]) for i in range(3)):
             return case.all({i: Rows(0) for i in range(3)}, Rows(0))
         return None
     return elementwise(case)
@@ -162,7 +162,7 @@ def matching_rows(case: Case) -> Outcome | None:
         return None
     size = (case.shape(case.states.index(Rows(0))) or (None,))[0]
     for i in (0, 1):
-        if not case.rank(i) or not case_lib.same_size(case.shape(i)[0], size):
+        if not case.rank(i) or not case_lib.same_size(case.sizes(i)[0], size):
             return None
     return case.all({0: Rows(0), 1: Rows(0)}, Rows(0))
 

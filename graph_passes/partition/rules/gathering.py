@@ -32,7 +32,7 @@ def gather(case: Case) -> Outcome | None:
     for state in (params, indices):
         if isinstance(state, Rows) and state.dimension < batch:
             d = state.dimension
-            if not case_lib.same_size(case.shape(0)[d], case.shape(1)[d]):
+            if not case_lib.same_size(case.sizes(0)[d], case.sizes(1)[d]):
                 return None
             return case.all({0: Rows(d), 1: Rows(d)}, Rows(d))
     if isinstance(params, Rows):
@@ -62,7 +62,7 @@ def gather_nd(case: Case) -> Outcome | None:
     rank = case.rank(1)
     if case.states[0] == SUM and case.states[1] == WHOLE and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
-    if not isinstance(case.states[1], Rows) or rank is None or case.states[1].dimension == rank - 1:
+    if not isinstance(case.states[1], Rows) or rank is None or case.dimension(1) == rank - 1:
         return None
     return case.all({1: case.states[1]}, case.states[1])
 
@@ -96,7 +96,7 @@ def segments(case: Case) -> Outcome | None:
         return None
     if dimension >= id_rank:
         return case.all({0: Rows(dimension)}, Rows(dimension - id_rank + 1))
-    if not case_lib.same_size(case.shape(0)[dimension], case.shape(1)[dimension]):
+    if not case_lib.same_size(case.sizes(0)[dimension], case.sizes(1)[dimension]):
         return None
     if is_sum and case.is_cheaper_gathered(0) and not case.is_added():
         return case.all({}, WHOLE)  # few rows of a large table: what another summand is added to travels dense anyway
@@ -113,7 +113,8 @@ def scatter(case: Case) -> Outcome | None:
     """ScatterNd(indices, updates, shape): rows that have indices of their own are summed."""
     if case.attr("T").type not in _SUMMED:
         return None
-    outcome = _scattered(case, 0, 1, SUM)
+    rows = _rows_of_updates(case, 0, 1)
+    outcome = None if rows is None else case.all({0: rows, 1: rows}, SUM)
     if outcome or case.states[0] != WHOLE or not isinstance(case.states[1], Rows) or None in (
             case.rank(0), case.rank(1)):
         return outcome
@@ -130,41 +131,40 @@ def scatter_into(reduce: str | None) -> Rule:
 
     def rule(case: Case) -> Outcome | None:
         tensor, indices, updates = case.states
-        ranks = [case.rank(i) for i in range(3)]
-        if None in ranks or case.attr("T").type not in _SUMMED or indices == SUM:
+        if any(case.rank(i) is None for i in range(3)) or case.attr("T").type not in _SUMMED or indices == SUM:
             return None
         if tensor == SUM and indices == WHOLE and updates in (SUM, WHOLE) and reduce == "sum":
             return case.all({0: SUM, 2: SUM}, SUM)
-        depth = case.shape(1)[ranks[1] - 1]
-        depth = None if depth is None else depth.constant
+        index_rank = len(case.sizes(1))
+        size = case.sizes(1)[index_rank - 1]
+        depth = None if size is None else size.constant
         if isinstance(tensor, Rows) and depth is not None and depth <= tensor.dimension:
-            dimension = tensor.dimension - depth + ranks[1] - 1
-            if case_lib.same_size(case.shape(0)[tensor.dimension], case.shape(2)[dimension]):
+            dimension = tensor.dimension - depth + index_rank - 1
+            if case_lib.same_size(case.sizes(0)[tensor.dimension], case.sizes(2)[dimension]):
                 return case.all({0: tensor, 2: Rows(dimension)}, tensor)
         if tensor == WHOLE and reduce:
-            outcome = _scattered(case, 1, 2, Partial(reduce))
-            return outcome and case.all({0: Partial(reduce), 1: outcome.takes[1], 2: outcome.takes[2]},
-                                        Partial(reduce))
+            state = _rows_of_updates(case, 1, 2)
+            return None if state is None else case.all({0: Partial(reduce), 1: state, 2: state}, Partial(reduce))
         return None
 
     return rule
 
 
-def _scattered(case: Case, indices: int, updates: int, gives: State) -> Outcome | None:
-    """What comes of updates that have rows, and each of these indices of its own."""
+def _rows_of_updates(case: Case, indices: int, updates: int) -> Rows | None:
+    """Returns the state of updates that have rows, and each of these indices of its own."""
     rank, shape = case.rank(indices), case.shape(updates)
     for state in (case.states[indices], case.states[updates]):
         if isinstance(state, Rows) and rank is not None and state.dimension < rank - 1 and case_lib.same_size(
-                case.shape(indices)[state.dimension], (shape or (None,) * rank)[state.dimension]):
-            return case.all({indices: state, updates: state}, gives)
+                case.sizes(indices)[state.dimension], (shape or (None,) * rank)[state.dimension]):
+            return state
     return None
 
 
 def _in_slices(case: Case, indices: int, updates: int) -> int | None:
     """Where in the output the rows of updates are that are within what an index names; None if they are not."""
-    index_rank = case.rank(indices)
-    depth = case.shape(indices)[index_rank - 1]
-    within = case.states[updates].dimension - (index_rank - 1)
+    index_rank = len(case.sizes(indices))
+    depth = case.sizes(indices)[index_rank - 1]
+    within = case.dimension(updates) - (index_rank - 1)
     return None if within < 0 or depth is None or depth.constant is None else depth.constant + within
 
 
@@ -174,11 +174,11 @@ def reverse_sequence(case: Case) -> Outcome | None:
     if case.rank(0) is None:
         return None
     batch %= case.rank(0)
-    if not isinstance(state, Rows):
-        state = Rows(batch) if case.states[1] == Rows(0) and state == WHOLE else None
-    if state is None or state.dimension == case.attr("seq_dim").i % case.rank(0):
+    is_by_length = case.states[1] == Rows(0) and state == WHOLE
+    rows = state if isinstance(state, Rows) else Rows(batch) if is_by_length else None
+    if rows is None or rows.dimension == case.attr("seq_dim").i % case.rank(0):
         return None
-    return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
+    return case.all({0: rows, 1: Rows(0)} if rows.dimension == batch else {0: rows}, rows)
 
 
 def count(case: Case) -> Outcome | None:
@@ -187,7 +187,7 @@ def count(case: Case) -> Outcome | None:
     if state != Rows(0) or weights is None:
         return None
     takes = {0: state}
-    if case_lib.same_size((*weights, None)[0], case.shape(0)[0]):
+    if case_lib.same_size((*weights, None)[0], case.sizes(0)[0]):
         takes[2] = state
     elif len(weights) != 1 or weights[0] is None or weights[0].constant != 0:
         return None

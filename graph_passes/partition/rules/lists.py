@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import typing
 
 from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule
@@ -95,14 +96,16 @@ def shape_of_elements(case: Case) -> Outcome | None:
     state, shape = case.states[0], case.out_shape()
     if not isinstance(state, Rows):
         return Outcome((None,), (WHOLE,))
-    if shape is None or None in shape:
+    if not sizes_lib.is_known(shape):
         return None
     is_whole = not shape or shape[0].constant == 0
     return Outcome((None,), (WHOLE,), write=None if is_whole else _write_shape)
 
 
 def _write_shape(writer: "NodeWriter") -> list[str]:
-    return [writer.made_global(writer.same("here"), writer.states[0].dimension, writer.node.attr["shape_type"].type)]
+    state = writer.states[0]
+    assert isinstance(state, Rows)
+    return [writer.made_global(writer.same("here"), state.dimension, writer.node.attr["shape_type"].type)]
 
 
 def kept(case: Case) -> Outcome:

@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -27,25 +28,25 @@ _INT64 = types_pb2.DT_INT64
 
 def normalised(case: Case) -> Outcome | None:
     """FusedBatchNorm(x, scale, offset, mean, variance)."""
-    if case.states[0] != Rows(0) or _num_channels(case, 0) is None:
+    channels = _num_channels(case, 0)
+    if case.states[0] != Rows(0) or channels is None:
         return None
-    takes = (Rows(0), *(WHOLE,) * (len(case.inputs) - 1))
-    gives = (Rows(0), *(WHOLE,) * (case.num_outputs - 1))
+    takes: tuple[State, ...] = (Rows(0), *(WHOLE,) * (len(case.inputs) - 1))
+    gives: tuple[State, ...] = (Rows(0), *(WHOLE,) * (case.num_outputs - 1))
     if not _is_training(case.node):
         return Outcome(takes, gives)
-    channels = _num_channels(case, 0)
     return Outcome(takes, gives, write=lambda writer: _write_normalised(writer, channels, case.num_outputs))
 
 
 def gradient(case: Case) -> Outcome | None:
     """FusedBatchNormGrad(dy, x, scale, mean, variance), the moments as they were reserved."""
-    if case.states[1] != Rows(0) or _num_channels(case, 1) is None:
+    channels = _num_channels(case, 1)
+    if case.states[1] != Rows(0) or channels is None:
         return None
-    takes = (Rows(0), Rows(0), *(WHOLE,) * (len(case.inputs) - 2))
+    takes: tuple[State, ...] = (Rows(0), Rows(0), *(WHOLE,) * (len(case.inputs) - 2))
     rest = (WHOLE,) * (case.num_outputs - 3)
     if not _is_training(case.node):
         return Outcome(takes, (Rows(0), SUM, SUM, *rest))
-    channels = _num_channels(case, 1)
     return Outcome(takes, (Rows(0), WHOLE, WHOLE, *rest),
                    write=lambda writer: _write_gradient(writer, channels, case.num_outputs))
 
@@ -61,7 +62,9 @@ def _channels_of(node: node_def_pb2.NodeDef, rank: int) -> int:
 
 def _num_channels(case: Case, i: int) -> tuple[int, int] | None:
     shape = case.shape(i)
-    size = shape[_channels_of(case.node, len(shape))] if shape and len(shape) in (4, 5) else None
+    if shape is None or len(shape) not in (4, 5):
+        return None
+    size = shape[_channels_of(case.node, len(shape))]
     return None if size is None or size.constant is None else (len(shape), size.constant)
 
 

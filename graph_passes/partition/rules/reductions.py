@@ -117,10 +117,10 @@ def along_given(case: Case) -> Outcome | None:
 
 def index_of_extreme(case: Case) -> Outcome | None:
     """ArgMax, ArgMin."""
-    axis, state = case.constant(1), case.states[0]
-    if not isinstance(state, Rows) or axis is None or case.rank(0) is None:
+    given, state = case.constant(1), case.states[0]
+    if not isinstance(state, Rows) or given is None or case.rank(0) is None:
         return None
-    axis = int(axis) % case.rank(0)
+    axis = int(given) % len(case.sizes(0))
     if axis == state.dimension:
         return None
     return case.all({0: state}, Rows(_after(state.dimension, {axis}, False)))
@@ -134,7 +134,7 @@ def top(case: Case) -> Outcome | None:
 def cross_entropy(case: Case) -> Outcome | None:
     """Of logits [K, C] and labels [K, C]: a loss [K], and a gradient [K, C]."""
     if Rows(0) not in case.states or any(
-            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 1)):
+            not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in (0, 1)):
         return None
     return Outcome((Rows(0), Rows(0)), (Rows(0), Rows(0)))
 
@@ -150,15 +150,15 @@ def inner(dimensions: Mapping[int, int]) -> Rule:
         if any(case.rank(i) is None for i in dimensions):
             return None
         # Of the dimensions that it works on for each by itself: aligned at the last one of these.
-        outer = {i: case.rank(i) - number for i, number in dimensions.items()}
-        leading = next((i for i in case.rows_inputs() if i in outer and case.states[i].dimension < outer[i]), None)
+        outer = {i: len(case.sizes(i)) - number for i, number in dimensions.items()}
+        leading = next((i for i in case.rows_inputs() if i in outer and case.dimension(i) < outer[i]), None)
         if leading is None:
             return None
-        position = case.states[leading].dimension - outer[leading]
-        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        position = case.dimension(leading) - outer[leading]
+        size, takes = case.sizes(leading)[case.dimension(leading)], {}
         for i, number in outer.items():
             if number >= -position and not case.is_one(i, number + position):
-                if not case_lib.same_size(case.shape(i)[number + position], size):
+                if not case_lib.same_size(case.sizes(i)[number + position], size):
                     return None
                 takes[i] = Rows(number + position)
         return case.all(takes, Rows(max(outer.values()) + position))

@@ -47,15 +47,19 @@ def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
 
     Elements keep their order, so it is where as many elements come before, and the size is of rows.
     """
-    dimension, shape = case.states[0].dimension, case.shape(0)
+    dimension, shape = case.dimension(0), case.shape(0)
     out = case.out_shape() if out is None else out
-    if shape is None or out is None or None in shape[:dimension] or not case_lib.of_rows(shape[dimension]):
+    if shape is None or out is None:
         return None
-    before = sizes_lib.product(shape[:dimension])
+    before = shape[:dimension]
+    if not sizes_lib.is_known(before) or not case_lib.of_rows(shape[dimension]):
+        return None
+    count = sizes_lib.product(before)
     for i, size in enumerate(out):
-        if None in out[:i]:
+        until = out[:i]
+        if not sizes_lib.is_known(until):
             return None
-        if case_lib.of_rows(size) and sizes_lib.product(out[:i]) == before:
+        if case_lib.of_rows(size) and sizes_lib.product(until) == count:
             return i
     return None
 
@@ -120,7 +124,7 @@ def _together(case: Case, inputs: Sequence[int], dimension_of: Callable[[int], i
         return None
     leading = case.shape(inputs[states.index(state)])
     dimension = None if leading is None else dimension_of(state.dimension)
-    if dimension is None:
+    if leading is None or dimension is None:
         return None
     for i in inputs:
         shape = case.shape(i)
@@ -142,7 +146,7 @@ def unpack(case: Case) -> Outcome | None:
     state, rank = case.states[0], case.rank(0)
     if isinstance(state, Partial):
         return case.all({0: state}, state)
-    if rank is None:
+    if not isinstance(state, Rows) or rank is None:
         return None
     axis = case.attr("axis").i % rank
     if axis == state.dimension:
@@ -151,10 +155,10 @@ def unpack(case: Case) -> Outcome | None:
 
 
 def concat(case: Case) -> Outcome | None:
-    axis, rank = case.constant(len(case.inputs) - 1), case.rank(0)
-    if axis is None or rank is None:
+    given, rank = case.constant(len(case.inputs) - 1), case.rank(0)
+    if given is None or rank is None:
         return None
-    axis = int(axis) % rank
+    axis = int(given) % rank
     return _together(case, range(len(case.inputs) - 1), lambda d: None if d == axis else d)
 
 
@@ -167,7 +171,7 @@ def split(which: int, value: int) -> Rule:
             return case.all({value: state}, state)
         if not isinstance(state, Rows) or axis is None or case.rank(value) is None:
             return None
-        if int(axis) % case.rank(value) == state.dimension:
+        if int(axis) % len(case.sizes(value)) == state.dimension:
             return None
         return case.all({value: state}, state)
 
@@ -181,7 +185,7 @@ def untouched(case: Case) -> Outcome | None:
         return None if case.enlarges([0]) else case.all({0: SUM}, SUM)
     if not isinstance(state, Rows) or out is None or case.rank(0) != len(out):
         return None
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
         return None
     # How often each row is repeated, or how many are added: for any number of rows, not only for many.
     expected = 1 if case.node.op == "Tile" else 0
@@ -204,7 +208,7 @@ def cut(case: Case) -> Outcome | None:
     state, out = case.states[0], case.out_shape()
     if not isinstance(state, Rows) or out is None or not _is_all(case.likely_element(1, state.dimension), 0):
         return None
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
         return None
     return case.all({0: state}, state, local={2: state.dimension}, checks={1: (state.dimension, 0)})
 
@@ -214,8 +218,8 @@ def broadcast(case: Case) -> Outcome | None:
     state, out = case.states[0], case.out_shape()
     if not isinstance(state, Rows) or out is None or case.rank(0) is None:
         return None
-    dimension = state.dimension + len(out) - case.rank(0)
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[dimension]):
+    dimension = state.dimension + len(out) - len(case.sizes(0))
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[dimension]):
         return None
     return case.all({0: state}, Rows(dimension), local={1: dimension})
 
@@ -236,7 +240,7 @@ def along_others(case: Case) -> Outcome | None:
         return case.all({0: SUM}, SUM)
     if not isinstance(state, Rows) or axes is None or case.rank(0) is None:
         return None
-    if state.dimension in {int(axis) % case.rank(0) for axis in axes.flatten()}:
+    if state.dimension in {int(axis) % len(case.sizes(0)) for axis in axes.flatten()}:
         return None
     return case.all({0: state}, state)
 
@@ -285,8 +289,10 @@ def strided_slice(case: Case) -> Outcome | None:
     state = case.states[0]
     if state == SUM:
         return case.all({0: SUM}, SUM)
-    pairs = _strided(case, case.rank(0)) if isinstance(state, Rows) and case.rank(0) is not None else None
-    for position, out, is_all in pairs or ():
+    shape = case.shape(0)
+    if not isinstance(state, Rows) or shape is None:
+        return None
+    for position, out, is_all in _strided(case, len(shape)) or ():
         if position == state.dimension:
             return case.all({0: state}, Rows(out)) if is_all else None
     return None
@@ -297,8 +303,9 @@ def strided_slice_gradient(case: Case) -> Outcome | None:
     state, out = case.states[4], case.out_shape()
     if state == SUM:
         return None if case.enlarges([4]) else case.all({4: SUM}, SUM)
-    pairs = _strided(case, len(out)) if isinstance(state, Rows) and out is not None else None
-    for position, sliced, is_all in pairs or ():
+    if not isinstance(state, Rows) or out is None:
+        return None
+    for position, sliced, is_all in _strided(case, len(out)) or ():
         if sliced == state.dimension:
             if not is_all:
                 return None

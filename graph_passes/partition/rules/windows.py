@@ -19,12 +19,15 @@ def images(*numbers: int, local: int | None = None) -> Rule:
 
     def rule(case: Case) -> Outcome | None:
         if Rows(0) not in [case.states[i] for i in numbers] or any(
-                not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in numbers):
+                not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in numbers):
             return None
-        if local is not None and (case.rank(local) != 1 or case.shape(local)[0] is None):
-            return None
-        # A convolution's input sizes may be those of an image alone.
-        is_whole_shape = local is not None and case.shape(local)[0].constant != 2
+        is_whole_shape = False
+        if local is not None:
+            length = case.sizes(local)[0] if case.rank(local) == 1 else None
+            if length is None:
+                return None
+            # A convolution's input sizes may be those of an image alone.
+            is_whole_shape = length.constant != 2
         return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
 
     return rule
@@ -56,7 +59,7 @@ def projected(case: Case) -> Outcome | None:
     if Rows(0) not in case.states[:2] or any(case.rank(i) is None for i in (0, 1)):
         return None
     takes = {0: Rows(0)} if case.is_one(1, 0) else {0: Rows(0), 1: Rows(0)}
-    if any(not case_lib.same_size(case.shape(i)[0], case.shape(0)[0]) for i in takes):
+    if any(not case_lib.same_size(case.sizes(i)[0], case.sizes(0)[0]) for i in takes):
         return None
     return case.all(takes, Rows(0))
 
@@ -64,7 +67,7 @@ def projected(case: Case) -> Outcome | None:
 def filters(case: Case) -> Outcome | None:
     """Gradients of filters are sums over images."""
     if Rows(0) not in (case.states[0], case.states[2]) or any(
-            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 2)):
+            not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in (0, 2)):
         return None
     return case.all({0: Rows(0), 2: Rows(0)}, SUM)
 
