@@ -11,7 +11,6 @@ from tf_poseidon.compat.table import Name
 from tf_poseidon.compat.table import Table
 
 if TYPE_CHECKING:
-    import keras
     import tensorflow as tf
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
@@ -36,22 +35,22 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
 ))
 
 
-def value(variable: "keras.Variable") -> "tf.Variable":
+def value(variable: Any) -> "tf.Variable":
     """Returns the `tf.Variable` of a Keras variable."""
     return variable._value
 
 
-def strategy_of(optimizer: "keras.optimizers.Optimizer") -> "tf.distribute.Strategy":
+def strategy_of(optimizer: Any) -> "tf.distribute.Strategy":
     """Returns the strategy in whose scope an optimizer was created."""
     return optimizer._distribution_strategy
 
 
-def trainable_variables(optimizer: "keras.optimizers.Optimizer") -> "list[keras.Variable]":
+def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return optimizer._trainable_variables
 
 
-def accumulated_gradients(optimizer: "keras.optimizers.Optimizer") -> "list[keras.Variable]":
+def accumulated_gradients(optimizer: Any) -> list[Any]:
     """Returns the variables in which an optimizer accumulates gradients; only of one that is built and does so."""
     return optimizer._accumulated_gradients
 
@@ -61,21 +60,21 @@ def dataset_of(iterator: Any) -> "tf.data.Dataset":
     return iterator._distributed_dataset
 
 
-def initial_epoch(model: "keras.Model") -> int | None:
+def initial_epoch(model: Any) -> int | None:
     """Returns the epoch at which `fit` begins, None for that which it was given."""
     return model._initial_epoch
 
 
-def set_initial_epoch(model: "keras.Model", epoch: int | None) -> None:
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Lets `fit` begin at another epoch, None for that which it was given."""
     model._initial_epoch = epoch
 
 
-def build(model: "keras.Model", specs: Any) -> None:
+def build(model: Any, specs: Any) -> None:
     """Builds a compiled model, with its metrics and optimizer, for batches of some specs."""
     model._symbolic_build(data_batch=specs)
 
 
-def functional(sequential: "keras.Sequential") -> "keras.Function | None":
+def functional(sequential: Any) -> Any:
     """Returns the functional model that a `keras.Sequential` is inside, None of one that is not built."""
     return sequential._functional
