@@ -12,6 +12,7 @@ from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.find.step import StepFacts
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import Refusal
@@ -37,7 +38,7 @@ class DescribeSites(passes.Pass):
 def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Site:
     dtype, shape = tf.as_dtype(marker.dtype), marker.shape
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
-                         None if shape is None or None in shape else shape,
+                         shape if graph_lib.is_known(shape) else None,
                          is_waited_for=marker.meanwhile == "waits")
     if isinstance(match, Refusal):
         return dataclasses.replace(site, refusal=str(match))
@@ -46,12 +47,14 @@ def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Si
             site, bias_of=match.leader,
             refusal=f"it is computed from the factors of '{match.leader}', which are not sent")
     if isinstance(match, SlicesMatch):
+        assert graph_lib.is_known(shape)  # that of a variable
         row_bytes = math.prod(shape[1:]) * dtype.size + tf.as_dtype(match.index_dtype).size
         return dataclasses.replace(site, slices=planning.Slices(facts.planned(match.k), row_bytes))
     first = match.products[0]
-    k = [facts.planned(product.k) for product in match.products]
+    rows = [facts.planned(product.k) for product in match.products]
+    known = [k for k in rows if k is not None]
     factors = planning.Factors(
-        m=first.u.columns, n=first.v.columns, k=None if None in k else sum(k),
+        m=first.u.columns, n=first.v.columns, k=sum(known) if len(known) == len(rows) else None,
         itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
     return dataclasses.replace(site, factors=factors)
 

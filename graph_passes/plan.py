@@ -22,6 +22,7 @@ class MakePlan(passes.Pass):
         return dataclasses.replace(known, plan=self._planner.plan(known.sites, known.operations, known.exchanges))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
+        assert result.plan is not None
         missing = {site.name for site in known.sites} - {decision.site for decision in result.plan.decisions}
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 

@@ -126,7 +126,7 @@ class RewriteSession:
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             known, cause = None, error
         if self._agreement is not None:
-            return self._rewrite_alike(graph_def, known, planner, cause)
+            return self._rewrite_alike(graph_def, known, planner, cause, self._agreement)
         if known is not None:
             try:
                 return _outcome(self._planned(known, plan_lib.MakePlan(planner)))
@@ -155,23 +155,24 @@ class RewriteSession:
     # ---- ranks that have to agree -----------------------------------------------------------------
 
     def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None,
-                       planner: planning.Planner, cause: Exception | None) -> Outcome:
+                       planner: planning.Planner, cause: Exception | None, agreement: Agreement) -> Outcome:
         """Rewrites a graph as all ranks do; `known` is None where this one could not find out enough about it."""
         if known is not None and all(marker.refusal for marker in known.markers):
-            return Outcome(refusal=known.markers[0].refusal)  # other ranks may not even run it
+            return Outcome(refusal=known.markers[0].refusal or "")  # other ranks may not even run it
         try:
-            return self._agreed(graph_def, known, planner, cause)
+            return self._agreed(graph_def, known, planner, cause, agreement)
         except Exception as error:  # other ranks have done their part
             raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
                                     f"{error}") from error
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
-                cause: Exception | None) -> Outcome:
+                cause: Exception | None, agreement: Agreement) -> Outcome:
         lines = [] if known is None else form.lines_of(known)
         key = _digest(lines)
-        for plan in self._plans[key] if known is not None else ():
-            if form.fits(known, plan):
-                return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
+        if known is not None:
+            for plan in self._plans[key]:
+                if form.fits(known, plan):
+                    return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
         # Whatever a rank has found out, it knows these.
         name = _digest(sorted(f"{node.op} {node.name}" for node in self.markers_of(graph_def)))
         if name in self._refused:
@@ -185,8 +186,8 @@ class RewriteSession:
                 planned, cause = None, error
         self._times[name] += 1
         problem = _text_of(cause)
-        difference = self._agreement.difference(f"{name}/{self._times[name]}", text or f"not rewritten: {problem}")
-        if planned is not None and difference is None:
+        difference = agreement.difference(f"{name}/{self._times[name]}", text or f"not rewritten: {problem}")
+        if planned is not None and planned.plan is not None and difference is None:
             self._plans[key].append(planned.plan)
             return _outcome(planned)
         self._refused[name] = difference or problem

@@ -42,7 +42,7 @@ __all__ = ["Cluster", "ConfigurationError", "GraphError", "JobEndedError", "JobE
            "PoseidonError", *_LATE]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name in _LATE:
         return getattr(importlib.import_module(f"tf_poseidon.{_LATE[name]}"), name)
     raise AttributeError(f"module 'tf_poseidon' has no attribute '{name}'")

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import ops
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 
@@ -16,7 +17,7 @@ from tf_poseidon.errors import JobError
 class Alone:
     """Compares the texts of a single rank."""
 
-    def difference(self, key, text):
+    def difference(self, key: str, text: str) -> None:
         """As of `OverCommunicator`."""
         del key, text
 
@@ -27,10 +28,10 @@ class OverCommunicator:
     A rank that never comes ends the job, after as long as in every exchange.
     """
 
-    def __init__(self, communicator):
+    def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
 
-    def difference(self, key, text):
+    def difference(self, key: str, text: str) -> str | None:
         """Returns None if all ranks have the same text under a key, else a sentence about the first line."""
         site = f"agreement/{key}"
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
@@ -51,10 +52,10 @@ class OverCoordinationService:
         timeout_s: Longest wait for another rank.
     """
 
-    def __init__(self, rank, size, timeout_s):
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self._rank, self._size, self._timeout_ms = rank, size, int(1e3 * timeout_s)
 
-    def difference(self, key, text):
+    def difference(self, key: str, text: str) -> str | None:
         """As of `OverCommunicator`."""
         tf_compat.tell_others(f"poseidon/{key}/{self._rank}", text)
         texts = [tf_compat.told_by_others(f"poseidon/{key}/{rank}", self._timeout_ms)
@@ -63,7 +64,7 @@ class OverCoordinationService:
         return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None
 
 
-def first_difference(mine, theirs, rank, other):
+def first_difference(mine: str, theirs: str, rank: int, other: int) -> str:
     """Returns a sentence about the first lines in which two texts differ."""
     a, b = mine.split("\n"), theirs.split("\n")
     length = max(len(a), len(b))
@@ -72,7 +73,7 @@ def first_difference(mine, theirs, rank, other):
     return f"ranks would do different things: {here} on rank {rank}, but {there} on rank {other}"
 
 
-def agree_on_options(communicator, **options):
+def agree_on_options(communicator: Communicator, **options: object) -> None:
     """Ends the job unless all ranks have the same options and packages.
 
     Raises:
@@ -93,7 +94,7 @@ def agree_on_options(communicator, **options):
                 "on all ranks.")
 
 
-def agree_on_seed(communicator):
+def agree_on_seed(communicator: Communicator) -> None:
     """Gives all ranks rank 0's random seed, or a common one when it has none.
 
     Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.

@@ -1,10 +1,12 @@
 """Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import logging
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +15,7 @@ from tf_poseidon import ops
 from tf_poseidon import options as options_lib
 from tf_poseidon import planning
 from tf_poseidon import runtime
+from tf_poseidon.communicator import Communicator
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -32,7 +35,7 @@ SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", 
 _measured = None
 
 
-def calibrate(**options):
+def calibrate(**options: Any) -> planning.Cluster:
     """Measures the speeds of this job, once per process; all ranks have to call it.
 
     It takes less than three seconds, on networks of 0.1 Gbit/s and more. Ranks measure at the same time,
@@ -61,7 +64,8 @@ def calibrate(**options):
     return _measured
 
 
-def measure(communicator, sum_in_place, num_servers=0, ranks_per_node=1):
+def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
+            num_servers: int = 0, ranks_per_node: int = 1) -> planning.Cluster:
     """Returns the `Cluster` that a job is.
 
     Args:
@@ -84,7 +88,7 @@ def measure(communicator, sum_in_place, num_servers=0, ranks_per_node=1):
     return cluster
 
 
-def measure_gflops():
+def measure_gflops() -> float:
     """Returns how fast this process multiplies factors, in 10^9 operations per second."""
     rng = np.random.default_rng(0)
     kind = ops.multiplying_device().device_type
@@ -100,19 +104,20 @@ def measure_gflops():
     return 2e-9 * count * _K * size**2 / statistics.median(times)
 
 
-def _multiply(u, v, count):
+def _multiply(u: tf.Tensor, v: tf.Tensor, count: int) -> None:
     for _ in range(count):
         product = ops.outer_product(u, v)
     product[0, 0].numpy()  # waits for a GPU, but copies no more than a number
 
 
-def _latency(time_sums):
+def _latency(time_sums: Callable[[int, int], list[float]]) -> float:
     """Returns the seconds of one message: a sum takes two, to the server and back."""
     times = time_sums(4, _ROUND_TRIPS)
     return statistics.median(times[_ROUND_TRIPS // 3:]) / 2
 
 
-def _bandwidth(communicator, time_sums, cluster, latency):
+def _bandwidth(communicator: Communicator, time_sums: Callable[[int, int], list[float]], cluster: planning.Cluster,
+               latency: float) -> float:
     """Returns the bits that a node sends in a second while it receives as many."""
     num_bytes = _FIRST_BYTES
     while True:
@@ -125,7 +130,8 @@ def _bandwidth(communicator, time_sums, cluster, latency):
         num_bytes *= 4
 
 
-def _time_sums(communicator, sum_in_place, num_bytes, repeats):
+def _time_sums(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
+               num_bytes: int, repeats: int) -> list[float]:
     """Returns the seconds of some sums, in place: fresh memory would cost as much as the network."""
     value, times = np.zeros(num_bytes // 4, np.float32), []
     for _ in range(repeats):
@@ -135,6 +141,6 @@ def _time_sums(communicator, sum_in_place, num_bytes, repeats):
     return times
 
 
-def _rounded(value):
+def _rounded(value: float) -> float:
     """Returns three digits: more are noise."""
     return float(f"{value:.3g}")

@@ -1,6 +1,11 @@
 """The arguments of a call of a function of one process: which are tensors, and which of these have rows."""
 
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
 import inspect
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +16,8 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.errors import GraphError
 
 _ROWS, _SAME = "rows", "same"
+# What a caller says of a tensor: _ROWS, _SAME, or the dimension of its rows.
+Mark = str | int
 
 
 class Call:
@@ -24,7 +31,8 @@ class Call:
         key: What a trace depends on.
     """
 
-    def __init__(self, function, inputs, args, kwargs):
+    def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any], args: tuple[Any, ...],
+                 kwargs: Mapping[str, Any]) -> None:
         self.name = getattr(function, "__name__", "function")
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -49,24 +57,24 @@ class Call:
             for dimensions in [iter(self.dimensions)] for leaf in self._leaves) + (
                 str(tf.nest.map_structure(lambda _: ".", self._structure)),)
 
-    def specs(self):
+    def specs(self) -> list[tf.TensorSpec]:
         """Returns the TensorSpecs of the tensors, with an unknown number of rows."""
         return [tf.TensorSpec(_without_rows(tensor.shape, dimension), tensor.dtype)
                 for tensor, dimension in zip(self.tensors, self.dimensions)]
 
-    def rows(self):
+    def rows(self) -> int | None:
         """Returns the number of rows of a global batch, None if it is unknown."""
         return next((tensor.shape[dimension] for tensor, dimension in zip(self.tensors, self.dimensions)
                      if dimension is not None and tensor.shape.rank is not None), None)
 
-    def arguments(self, tensors):
+    def arguments(self, tensors: Iterable[tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns (args, kwargs) with other tensors in the place of the call's."""
         rest = iter(tensors)
         leaves = [next(rest) if tf.is_tensor(leaf) else leaf for leaf in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
 
 
-def _marks(inputs, arguments):
+def _marks(inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tuple[str, Mark | None]]:
     """Returns (name, mark) for each tensor or constant of the arguments; the mark None where none was given."""
     marks = []
     for name, value in arguments.items():
@@ -89,7 +97,7 @@ def _marks(inputs, arguments):
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
-def _marks_of_parts(leaf, name, mark):
+def _marks_of_parts(leaf: Any, name: str, mark: Mark | None) -> list[tuple[str, Mark]]:
     """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
     if mark not in (None, _SAME):
         raise GraphError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
@@ -97,9 +105,9 @@ def _marks_of_parts(leaf, name, mark):
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
 
 
-def joined(structure):
+def joined(structure: Any) -> Any:
     """Returns a structure in which batches that the strategy has split are global ones again."""
-    def join(leaf):
+    def join(leaf: Any) -> Any:
         if not isinstance(leaf, data.Rows):
             return leaf
         return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
@@ -110,7 +118,7 @@ def joined(structure):
     return tf.nest.pack_sequence_as(structure, leaves)
 
 
-def _dimension(tensor, name, mark):
+def _dimension(tensor: tf.Tensor, name: str, mark: Mark | None) -> int | None:
     """Returns the dimension of a tensor's rows, None if it has none."""
     rank = tensor.shape.rank
     if mark is None:
@@ -126,20 +134,20 @@ def _dimension(tensor, name, mark):
     return dimension
 
 
-def _as_tensor(leaf):
+def _as_tensor(leaf: Any) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return tf.convert_to_tensor(leaf)
     return leaf
 
 
-def _without_rows(shape, dimension):
+def _without_rows(shape: tf.TensorShape, dimension: int | None) -> tf.TensorShape:
     """Returns a shape with an unknown number of rows."""
     if dimension is None or shape.rank is None:
         return shape
     return tf.TensorShape([None if d == dimension else size for d, size in enumerate(shape)])
 
 
-def _hashable(leaf):
+def _hashable(leaf: Any) -> Hashable:
     try:
         hash(leaf)
         return leaf

@@ -7,9 +7,13 @@
     mpiexec -n 2 tf-poseidon verify IN OUT
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import json
 import os
 import sys
+from typing import Any
+from typing import TYPE_CHECKING
 import zipfile
 
 from absl import app
@@ -20,6 +24,9 @@ from tf_poseidon import engines
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; a batch of verify has "
                                   "as many for each rank, 4 by default.")
@@ -56,7 +63,7 @@ _INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that give vari
 _SEED = flags.DEFINE_integer("seed", 0, "What decides the random inputs of verify.", lower_bound=0)
 
 
-def explain(path):
+def explain(path: str) -> None:
     """Prints how the gradients of a saved model would travel."""
     for flag in (_BATCH_SIZE, _WORKERS):
         if flag.value is None:
@@ -85,7 +92,7 @@ def explain(path):
         plan.save(_PLAN.value)
 
 
-def rewrite(source, target):
+def rewrite(source: str, target: str) -> None:
     """Rewrites a saved training graph, and prints what it exchanges then."""
     if _WORKERS.value is None and _PLAN.value is None:
         raise ConfigurationError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
@@ -108,7 +115,7 @@ def rewrite(source, target):
     _save_predictions(plans if len(plans) > 1 else report.plan.predictions())
 
 
-def diff(source, target):
+def diff(source: str, target: str) -> int:
     """Prints what a rewritten graph has that the original has not."""
     from tf_poseidon.saved_graphs import differences
     difference = differences.diff(source, target)
@@ -116,13 +123,13 @@ def diff(source, target):
     return 1 if difference.others else 0
 
 
-def strip(source, target):
+def strip(source: str, target: str) -> None:
     """Writes the graph that a rewritten one was made of."""
     from tf_poseidon.saved_graphs import rewriting
     rewriting.strip(source, target)
 
 
-def verify(source, target):
+def verify(source: str, target: str) -> int:
     """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
     if len(_SIGNATURE.value) > 1:
         raise ConfigurationError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
@@ -143,7 +150,7 @@ def verify(source, target):
     return 1 if found.failures else 0
 
 
-def _pins():
+def _pins() -> dict[str, str]:
     pins = {}
     for pin in _PINS.value:
         pattern, separator, scheme = pin.rpartition("=")
@@ -153,7 +160,7 @@ def _pins():
     return pins
 
 
-def _inputs():
+def _inputs() -> dict[str, str | int]:
     inputs = {}
     for given in _INPUTS.value:
         for text in given.split(","):
@@ -165,7 +172,7 @@ def _inputs():
     return inputs
 
 
-def _arrays():
+def _arrays() -> "dict[str, np.ndarray] | None":
     if _ARRAYS.value is None:
         return None
     import numpy as np
@@ -177,7 +184,7 @@ def _arrays():
                                  f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
 
 
-def _save_predictions(predictions):
+def _save_predictions(predictions: Mapping[str, Any]) -> None:
     if _JSON.value:
         with open(_JSON.value, "w") as file:
             json.dump(predictions, file, indent=1)
@@ -188,7 +195,7 @@ _COMMANDS = {explain: ("MODEL.keras",), rewrite: ("IN", "OUT"), diff: ("IN", "OU
              verify: ("IN", "OUT")}
 
 
-def _main(arguments):
+def _main(arguments: Sequence[str]) -> int:
     commands = {command.__name__: command for command in _COMMANDS}
     command = commands.get(arguments[1]) if len(arguments) > 1 else None
     if command is None or len(arguments) - 2 != len(_COMMANDS[command]):
@@ -202,7 +209,7 @@ def _main(arguments):
         return 1
 
 
-def main():
+def main() -> None:
     """Runs the command that the process was started with."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets in several lines
     if __name__ != "__main__":  # absl's help is about the script that was started

@@ -1,15 +1,25 @@
 """One rank's end of a job, as a Python object over the op library's C functions."""
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
 import ctypes
 import functools
 import json
+import os
+import socket
+from typing import Any
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
+
+T = TypeVar("T")
 
 _TEXT_BYTES = 32768  # kPoseidonTextBytes
 
@@ -29,7 +39,7 @@ class _Options(ctypes.Structure):
     ]
 
 
-def _c_options(options):
+def _c_options(options: JobOptions) -> _Options:
     """Returns `JobOptions` as the library takes them."""
     servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
     return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s, servers, len(options.servers),
@@ -37,7 +47,7 @@ def _c_options(options):
 
 
 @functools.cache
-def _functions():
+def _functions() -> ctypes.CDLL:
     """Returns the library with the argument types of its functions declared."""
     _, lib = library.load()
     text, handle, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
@@ -84,7 +94,7 @@ class Communicator:
         nodes: A number for each rank, the same for those that combine what they have.
     """
 
-    def __init__(self, handle):
+    def __init__(self, handle: int) -> None:
         self._lib = _functions()
         self._handle = handle
         self._in_flight = {}  # arrays of each exchange that has not ended well
@@ -94,7 +104,8 @@ class Communicator:
         self._lib.poseidon_nodes(handle, nodes)
         self.nodes = tuple(nodes)
 
-    def submit(self, site, value, contributes=True, root=None, is_gradient=False, out=None):
+    def submit(self, site: str, value: npt.ArrayLike, contributes: bool = True, root: int | None = None,
+               is_gradient: bool = False, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:
         """Starts exchanging one array with all ranks.
 
         Args:
@@ -122,7 +133,8 @@ class Communicator:
             contributes, -1 if root is None else root, is_gradient)
         return self._waiting(handle, (value, output), lambda: output)
 
-    def submit_factors(self, site, parts, form=""):
+    def submit_factors(self, site: str, parts: Iterable[npt.ArrayLike],
+                       form: str = "") -> Callable[[], list[np.ndarray] | None]:
         """Starts giving all ranks the factors of all.
 
         Args:
@@ -144,7 +156,7 @@ class Communicator:
             (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
             (ctypes.c_int64 * len(parts))(*columns))
 
-        def result():
+        def result() -> list[np.ndarray] | None:
             if not self._lib.poseidon_has_factors(handle):
                 return None
             gathered = []
@@ -156,13 +168,13 @@ class Communicator:
 
         return self._waiting(handle, parts, result)
 
-    def _waiting(self, handle, arrays, result):
+    def _waiting(self, handle: int, arrays: Sequence[np.ndarray], result: Callable[[], T]) -> Callable[[], T]:
         """Returns a function that waits for the exchange `handle` and then calls `result`."""
         # Whatever ends the wait but success, the network may use this memory to the end.
         memory = object()
         self._in_flight[memory] = arrays
 
-        def wait():
+        def wait() -> T:
             error = ctypes.create_string_buffer(_TEXT_BYTES)
             # Short waits, so that an interrupt from the keyboard gets through.
             while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
@@ -177,15 +189,15 @@ class Communicator:
 
         return wait
 
-    def sum(self, site, value, contributes=True):
+    def sum(self, site: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
         """Returns the sum of `value` over all ranks, added in order: of ranks, and then of nodes."""
         return self.submit(site, value, contributes)()
 
-    def broadcast(self, site, value, root=0):
+    def broadcast(self, site: str, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
         """Returns the value of rank `root`."""
         return self.submit(site, value, root=root)()
 
-    def broadcast_text(self, site, text, root=0):
+    def broadcast_text(self, site: str, text: str, root: int = 0) -> str:
         """Returns the text of rank `root`."""
         data = text.encode()
         length = int(self.broadcast(f"{site}/length", np.int64(len(data)), root))
@@ -194,15 +206,15 @@ class Communicator:
             buffer[:] = np.frombuffer(data, np.uint8)
         return self.broadcast(f"{site}/text", buffer, root).tobytes().decode()
 
-    def use_for_ops(self):
+    def use_for_ops(self) -> None:
         """Lets the ops of this process exchange over this communicator."""
         self._lib.poseidon_set_process_communicator(self._handle)
 
-    def abort(self, reason, seconds=2.0):
+    def abort(self, reason: str, seconds: float = 2.0) -> None:
         """Ends the job on all ranks; waits at most `seconds` until they have been told."""
         self._lib.poseidon_abort(self._handle, reason.encode(), seconds)
 
-    def goodbye(self):
+    def goodbye(self) -> None:
         """Waits until all ranks have reached their end.
 
         Raises:
@@ -213,13 +225,13 @@ class Communicator:
             raise JobEndedError(error.value.decode(errors="replace"))
 
     @property
-    def failure(self):
+    def failure(self) -> str | None:
         """Why the job was ended, or None."""
         error = ctypes.create_string_buffer(_TEXT_BYTES)
         failed = self._lib.poseidon_failure(self._handle, error)
         return error.value.decode(errors="replace") if failed else None
 
-    def statistics(self):
+    def statistics(self) -> dict[str, Any]:
         """Returns counters of this rank's exchanges.
 
         Returns:
@@ -229,11 +241,11 @@ class Communicator:
         """
         return self._json(self._lib.poseidon_statistics)
 
-    def record_events(self, capacity):
+    def record_events(self, capacity: int) -> None:
         """Forgets recorded events, and records at most `capacity` from now on; 0 stops and keeps them."""
         self._lib.poseidon_record_events(self._handle, capacity)
 
-    def events(self):
+    def events(self) -> dict[str, Any]:
         """Returns what was recorded.
 
         Returns:
@@ -245,7 +257,7 @@ class Communicator:
         """
         return self._json(self._lib.poseidon_events)
 
-    def _json(self, function):
+    def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         size = 0
         while True:
             text = ctypes.create_string_buffer(max(size, 1))
@@ -254,13 +266,13 @@ class Communicator:
                 return json.loads(text.value)
             size = 2 * needed
 
-    def leave(self):
+    def leave(self) -> None:
         """Leaves the job and frees the communicator."""
         handle, self._handle = self._handle, None
         self._lib.poseidon_leave(handle)
 
 
-def use_ranks_for_ops(communicators):
+def use_ranks_for_ops(communicators: Sequence[Communicator]) -> None:
     """Lets the ops of this process whose nodes have the attribute `_poseidon_rank` exchange as that rank.
 
     Args:
@@ -271,7 +283,8 @@ def use_ranks_for_ops(communicators):
     _functions().poseidon_set_process_ranks(len(communicators), handles)
 
 
-def join_loopback(size, options=JobOptions(), nodes=None):
+def join_loopback(size: int, options: JobOptions | list[JobOptions] = JobOptions(),
+                  nodes: Sequence[int] | None = None) -> list[Communicator]:
     """Returns the communicators of a job whose ranks are threads of this process, in rank order.
 
     Args:
@@ -289,7 +302,7 @@ def join_loopback(size, options=JobOptions(), nodes=None):
     return [Communicator(handle) for handle in handles]
 
 
-def join_sockets(rank, sockets, options):
+def join_sockets(rank: int, sockets: Sequence[socket.socket | None], options: JobOptions) -> Communicator:
     """Returns the communicator of a rank that is connected to all others.
 
     Args:
@@ -306,7 +319,7 @@ def join_sockets(rank, sockets, options):
     return Communicator(handle)
 
 
-def join_mpi(transport_library, options):
+def join_mpi(transport_library: str | os.PathLike[str], options: JobOptions) -> Communicator:
     """Joins the MPI job that this process was started in.
 
     Args:

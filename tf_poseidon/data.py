@@ -1,6 +1,7 @@
 """Splits global batches by rows, so that each rank computes its own part of every batch."""
 
 import typing
+from typing import Any
 import weakref
 
 import tensorflow as tf
@@ -33,14 +34,14 @@ class Rows(tf.experimental.ExtensionType):
     usual_total: int
 
     @property
-    def shape(self):
+    def shape(self) -> tf.TensorShape:
         return self.value.shape
 
     @property
-    def dtype(self):
+    def dtype(self) -> tf.DType:
         return self.value.dtype
 
-    def __tf_tensor__(self, dtype=None, name=None):
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
 
 
@@ -48,18 +49,18 @@ class Rows(tf.experimental.ExtensionType):
 batch_sizes = weakref.WeakKeyDictionary()
 
 
-def first_rows(structure):
+def first_rows(structure: Any) -> Rows | None:
     """Returns the first `Rows` in a nested structure, or None."""
     return next((leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Rows)), None)
 
 
-def values(structure):
+def values(structure: Any) -> Any:
     """Returns the structure with every `Rows` replaced by the tensor that it holds."""
     return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Rows) else leaf,
                                  structure)
 
 
-def part_of_rank(total, rank, size):
+def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tensor | int, tf.Tensor | int]:
     """Returns (begin, count): the contiguous part of `total` rows that is this rank's.
 
     The parts differ by at most one row, and lower ranks get the larger ones. `total` may be an int
@@ -71,7 +72,7 @@ def part_of_rank(total, rank, size):
     return rank * base + smaller(rank, extra), count
 
 
-def split_dataset(dataset, rank, size, name):
+def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> tf.data.Dataset:
     """Returns a dataset of this rank's `Rows` of each global batch.
 
     Every rank makes as many steps as the dataset has batches. The first batch is compared between
@@ -92,14 +93,14 @@ def split_dataset(dataset, rank, size, name):
     usual_total = batch_size(dataset)
 
     @tf.autograph.experimental.do_not_convert
-    def split(index, batch):
+    def split(index: tf.Tensor, batch: Any) -> Any:
         batch = _check_first(index, batch, rank, name)
         return split_batch(batch, rank, size, usual_total)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def global_dataset(dataset, rank, name):
+def global_dataset(dataset: tf.data.Dataset, rank: int, name: str) -> tf.data.Dataset:
     """Returns a dataset of the global batches, of which the first one is compared between the ranks.
 
     Args:
@@ -111,7 +112,7 @@ def global_dataset(dataset, rank, name):
     _check_batches(dataset)
 
     @tf.autograph.experimental.do_not_convert
-    def check(index, batch):
+    def check(index: tf.Tensor, batch: Any) -> Any:
         return _check_first(index, batch, rank, name)
 
     checked = dataset.enumerate().map(check).prefetch(tf.data.AUTOTUNE)
@@ -119,7 +120,7 @@ def global_dataset(dataset, rank, name):
     return checked
 
 
-def _check_batches(dataset):
+def _check_batches(dataset: tf.data.Dataset) -> None:
     """Raises PoseidonError unless a dataset has batches, which nobody else shards."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
@@ -137,7 +138,7 @@ def _check_batches(dataset):
                 "the dataset.")
 
 
-def join_datasets(dataset, size, name):
+def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dataset:
     """Returns a dataset of the global batches that the ranks' own batches make together.
 
     Every rank makes as many steps as the one that has most batches; the others have no rows in the
@@ -166,18 +167,18 @@ def join_datasets(dataset, size, name):
     ended = tf.data.Dataset.from_tensors((0, borrowed)).repeat()
 
     @tf.autograph.experimental.do_not_convert
-    def count(_, batch):
+    def count(_: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         return _num_rows(tf.nest.flatten(batch)[0]), batch
 
     @tf.autograph.experimental.do_not_convert
-    def join(count, batch):
+    def join(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         sums = ops.all_reduce(tf.stack([count, tf.cast(count > 0, tf.int32)]), f"{name}/rows")
         total, contributors = sums[0], sums[1]
         return total > 0, tf.nest.map_structure(
             lambda leaf: Rows(leaf, count, total, contributors, False,
                               rows * size if rows > 0 else -1), batch)
 
-    def only_batch(_, batch):
+    def only_batch(_: tf.Tensor, batch: Any) -> Any:
         return batch
 
     batches = dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE).concatenate(ended)
@@ -190,7 +191,7 @@ def join_datasets(dataset, size, name):
     return joined.with_options(options)
 
 
-def batch_size(dataset):
+def batch_size(dataset: tf.data.Dataset) -> int:
     """Returns the batch size of a dataset that ends in `batch`, or -1.
 
     The shapes of the elements do not tell when the last batch may be smaller, and reading a batch
@@ -201,14 +202,14 @@ def batch_size(dataset):
     return tf_compat.batch_size(dataset)
 
 
-def usual_rows(batches):
+def usual_rows(batches: Any) -> int | None:
     """Returns how many rows the global batches of an iterator have, but perhaps the last one; None if unknown."""
     dataset = tf_compat.dataset_of(batches)
     rows = -1 if dataset is None else batch_sizes.get(dataset, -1)
     return rows if rows > 0 else None
 
 
-def split_batch(batch, rank, size, usual_total=-1):
+def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
     """Returns this rank's `Rows` of one global batch.
 
     Args:
@@ -238,7 +239,7 @@ def split_batch(batch, rank, size, usual_total=-1):
             begin, count = part_of_rank(tf.identity(total), rank, size)
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
 
-    def split(leaf):
+    def split(leaf: Any) -> Any:
         if _is_missing(leaf):
             return leaf
         return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
@@ -248,11 +249,11 @@ def split_batch(batch, rank, size, usual_total=-1):
     return tf.nest.map_structure(split, batch)
 
 
-def _is_missing(leaf):
+def _is_missing(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, tf.experimental.Optional)
 
 
-def _num_rows(leaf):
+def _num_rows(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
     if isinstance(leaf, tf.SparseTensor):
@@ -260,7 +261,7 @@ def _num_rows(leaf):
     return tf.shape(leaf)[0]
 
 
-def _slice_rows(leaf, begin, length):
+def _slice_rows(leaf: Any, begin: tf.Tensor | int, length: tf.Tensor | int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         shape = leaf.dense_shape
         start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(shape[1:])], 0)
@@ -269,10 +270,10 @@ def _slice_rows(leaf, begin, length):
     return leaf[begin:begin + length]
 
 
-def _check_first(index, batch, rank, name):
+def _check_first(index: tf.Tensor, batch: Any, rank: int, name: str) -> Any:
     """Returns `batch`, after comparing the first one with rank 0's."""
 
-    def check():
+    def check() -> bool:
         mine = checksum(batch)
         is_same = tf.equal(mine, ops.broadcast(mine, f"{name}/first_batch"))
         ops.abort_unless(is_same, (
@@ -287,7 +288,7 @@ def _check_first(index, batch, rank, name):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 
-def checksum(batch):
+def checksum(batch: Any) -> tf.Tensor:
     """Returns an int64 that depends on every bit of a nested structure of tensors."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)

@@ -1,6 +1,9 @@
 """`distribute`: makes a function that was written for one process a function of the whole job."""
 
+from collections.abc import Callable
+from collections.abc import Mapping
 import functools
+from typing import Any
 import weakref
 
 import tensorflow as tf
@@ -13,7 +16,8 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 
 
-def distribute(function=None, *, inputs=None, strategy=None):
+def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[str, Any] | None = None,
+               strategy: strategy_lib.PoseidonStrategy | None = None) -> Callable[..., Any]:
     """Makes a function of one process a function of the job.
 
     ```python
@@ -65,7 +69,8 @@ class _Distributed:
         report: The `report.Report` of the last trace; None if it runs as it is.
     """
 
-    def __init__(self, function, inputs, strategy):
+    def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any],
+                 strategy: strategy_lib.PoseidonStrategy | None) -> None:
         self._python = getattr(function, "python_function", function)
         self._function = function if hasattr(function, "get_concrete_function") else tf.function(function)
         self._inputs = inputs
@@ -77,7 +82,7 @@ class _Distributed:
         functools.update_wrapper(self, self._python)
         tf_compat.unconverted(self)  # AutoGraph calls this as it is; it still converts the function
 
-    def __get__(self, instance, owner=None):
+    def __get__(self, instance: object, owner: type | None = None) -> "_Distributed":
         """Binds a method to its object."""
         if instance is None:
             return self
@@ -86,7 +91,7 @@ class _Distributed:
             self._bound[instance] = _Distributed(method, self._inputs, self._given)
         return self._bound[instance]
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         strategy = self._strategy()
         if strategy.num_replicas_in_sync == 1 or tf.config.functions_run_eagerly():
             return self._function(*args, **kwargs)
@@ -101,7 +106,7 @@ class _Distributed:
         self.report = trace.report
         return trace(call.tensors)
 
-    def _check_inputs(self, call, strategy):
+    def _check_inputs(self, call: calls.Call, strategy: strategy_lib.PoseidonStrategy) -> None:
         """Compares the inputs of ranks, in the first call and then ever less often."""
         if not tf.executing_eagerly():
             return
@@ -117,7 +122,7 @@ class _Distributed:
                 "data: keras.utils.set_random_seed(...) before the dataset is made, shuffle(seed=...), a seeded "
                 "generator.")
 
-    def _strategy(self):
+    def _strategy(self) -> strategy_lib.PoseidonStrategy:
         if self._given is None:
             self._given = strategy_lib.of_process()
         return self._given

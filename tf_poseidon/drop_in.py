@@ -5,6 +5,7 @@ where a gradient that it sums over the ranks is a product of factors, and these 
 gathered instead, by the ops of the same library.
 """
 
+from collections.abc import Mapping
 import os
 import sys
 
@@ -24,7 +25,8 @@ from tf_poseidon.ops import library
 _GFLOPS = 50.0
 
 
-def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
+def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: Mapping[str, str] | None = None,
+           timeout_s: float = 600.0) -> grappler.GraphPass:
     """Makes a program faster that sums its gradients by Horovod's or TensorFlow's own collectives.
 
     ```python
@@ -89,7 +91,7 @@ def enable(policy="auto", cluster=None, pins=None, timeout_s=600.0):
     return grappler.enable(rank, session, strict=False)
 
 
-def _place_in_tf_config():
+def _place_in_tf_config() -> tuple[int, int]:
     """Returns (rank, size): this process's place among those that train."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec().as_dict()

@@ -9,7 +9,7 @@ from tf_poseidon.errors import ConfigurationError
 _log = logging.getLogger("tf_poseidon")
 
 
-def take_own(local_rank):
+def take_own(local_rank: int | None) -> None:
     """Leaves this process one of the GPUs that it sees, so that those of a machine do not share one.
 
     Where there are fewer GPUs than processes, they take turns.

@@ -6,13 +6,19 @@ make it faster; where they do not run, a warning says so, and the result is the 
 
 import array
 import collections
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import ctypes
 import dataclasses
 import itertools
 import logging
+from typing import Literal
+from typing import overload
 
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
@@ -35,7 +41,7 @@ _enabled = None
 _is_plugged_in = False  # whether TensorFlow calls the bridge, with passes or without
 
 
-def enable(rank, session, strict):
+def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "GraphPass":
     """Starts running the passes on all functions of this process, and returns the `GraphPass`.
 
     Args:
@@ -59,7 +65,7 @@ def enable(rank, session, strict):
     return _enabled
 
 
-def order_sums():
+def order_sums() -> None:
     """Lets TensorFlow order the sums of partitioned graphs, in a process that need not run the passes.
 
     A rewritten graph needs that too: its ranks have the same bits only if they add up in the same order.
@@ -73,7 +79,7 @@ _NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and Ten
              "device; do without that one")
 
 
-def _plug_in(passes, markers):
+def _plug_in(passes: _Passes, markers: Collection[str]) -> bool:
     """Hands passes, perhaps null, to the bridge; returns False when another plug-in has its place."""
     global _is_plugged_in
     _, lib = library.load()
@@ -93,7 +99,8 @@ class GraphPass:
             None before the first one.
     """
 
-    def __init__(self, session, strict=False, log_level=logging.DEBUG):
+    def __init__(self, session: session_lib.RewriteSession, strict: bool = False,
+                 log_level: int = logging.DEBUG) -> None:
         """Makes the passes; at `log_level` it is told what was rewritten."""
         self.session = session
         self.strict = strict
@@ -101,7 +108,7 @@ class GraphPass:
         self._log_level = log_level
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
-    def register(self):
+    def register(self) -> None:
         """Hands the passes to TensorFlow."""
         _, lib = library.load()
         lib.poseidon_set_rewritten.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
@@ -111,7 +118,7 @@ class GraphPass:
             self._refuse(_NO_PLACE)
 
     @contextlib.contextmanager
-    def registered(self):
+    def registered(self) -> Iterator[None]:
         """While TensorFlow runs these passes, and not those of `enable`."""
         self.register()
         try:
@@ -122,7 +129,7 @@ class GraphPass:
             else:
                 _enabled.register()
 
-    def expect(self, whole=(), has_sites=True):
+    def expect(self, whole: Sequence[planning.WholeOp] = (), has_sites: bool = True) -> None:
         """Notes that a training function was traced, which TensorFlow should hand to us.
 
         Args:
@@ -135,7 +142,7 @@ class GraphPass:
             self.plan = self.session.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
 
-    def rewrite(self, graph_def):
+    def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
         agree, session = step.node_of(graph_def), self.session
         # Else it adds up metrics, say, and no plan was made of it.
@@ -163,7 +170,7 @@ class GraphPass:
                      ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
         return outcome.graph_def
 
-    def _run(self, data, size, result):
+    def _run(self, data: int, size: int, result: int) -> None:
         """Called by the bridge, graph_passes/grappler_bridge.cc; must not raise."""
         try:
             graph_def = graph_pb2.GraphDef.FromString(ctypes.string_at(data, size))
@@ -174,14 +181,14 @@ class GraphPass:
         except Exception as error:
             self._refuse(f"{type(error).__name__}: {error}")
 
-    def _refuse(self, reason):
+    def _refuse(self, reason: str) -> None:
         is_new = self.plan is None or self.plan.refusal != reason  # TensorFlow tries twice
         self.plan = self.session.planner.refusal(reason)
         if is_new and not (self.strict or self.session.planner.given):
             _log.warning("The training graph was not rewritten: it computes the same, but slower. %s",
                          reason)
 
-    def _with_refusal(self, graph_def):
+    def _with_refusal(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the graph as it is; with strict=True or a given plan, it fails with the reason when it runs."""
         if not (self.strict or self.session.planner.given):
             return graph_def if self.session.has_to_agree else None
@@ -191,7 +198,15 @@ class GraphPass:
         return graph_def
 
 
-def add_shapes(graph_def, alone=False):
+@overload
+def add_shapes(graph_def: graph_pb2.GraphDef, alone: Literal[False] = False) -> graph_pb2.GraphDef: ...
+
+
+@overload
+def add_shapes(graph_def: graph_pb2.GraphDef, alone: Literal[True]) -> graph_lib.Shapes: ...
+
+
+def add_shapes(graph_def: graph_pb2.GraphDef, alone: bool = False) -> graph_pb2.GraphDef | graph_lib.Shapes:
     """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
 
     Of a variable that is a placeholder, its attributes `_handle_shapes` and `_handle_dtypes` say what it holds.
@@ -216,11 +231,11 @@ def add_shapes(graph_def, alone=False):
     return _shapes_of_nodes(graph_def, results[0]) if alone else graph_pb2.GraphDef.FromString(results[0])
 
 
-def _shapes_of_nodes(graph_def, table):
+def _shapes_of_nodes(graph_def: graph_pb2.GraphDef, table: bytes) -> graph_lib.Shapes:
     """Returns {name of a node: shapes of its outputs} of the table that `poseidon_infer_shapes` gives."""
     numbers = iter(array.array("q", table))
 
-    def shape():
+    def shape() -> graph_lib.Shape | None:
         rank = next(numbers)
         sizes = tuple(itertools.islice(numbers, max(rank, 0)))
         return None if rank < 0 else tuple(None if size < 0 else size for size in sizes) if -1 in sizes else sizes
@@ -228,7 +243,7 @@ def _shapes_of_nodes(graph_def, table):
     return {node.name: [shape() for _ in range(next(numbers))] for node in graph_def.node}
 
 
-def _failing(graph_def, markers, reason):
+def _failing(graph_def: graph_pb2.GraphDef, markers: Collection[str], reason: str) -> graph_pb2.GraphDef:
     """Returns a graph that fails where it would synchronise, since other ranks have a rewritten one."""
     device = devices.host_of(next(node.device for node in graph_def.node if node.op in markers))
     writer = graph_lib.Writer("poseidon_refusal", device)
@@ -243,7 +258,7 @@ def _failing(graph_def, markers, reason):
     return result
 
 
-def _decided(graph_def, markers):
+def _decided(graph_def: graph_pb2.GraphDef, markers: Collection[str]) -> graph_pb2.GraphDef:
     """Returns a graph that is not looked at again."""
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
@@ -253,6 +268,6 @@ def _decided(graph_def, markers):
     return result
 
 
-def _whole_ops(agree):
+def _whole_ops(agree: node_def_pb2.NodeDef | None) -> tuple[planning.WholeOp, ...]:
     """Returns the `planning.WholeOp`s that `ops.agree` was given; none of a graph of another library."""
     return planning.whole_op.loads(agree.attr["whole"].s.decode()) if agree is not None else ()

@@ -3,20 +3,23 @@
 Each rank adds up what comes of its own rows; one synchronisation is enough when the sum is used.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence
 import weakref
 
 import tensorflow as tf
 
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
 
 
 class Held:
     """The variables that hold summands."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._variables = {}  # by identity: (reference to the variable, whether a partitioned function uses it)
 
-    def add(self, variables, rank):
+    def add(self, variables: Iterable[tf.Variable], rank: int) -> None:
         """Lets variables hold summands, whose values have been the same on all ranks: rank 0 keeps them."""
         for variable in variables:
             if not self.holds(variable):
@@ -24,20 +27,20 @@ class Held:
                 if rank != 0:
                     variable.assign(tf.zeros_like(variable))
 
-    def holds(self, variable):
+    def holds(self, variable: tf.Variable) -> bool:
         """Whether a `tf.Variable` holds summands."""
         found = self._variables.get(id(variable))
         return found is not None and found[0]() is variable
 
-    def use(self, variables):
+    def use(self, variables: Iterable[tf.Variable]) -> None:
         """Notes that a partitioned function takes them for summands."""
         self._variables |= {id(variable): (weakref.ref(variable), True) for variable in variables}
 
-    def used(self, variables):
+    def used(self, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
         """Returns those variables that a partitioned function takes for summands."""
         return [variable for variable in variables if self.holds(variable) and self._variables[id(variable)][1]]
 
-    def release(self, variables, communicator, name):
+    def release(self, variables: Sequence[tf.Variable], communicator: Communicator, name: str) -> None:
         """Makes variables whole, for a function that is not partitioned.
 
         Args:

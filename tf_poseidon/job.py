@@ -1,5 +1,6 @@
 """Joins the job of this process, for programs that run rewritten graphs without a strategy."""
 
+from collections.abc import Iterable
 import typing
 
 from tf_poseidon import agreement
@@ -25,8 +26,10 @@ class Job(typing.NamedTuple):
     size: int
 
 
-def load_ops(engine=None, servers=None, ranks_per_node=None, kv_pair_bytes=options_lib.JobOptions.kv_pair_bytes,
-             timeout_s=options_lib.JobOptions.timeout_s, startup_timeout_s=options_lib.JobOptions.startup_timeout_s):
+def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ranks_per_node: int | None = None,
+             kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
+             timeout_s: float = options_lib.JobOptions.timeout_s,
+             startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s) -> Job:
     """Lets this process run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:

@@ -5,11 +5,18 @@ A function is traced for global batches, with an unknown number of rows. Its gra
 it is, on the global batch on every rank: right, and as slow as one process. Inside of it there is one replica.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import functools
 import hashlib
 import logging
 import threading
+from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -17,21 +24,25 @@ import tensorflow as tf
 from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import partitioning
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.ops import library
+
+if TYPE_CHECKING:  # it imports this module
+    from tf_poseidon.strategy import Extended
 
 _log = logging.getLogger("tf_poseidon")
 _thread = threading.local()
 
 
-def is_inside():
+def is_inside() -> bool:
     """Whether this thread traces, or eagerly runs, a function of one process: then there is one replica."""
     return getattr(_thread, "is_inside", False)
 
 
 @contextlib.contextmanager
-def inside():
+def inside() -> Iterator[None]:
     """While this thread is in a function of one process."""
     before, _thread.is_inside = is_inside(), True
     try:
@@ -40,15 +51,15 @@ def inside():
         _thread.is_inside = before
 
 
-def is_step():
+def is_step() -> bool:
     """Whether it is a step of `Steps`."""
     return is_inside() and getattr(_thread, "is_step", False)
 
 
-def as_step(function):
+def as_step(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function in which `is_step` holds."""
     @functools.wraps(function)
-    def step(*args, **kwargs):
+    def step(*args: Any, **kwargs: Any) -> Any:
         before, _thread.is_step = getattr(_thread, "is_step", False), True
         try:
             return function(*args, **kwargs)
@@ -61,7 +72,8 @@ def as_step(function):
 class Steps:
     """Steps of one process that somebody else runs by `strategy.run`, as Keras does."""
 
-    def __init__(self, extended, trains=False, accumulators=list):
+    def __init__(self, extended: "Extended", trains: bool = False,
+                 accumulators: Callable[[], list[tf.Variable]] = list) -> None:
         """Makes them.
 
         Args:
@@ -77,7 +89,7 @@ class Steps:
         self._has_warned = False
 
     @contextlib.contextmanager
-    def current(self, rows=None):
+    def current(self, rows: int | None = None) -> Iterator[None]:
         """While `strategy.run` runs such steps.
 
         Args:
@@ -90,7 +102,7 @@ class Steps:
         finally:
             _thread.steps, self._rows = before
 
-    def run(self, function, args, kwargs):
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Runs a step on a global batch; its results are those of one process."""
         if tf.executing_eagerly():
             self._check_eager_code(getattr(function, "__name__", "function"))
@@ -103,7 +115,7 @@ class Steps:
                                            self._accumulators)
         return self._traces[call.key](call.tensors)
 
-    def _check_eager_code(self, name):
+    def _check_eager_code(self, name: str) -> None:
         used = self._extended.held.used(self._accumulators())
         if used:
             raise GraphError(
@@ -115,7 +127,7 @@ class Steps:
         self._has_warned = True
 
 
-def current_steps():
+def current_steps() -> Steps | None:
     """Returns the `Steps` that `strategy.run` runs in this thread, None if it runs something else."""
     return None if is_inside() else getattr(_thread, "steps", None)
 
@@ -124,7 +136,7 @@ _WHOLE = "Every rank computes the whole batch: right, but no faster than one pro
 _count = 0
 
 
-def _number():
+def _number() -> int:
     """Returns how many functions were traced before; all ranks trace the same ones in the same order."""
     global _count
     _count += 1
@@ -138,7 +150,8 @@ class Trace:
         report: The `report.Report`, None if it runs as it was traced.
     """
 
-    def __init__(self, traced=None, partitioned=None):
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction | None = None,
+                 partitioned: partitioning.Partitioned | None = None) -> None:
         """Makes a trace.
 
         Args:
@@ -149,11 +162,12 @@ class Trace:
         self._traced = traced
         self._partitioned = partitioned
 
-    def __call__(self, tensors):
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         return self._traced(*tensors) if self._partitioned is None else self._partitioned(tensors)
 
 
-def trace(function, call, extended, rows=None, trains=True, accumulators=list):
+def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,
+          trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list) -> Trace:
     """Traces a function for a call, and partitions it if all ranks can do so alike.
 
     Args:
@@ -204,7 +218,7 @@ def trace(function, call, extended, rows=None, trains=True, accumulators=list):
     return Trace(partitioned=partitioned)
 
 
-def _check_trained(function, communicator, name):
+def _check_trained(function: tf.types.experimental.ConcreteFunction, communicator: Communicator, name: str) -> None:
     """Refuses functions that train other variables on some rank: whole batches would not make them the same.
 
     Args:
@@ -226,7 +240,7 @@ def _check_trained(function, communicator, name):
             f"Ranks train different variables, so {difference}; build, and freeze, the same layers on all.")
 
 
-def _refuse(name, reason, extended):
+def _refuse(name: str, reason: str, extended: "Extended") -> None:
     sentence = f"The function '{name}' was not partitioned: {reason.rstrip('.')}."
     if extended.graph_pass.strict:
         raise GraphError(f"strict=True, but: {sentence}")
@@ -234,7 +248,9 @@ def _refuse(name, reason, extended):
         _log.warning("%s %s", sentence, _WHOLE)
 
 
-def traced(function, call, replica=contextlib.nullcontext):
+def traced(function: Callable[..., Any], call: calls.Call,
+           replica: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+           ) -> tf.types.experimental.ConcreteFunction:
     """Returns the ConcreteFunction of a call, whose inputs with rows go through PoseidonRows.
 
     Args:
@@ -244,7 +260,7 @@ def traced(function, call, replica=contextlib.nullcontext):
     """
     marks = [(dimension, name) for dimension, name in zip(call.dimensions, call.names) if dimension is not None]
 
-    def body(*tensors):
+    def body(*tensors: tf.Tensor) -> Any:
         if marks:
             dimensions, names = zip(*marks)
             marked = iter(library.load()[0].poseidon_rows(
@@ -259,7 +275,7 @@ def traced(function, call, replica=contextlib.nullcontext):
     return tf.function(body, autograph=False).get_concrete_function(*call.specs())
 
 
-def _share(variables, communicator, name):
+def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
     """Gives all ranks rank 0's values of the variables that a function uses, where they differ."""
     variables = [variable for variable in variables if variable.dtype not in (tf.resource, tf.variant, tf.string)]
     values = [np.asarray(variable.numpy()) for variable in variables]

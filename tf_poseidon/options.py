@@ -122,9 +122,10 @@ class TrainingOptions:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
 
     def _check_ranks_per_node(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
-        told = {"ranks_per_node": job.ranks_per_node, "the plan": self.plan and self.plan.cluster.ranks_per_node,
+        said = {"ranks_per_node": job.ranks_per_node,
+                "the plan": self.plan.cluster.ranks_per_node if self.plan else None,
                 "the cluster": _ranks_per_node_of(self.cluster)}
-        told = {name: value for name, value in told.items() if value is not None}
+        told = {name: value for name, value in said.items() if value is not None}
         shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
         for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
             if first != second:

@@ -4,8 +4,12 @@ Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ens
 gives the same, with the exchanges that its `Partitioned.report` lists. Nothing here asks other ranks.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
@@ -24,6 +28,7 @@ from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.verify import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Job:
     size: int
     wire_dtype: str | None = None
     strict: bool = False
-    verifier: object = None
+    verifier: Verifier | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +61,14 @@ class _Interface:
     """
 
     name: str
-    arguments: tuple
-    captures: tuple
-    variables: tuple
+    arguments: tuple[tuple[tf.DType, tf.TensorShape, str], ...]
+    captures: tuple[tuple[tf.Tensor, str], ...]
+    variables: tuple[tf.Variable, ...]
     controls: tuple[str, ...]
-    function_type: object
+    function_type: Any
 
     @classmethod
-    def of(cls, traced):
+    def of(cls, traced: tf.types.experimental.ConcreteFunction) -> "_Interface":
         """Returns that of a ConcreteFunction."""
         graph = traced.graph
         captured, names = {id(internal) for _, internal in graph.captures}, _names(graph)
@@ -83,7 +88,8 @@ class Partitioned:
         has_sites: Whether it synchronises anything.
     """
 
-    def __init__(self, traced, job, rows, held=(), trains=True):
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction, job: Job, rows: int | None,
+                 held: Sequence[tf.Variable] = (), trains: bool = True) -> None:
         """Partitions a function.
 
         Args:
@@ -111,7 +117,7 @@ class Partitioned:
         # As bytes, a graph takes a fraction of the memory.
         self._serialized, self._fetches = partitioned.graph_def.SerializeToString(), partitioned.fetches
 
-    def __call__(self, tensors):
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         # Exchanges of one function need names of their own, also where it calls several of ours.
         mark = step_lib.unique_site("distribute").removeprefix("distribute")
         with tf.init_scope():
@@ -124,14 +130,15 @@ class Partitioned:
                 self._job.verifier.check_weights(weights, step_lib.unique_site)
         return result
 
-    def build(self, mark):
+    def build(self, mark: str) -> tf.types.experimental.ConcreteFunction:
         """Returns the ConcreteFunction with `mark` behind the names of its exchanges."""
         if mark not in self._built:
             graph_def = graph_pb2.GraphDef.FromString(self._serialized)
             self._built[mark] = self._build(graph_def, self._fetches, mark)
         return self._built[mark]
 
-    def _build(self, graph_def, fetches, mark):
+    def _build(self, graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
+               mark: str) -> tf.types.experimental.ConcreteFunction:
         """Returns the ConcreteFunction of a partitioned GraphDef."""
         graph = tf_compat.func_graph(self._interface.name)
         with graph.as_default():
@@ -141,7 +148,7 @@ class Partitioned:
             graph.variables = self._interface.variables
         return tf_compat.concrete_function(graph, self._interface.function_type)
 
-    def _import(self, graph, graph_def, fetches, mark):
+    def _import(self, graph: tf.Graph, graph_def: graph_pb2.GraphDef, fetches: Iterable[str], mark: str) -> None:
         """Makes the nodes of a GraphDef, in the default graph, with its inputs and outputs."""
         graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in self._interface.arguments]
         inputs = {_full(name): tensor for (_, _, name), tensor in zip(self._interface.arguments, graph.inputs)}
@@ -157,7 +164,7 @@ class Partitioned:
         graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in fetches]
 
-    def _checks(self, graph, mark):
+    def _checks(self, graph: tf.Graph, mark: str) -> list[tf.Operation]:
         """Returns the operations by which ranks agree, and those of verify mode."""
         markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
         if not markers:
@@ -171,7 +178,7 @@ class Partitioned:
         return checks
 
 
-def updated(function):
+def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
     """Returns a line for each variable that a ConcreteFunction updates."""
     flat, _, variables = _flat(function)
     graph = graph_lib.Graph(flat)
@@ -181,7 +188,8 @@ def updated(function):
                   if name in updated)
 
 
-def _partitioned(traced, rows, held):
+def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None,
+                 held: Sequence[tf.Variable]) -> partition_lib.Partitioned:
     """Returns the `partition.Partitioned` graph of a ConcreteFunction.
 
     Args:
@@ -199,7 +207,8 @@ def _partitioned(traced, rows, held):
                                    runs_whole=True)
 
 
-def _flat(traced):
+def _flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
+        graph_pb2.GraphDef, list[str], dict[str, tf.Variable]]:
     """Returns (flat GraphDef, names of its outputs, variables by name of their resource) of a ConcreteFunction."""
     graph = traced.graph
     names = _names(graph)
@@ -212,12 +221,12 @@ def _flat(traced):
     return flat, outputs, {names[name]: variable for name, variable in variables_of(graph)}
 
 
-def _names(graph):
+def _names(graph: tf.Graph) -> dict[str, str]:
     """Returns names for captured inputs that are the same on all ranks: TensorFlow numbers them by all it has made."""
     return {internal.op.name: f"capture{i}" for i, (_, internal) in enumerate(graph.captures)}
 
 
-def _renamed(graph_def, names):
+def _renamed(graph_def: graph_pb2.GraphDef, names: Mapping[str, str]) -> graph_pb2.GraphDef:
     """Returns a GraphDef whose placeholders have other names."""
     for node in graph_def.node:
         node.name = names.get(node.name, node.name)
@@ -230,14 +239,15 @@ def _renamed(graph_def, names):
     return graph_def
 
 
-def variables_of(graph):
+def variables_of(graph: tf.Graph) -> list[tuple[str, tf.Variable]]:
     """Returns (name of its placeholder, variable) of captured variables, in the order in which they were captured."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     return [(internal.op.name, by_handle[id(external)]) for external, internal in graph.captures
             if id(external) in by_handle]
 
 
-def _describe_variables(graph_def, captures, names):
+def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[tf.Tensor, tf.Tensor]],
+                        names: Mapping[str, str]) -> None:
     """Notes what captured variables hold, which a GraphDef does not say."""
     nodes = {node.name: node for node in graph_def.node}
     for _, internal in captures:
@@ -248,7 +258,7 @@ def _describe_variables(graph_def, captures, names):
             attributes["_handle_shapes"].list.shape.extend(each.shape for each in described.shape_and_type)
 
 
-def _verified(markers, verifier):
+def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
     """Compares what each PoseidonSync gives with the plain sum; returns the operations that do so."""
     graph, is_due, checks = tf.compat.v1.get_default_graph(), None, []
     for marker in markers:
@@ -262,7 +272,7 @@ def _verified(markers, verifier):
     return checks
 
 
-def _without(graph_def, inputs):
+def _without(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.GraphDef:
     """Returns a GraphDef without the placeholders that have been made already, and without what names them."""
     names = {name.partition(":")[0] for name in inputs}
     result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
@@ -276,12 +286,12 @@ def _without(graph_def, inputs):
     return result
 
 
-def _full(tensor):
+def _full(tensor: str) -> str:
     """Returns the name of a tensor with its output's number."""
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def _lines(graph_def):
+def _lines(graph_def: graph_pb2.GraphDef) -> list[str]:
     """Returns a line for each node of a graph, with its attributes as a digest."""
     lines = []
     for node in graph_def.node:

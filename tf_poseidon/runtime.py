@@ -7,6 +7,7 @@ finalized then, since that would wait for ranks that never come.
 
 import atexit
 import collections
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
@@ -15,39 +16,49 @@ import re
 import socket
 import sys
 import traceback
+import types
+from typing import TYPE_CHECKING
 
 from tf_poseidon import engines
 from tf_poseidon import gpus
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.options import JobOptions
+from tf_poseidon.options import TrainingOptions
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from tf_poseidon.communicator import Communicator
+
+# As `sys.excepthook`.
+_Hook = Callable[[type[BaseException], BaseException, types.TracebackType | None], object]
 
 _communicator = None
 _options = None
 _launch = None
 
 
-def communicator():
+def communicator() -> "Communicator | None":
     """Returns this process's communicator, or None when it runs alone."""
     return _communicator
 
 
-def servers():
+def servers() -> tuple[int, ...]:
     """Returns the ranks that hold KV pairs, empty for all."""
     return _options.servers
 
 
-def ranks_that_combine():
+def ranks_that_combine() -> int:
     """Returns how many ranks of a node combine what they have, 1 if they do not."""
     ranks = collections.Counter(_communicator.nodes if _communicator else (0,))
     return max(ranks.values()) if len(ranks) > 1 else 1
 
 
-def engine():
+def engine() -> engines.Engine:
     """Returns the module of this process's engine, see `engines.Engine`."""
     return engines.load(_launch.engine)
 
 
-def check(job, training):
+def check(job: JobOptions, training: TrainingOptions) -> None:
     """Refuses options that are not possible in the job that this process was launched in.
 
     Args:
@@ -64,7 +75,7 @@ def check(job, training):
     job.check(launch.size, has_own_ops)
 
 
-def start(options):
+def start(options: JobOptions) -> "Communicator | None":
     """Joins the job that this process was launched in, once per process.
 
     Args:
@@ -107,19 +118,21 @@ def start(options):
     return _communicator
 
 
-def _flush():
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed or broken: nothing to flush
             stream.flush()
 
 
-def _report_and_exit(previous_hook, kind, error, trace):
+def _report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
+                     trace: types.TracebackType | None) -> None:
     previous_hook(kind, error, trace)
     _flush()
     os._exit(1)
 
 
-def _tell_others_and_exit(previous_hook, kind, error, trace):
+def _tell_others_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
+                          trace: types.TracebackType | None) -> None:
     """The excepthook of a rank: the first failure is the last thing that any rank prints."""
     cause = _communicator.failure
     if cause is None:
@@ -136,7 +149,7 @@ def _tell_others_and_exit(previous_hook, kind, error, trace):
     os._exit(1)
 
 
-def _leave():
+def _leave() -> None:
     """Leaves at the normal end of the program, when all ranks have reached theirs."""
     try:
         _communicator.goodbye()

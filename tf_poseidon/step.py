@@ -4,6 +4,8 @@ A step is what runs inside one `strategy.run`. It exists while that code runs ea
 """
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import threading
@@ -11,14 +13,19 @@ import weakref
 
 import tensorflow as tf
 
+from tf_poseidon import data
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.verify import Verifier
 
 _current = threading.local()
 
+# Of one variable, None of one that a loss does not depend on.
+Gradient = tf.Tensor | tf.IndexedSlices | None
 
-def current():
+
+def current() -> "Step | None":
     """Returns the innermost step of this thread, or None outside of `strategy.run`."""
     return getattr(_current, "step", None)
 
@@ -47,7 +54,7 @@ class Share:
     is_given: bool
 
     @classmethod
-    def of(cls, rows, size):
+    def of(cls, rows: data.Rows | None, size: int) -> "Share":
         """Returns that of a step on `data.Rows`, None if it was given none, in a job of `size` ranks."""
         if rows is None:
             return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
@@ -62,7 +69,7 @@ class Step:
         share: The `Share` of the rank.
     """
 
-    def __init__(self, share, verifier=None, wire_dtype=None):
+    def __init__(self, share: Share, verifier: Verifier | None = None, wire_dtype: str | None = None) -> None:
         """Makes a step.
 
         Args:
@@ -80,7 +87,7 @@ class Step:
         self._state = {}  # (path, variable) assigned in this step, by identity
 
     @contextlib.contextmanager
-    def active(self):
+    def active(self) -> "Iterator[Step]":
         """Makes this the current step of the thread."""
         outer, _current.step = current(), self
         try:
@@ -89,12 +96,12 @@ class Step:
             _current.step = outer
 
     @property
-    def is_applying(self):
+    def is_applying(self) -> bool:
         """Whether an optimizer is at work; its gradients are synchronised already."""
         return self._is_applying
 
     @contextlib.contextmanager
-    def applying(self):
+    def applying(self) -> Iterator[None]:
         """While an optimizer applies synchronised gradients."""
         self._is_applying = True
         try:
@@ -102,7 +109,7 @@ class Step:
         finally:
             self._is_applying = False
 
-    def site(self, name):
+    def site(self, name: str) -> str:
         """Returns the name of the next exchange of `name` in this step.
 
         It depends on the program alone: the path of a variable and how often the function under
@@ -111,21 +118,21 @@ class Step:
         self._check_graph()
         return unique_site(name)
 
-    def select(self, value, otherwise):
+    def select(self, value: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
         """Returns `value` if this rank contributes, else `otherwise`."""
         if self.share.contributes is True:
             return value
         return tf.where(self.share.contributes, value, otherwise)
 
-    def all_reduce(self, value, name):
+    def all_reduce(self, value: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the sum of `value` over the ranks that contribute."""
         return ops.all_reduce(value, self.site(name), self.share.contributes)
 
-    def mean(self, value, name):
+    def mean(self, value: tf.Tensor, name: str) -> tf.Tensor:
         """Returns the mean of `value` over the ranks that contribute."""
         return self.all_reduce(value, name) / tf.cast(self.share.contributors, value.dtype)
 
-    def synchronize(self, gradients, variables):
+    def synchronize(self, gradients: Iterable[Gradient], variables: Iterable[tf.Variable]) -> list[Gradient]:
         """Returns the gradients summed over all ranks.
 
         Args:
@@ -151,7 +158,8 @@ class Step:
                 self._weights[path] = variable
         return result
 
-    def _synchronize_one(self, gradient, path, shape, site):
+    def _synchronize_one(self, gradient: tf.Tensor | tf.IndexedSlices, path: str, shape: tf.TensorShape,
+                         site: str) -> tf.Tensor | tf.IndexedSlices:
         if gradient.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
             raise GraphError(
                 f"The gradient of '{path}' has dtype {gradient.dtype.name}, which cannot be "
@@ -163,12 +171,12 @@ class Step:
             return ops.sync_slices(gradient, shape, site, self.share.contributes, self._wire_dtype)
         return ops.sync(gradient, site, self.share.contributes, shape, self._wire_dtype)
 
-    def verify_weights(self):
+    def verify_weights(self) -> None:
         """In verify mode, compares the variables that were trained in this step."""
         if self._verifier and self._weights:
             self._verifier.check_weights(self._weights, self.site)
 
-    def agree(self, strict):
+    def agree(self, strict: bool) -> bool:
         """Lets the ranks compare what this step synchronises, when its function first runs.
 
         Returns:
@@ -179,12 +187,12 @@ class Step:
         ops.agree(self._gradients, self.share.usual_rows, self.share.static_rows, strict)
         return True
 
-    def note_state(self, path, variable):
+    def note_state(self, path: str, variable: tf.Variable) -> None:
         """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""
         self._check_graph()
         self._state[id(variable)] = path, variable
 
-    def average_state(self):
+    def average_state(self) -> None:
         """Sets every noted variable to its mean over ranks, weighted by rows.
 
         This is what keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. It is computed
@@ -198,7 +206,7 @@ class Step:
             variable.assign(tf.cast(mean, variable.dtype))
         self._state.clear()
 
-    def _check_graph(self):
+    def _check_graph(self) -> None:
         """Refuses to build what depends on this step's rows into a function that outlives it."""
         if self.share.is_given and self._graph is None and not tf.executing_eagerly():
             raise GraphError(
@@ -206,7 +214,7 @@ class Step:
                 "this batch's number of rows for all later batches. Decorate the function that calls "
                 "strategy.run with tf.function instead, or the inner one not at all.")
 
-    def check_unconditional(self, what):
+    def check_unconditional(self, what: str) -> None:
         """Refuses an exchange inside of a tf.cond that ranks could answer differently."""
         graph = tf.compat.v1.get_default_graph()
         while not tf.executing_eagerly() and graph is not self._graph:
@@ -223,7 +231,7 @@ class Step:
 _occurrences = weakref.WeakKeyDictionary()  # of each name in each outermost function's graph
 
 
-def unique_site(name):
+def unique_site(name: str) -> str:
     """Returns `name`, numbered if the outermost function under construction has used it before.
 
     Names of a function are its own, in whichever order and steps its exchanges run. Eager code makes
@@ -239,6 +247,6 @@ def unique_site(name):
     return f"{name}#{counter[name] - 1}" if counter[name] > 1 else name
 
 
-def variable_path(variable):
+def variable_path(variable: tf.Variable) -> str:
     """Returns the Keras path of a variable, or the name of a `tf.Variable`."""
     return getattr(variable, "path", None) or variable.name.partition(":")[0]

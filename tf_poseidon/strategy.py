@@ -1,8 +1,15 @@
 """PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
+import os
 import re
+from typing import Any
 import weakref
 
 import tensorflow as tf
@@ -20,6 +27,7 @@ from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
 from tf_poseidon import verify as verify_lib
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
@@ -29,7 +37,7 @@ from tf_poseidon.timelines import recording
 _latest = None
 
 
-def of_process():
+def of_process() -> "PoseidonStrategy":
     """Returns the strategy that this process has created last; a first one, with default options, if there is none."""
     return _latest or PoseidonStrategy()
 
@@ -98,10 +106,13 @@ class PoseidonStrategy(tf.distribute.Strategy):
             never comes, an op library built for another TensorFlow; or if Keras is another than those of `supported`.
     """
 
-    def __init__(self, policy="auto", plan=None, pins=None, cluster=None, wire_dtype=None,
-                 merge=False, servers=None, ranks_per_node=None, strict=False, global_batch_norm=False,
-                 verify=None, engine=None, kv_pair_bytes=options.JobOptions.kv_pair_bytes,
-                 timeout_s=options.JobOptions.timeout_s, startup_timeout_s=options.JobOptions.startup_timeout_s):
+    def __init__(self, policy: str = "auto", plan: planning.Plan | str | os.PathLike[str] | None = None,
+                 pins: Mapping[str, str] | None = None, cluster: planning.Cluster | None = None,
+                 wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
+                 ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
+                 verify: int | None = None, engine: str | None = None,
+                 kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
+                 startup_timeout_s: float = options.JobOptions.startup_timeout_s) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         pins = tuple((pins or {}).items())
@@ -119,7 +130,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         global _latest
         _latest = self
 
-    def _rewriting(self, communicator, training):
+    def _rewriting(self, communicator: Communicator, training: options.TrainingOptions) -> grappler.GraphPass:
         """Lets ranks agree, and TensorFlow rewrite functions; returns the `grappler.GraphPass`."""
         agreement.agree_on_options(communicator, **{
             field.name: getattr(training, field.name) for field in dataclasses.fields(training)
@@ -140,18 +151,19 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return grappler.enable(communicator.rank, session, training.strict)
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         """This process, 0 to num_replicas_in_sync - 1."""
         return self.extended.rank
 
     @contextlib.contextmanager
-    def scope(self):
+    def scope(self) -> "Iterator[PoseidonStrategy]":
         """Makes this the current strategy; variables created inside start equal on all ranks."""
         with super().scope():
             yield self
         self.extended.broadcast_new_variables()
 
-    def synchronize(self, gradients, variables):
+    def synchronize(self, gradients: Iterable[step_lib.Gradient],
+                    variables: Iterable[tf.Variable]) -> list[step_lib.Gradient]:
         """Returns gradients summed over all ranks, for optimizers that are not Keras'.
 
         Those of Keras synchronise by themselves: give them the gradients as they are. Call this in
@@ -184,7 +196,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         return step.synchronize(gradients, variables)
 
     @property
-    def plan(self):
+    def plan(self) -> planning.Plan | None:
         """How the training function that was rewritten last synchronises: a `planning.Plan`.
 
         `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason; or why
@@ -194,7 +206,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         graph_pass = self.extended.graph_pass
         return graph_pass.plan if graph_pass else None
 
-    def stats(self):
+    def stats(self) -> dict[str, Any]:
         """Returns what this rank has exchanged.
 
         Returns:
@@ -212,7 +224,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                                if site not in calibration.SITES | recording.SITES}
         return statistics
 
-    def timeline(self, path):
+    def timeline(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[recording.Timeline]:
         """Returns a context manager that records every step inside, on all ranks.
 
         ```python
@@ -252,21 +264,21 @@ class PoseidonStrategy(tf.distribute.Strategy):
 class _ReplicaContext(tf.distribute.ReplicaContext):
     """The context of one rank's step."""
 
-    def __init__(self, strategy, rank):
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
         super().__init__(strategy, replica_id_in_sync_group=rank)
 
     @property
-    def devices(self):
+    def devices(self) -> Sequence[str]:
         return self.strategy.extended.worker_devices
 
 
 class _OneReplicaContext(_ReplicaContext):
     """The context of a function of one process."""
 
-    def __init__(self, strategy):
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, 0)
 
-    def all_reduce(self, reduce_op, value, options=None):
+    def all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
         """Returns `value`; TensorFlow would keep all that passes here, and its graph, in its registry of gradients."""
         del reduce_op, options
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
@@ -278,7 +290,8 @@ class Extended(tf_compat.one_device_extended()):
     TensorFlow asks a strategy to override the methods below, underscored names included: `compat.tensorflow` has them.
     """
 
-    def __init__(self, container_strategy, communicator, training):
+    def __init__(self, container_strategy: tf.distribute.Strategy, communicator: Communicator | None,
+                 training: options.TrainingOptions) -> None:
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         super().__init__(container_strategy, "/gpu:0" if has_gpu else "/cpu:0")
         self.communicator = communicator
@@ -296,24 +309,24 @@ class Extended(tf_compat.one_device_extended()):
         self._split_datasets = weakref.WeakKeyDictionary()
 
     @property
-    def _num_replicas_in_sync(self):
+    def _num_replicas_in_sync(self) -> int:
         return 1 if one_process.is_inside() else self.size
 
     @contextlib.contextmanager
-    def one_replica(self):
+    def one_replica(self) -> Iterator[None]:
         """While the only replica of a function of one process runs, or is traced."""
         with tf.device(self.worker_devices[0]), _OneReplicaContext(self._container_strategy()):
             yield
 
-    def _in_multi_worker_mode(self):
+    def _in_multi_worker_mode(self) -> bool:
         return self.size > 1
 
-    def _use_merge_call(self):
+    def _use_merge_call(self) -> bool:
         return False  # one replica in this process: there is nothing to merge
 
     # ---- variables ----
 
-    def _create_variable(self, next_creator, **kwargs):
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
         if self.size == 1:
             return super()._create_variable(next_creator, **kwargs)
         if tf.executing_eagerly():
@@ -328,7 +341,7 @@ class Extended(tf_compat.one_device_extended()):
                                  dtype), site)
         return super()._create_variable(next_creator, **kwargs)
 
-    def broadcast_new_variables(self):
+    def broadcast_new_variables(self) -> None:
         """Gives the variables created since the last call rank 0's values.
 
         Raises:
@@ -348,7 +361,7 @@ class Extended(tf_compat.one_device_extended()):
                 if self.rank != 0:
                     variable.assign(value)
 
-    def _check_same_variables(self, name, mine):
+    def _check_same_variables(self, name: str, mine: list[str]) -> None:
         of_rank_0 = self.communicator.broadcast_text(name, "\n".join(mine)).split("\n")
         if list(map(_without_numbers, mine)) == list(map(_without_numbers, of_rank_0)):
             return
@@ -363,7 +376,7 @@ class Extended(tf_compat.one_device_extended()):
 
     # ---- running steps ----
 
-    def _call_for_each_replica(self, fn, args, kwargs):
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._num_replicas_in_sync == 1:
             with self.one_replica():
                 return fn(*args, **kwargs)
@@ -382,9 +395,9 @@ class Extended(tf_compat.one_device_extended()):
                 self.graph_pass.expect()
             return self._without_borrowed_rows(step, result)
 
-    def _without_borrowed_rows(self, step, result):
+    def _without_borrowed_rows(self, step: step_lib.Step, result: Any) -> Any:
         """Returns the result of a step without what a borrowed row has given."""
-        def without(x):
+        def without(x: Any) -> Any:
             if step.share.contributes is True or not tf.is_tensor(x):
                 return x
             zeros = step.select(x, tf.zeros_like(x))
@@ -398,7 +411,7 @@ class Extended(tf_compat.one_device_extended()):
 
     # ---- reducing ----
 
-    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
         del options
         step = step_lib.current()
         # Inside of an optimizer, gradients were synchronised before.
@@ -408,30 +421,30 @@ class Extended(tf_compat.one_device_extended()):
                   tf.distribute.ReduceOp.MEAN: step.mean}[reduce_op]
         return tf.nest.map_structure(lambda x: reduce(tf.convert_to_tensor(x), "all_reduce"), value)
 
-    def _reduce_to(self, reduce_op, value, destinations, options):
+    def _reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
         if self._num_replicas_in_sync == 1:
             return value
 
-        def reduce(part):
+        def reduce(part: Any) -> tf.Tensor:
             total = ops.all_reduce(tf.convert_to_tensor(part), step_lib.unique_site("reduce"))
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
             return total / tf.cast(self.size, total.dtype) if is_mean else total
 
         return tf.nest.map_structure(reduce, value)
 
-    def _gather_to_implementation(self, value, destinations, axis, options):
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
         del destinations, options
         return self.gather(value, axis)
 
-    def gather(self, value, axis=0):
+    def gather(self, value: Any, axis: int = 0) -> Any:
         """Returns the tensors of all ranks, concatenated along an axis in rank order."""
         if self._num_replicas_in_sync == 1:
             return value
         step = step_lib.current()
         contributes = True if step is None else step.share.contributes
 
-        def gather_one(part):
+        def gather_one(part: Any) -> Any:
             if isinstance(part, tf.RaggedTensor) and axis == 0:
                 return ops.all_gather(part, step_lib.unique_site("gather"), contributes)
             if isinstance(part, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
@@ -452,7 +465,7 @@ class Extended(tf_compat.one_device_extended()):
 
     # ---- data ----
 
-    def _experimental_distribute_dataset(self, dataset, options):
+    def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
         if self.size == 1:
             return dataset
         if one_process.is_inside():
@@ -465,7 +478,8 @@ class Extended(tf_compat.one_device_extended()):
         self._split_datasets[split] = dataset
         return split
 
-    def _distribute_datasets_from_function(self, dataset_fn, options):
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+                                           options: Any) -> tf.data.Dataset:
         own = dataset_fn(tf.distribute.InputContext(self.size, self.rank, self.size))
         if self.size == 1:
             return own
@@ -473,19 +487,19 @@ class Extended(tf_compat.one_device_extended()):
         self._split_datasets[joined] = None
         return joined
 
-    def _dataset_name(self):
+    def _dataset_name(self) -> str:
         self._num_datasets += 1
         return f"dataset {self._num_datasets - 1}"
 
-    def _experimental_distribute_values_from_function(self, value_fn):
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))
 
 
-def _describe(variable):
+def _describe(variable: tf.Variable) -> str:
     return f"'{variable.name.partition(':')[0]}' {variable.dtype.name}{list(variable.shape)}"
 
 
-def _without_numbers(description):
+def _without_numbers(description: str) -> str:
     """Returns a description without the numbers that Keras has given to names.
 
     They depend on what else the process has made: a rank that saves a model makes more of them.

@@ -2,6 +2,8 @@
 of all ranks with each other.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
 import zlib
 
 import tensorflow as tf
@@ -19,14 +21,14 @@ class Verifier:
         every: From one check to the next, in synchronisations.
     """
 
-    def __init__(self, every, rank):
+    def __init__(self, every: int, rank: int) -> None:
         self.every = every
         self._rank = rank
         # Functions cannot make variables of their own when they are traced again.
         with tf.device("CPU:0"):
             self._counts = tf.Variable(tf.zeros([_COUNTS], tf.int64), trainable=False)
 
-    def is_due(self, name):
+    def is_due(self, name: str) -> tf.Tensor:
         """Returns whether the check `name` is due, a scalar bool, and counts."""
         # Names may share a count: it only has to be the same on all ranks.
         count = zlib.crc32(name.encode()) % _COUNTS
@@ -35,13 +37,14 @@ class Verifier:
             counts = self._counts.scatter_nd_add([[count]], tf.ones([1], tf.int64)).read_value()
             return tf.equal(counts[count] % self.every, 0)
 
-    def check_gradient(self, gradient, synchronised, shape, site, contributes, is_due):
+    def check_gradient(self, gradient: tf.Tensor | tf.IndexedSlices, synchronised: tf.Tensor | tf.IndexedSlices,
+                       shape: tf.TensorShape, site: str, contributes: tf.Tensor | bool, is_due: tf.Tensor) -> None:
         """Compares a synchronised gradient with the plain sum; see the op PoseidonVerify."""
         if isinstance(gradient, tf.IndexedSlices):
             gradient, synchronised = (ops.dense_slices(g, shape) for g in (gradient, synchronised))
         ops.verify(gradient, synchronised, site, contributes, is_due)
 
-    def check_weights(self, weights, site):
+    def check_weights(self, weights: Mapping[str, tf.Variable], site: Callable[[str], str]) -> None:
         """Compares variables with rank 0's, by checksums; only where these differ bit by bit.
 
         Args:
@@ -51,14 +54,14 @@ class Verifier:
         names = "verify/checksums", "verify/differ", "verify/weights"
         checksums_site, differ_site, weights_site = map(site, names)
 
-        def check():
+        def check() -> list[tf.Tensor]:
             mine = tf.stack([data.checksum(variable) for variable in weights.values()])
             differs = tf.not_equal(mine, ops.broadcast(mine, checksums_site))
             somewhere = ops.all_reduce(tf.cast(differs, tf.int32), differ_site) > 0
             return [tf.cond(somewhere[i], lambda v=v, p=p, i=i: compare(v, p, differs[i]),
                             lambda: True) for i, (p, v) in enumerate(weights.items())]
 
-        def compare(variable, path, is_different):
+        def compare(variable: tf.Variable, path: str, is_different: tf.Tensor) -> bool:
             mine = tf.convert_to_tensor(variable)
             of_rank_0 = ops.broadcast(mine, f"{weights_site}/{path}")
             ops.abort_unless(~is_different, tf.strings.format(

@@ -30,5 +30,5 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
 def _exchange(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
     dtype, shape = tf.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
-                             None if shape is None or None in shape else shape,
+                             shape if graph_lib.is_known(shape) else None,
                              is_waited_for=graph_lib.meanwhile(node) == "waits")

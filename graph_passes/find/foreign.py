@@ -10,6 +10,7 @@ tf.distribute, which cuts the sum into pieces again.
 import collections
 import dataclasses
 
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.find.markers import Bundle
@@ -38,7 +39,8 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
         if node.op in OPS and not graph_lib.is_planned(node):
             refusal = _refusal(graph, node, size)
             markers += [dataclasses.replace(marker, refusal=refusal) for marker in _markers(graph, node)]
-    times, numbers = collections.Counter(marker.site for marker in markers), collections.Counter()
+    times = collections.Counter(marker.site for marker in markers)
+    numbers: collections.Counter[str] = collections.Counter()
     for i, marker in enumerate(markers):
         if times[marker.site] > 1:
             markers[i] = dataclasses.replace(marker, site=f"{marker.site}#{numbers[marker.site]}")
@@ -46,7 +48,7 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
     return markers
 
 
-def _refusal(graph, node, size):
+def _refusal(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, size: int) -> str | None:
     """Returns why factors cannot take the place of an all-reduce, whatever it is given; or None."""
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
@@ -71,7 +73,7 @@ def _refusal(graph, node, size):
     return None
 
 
-def _markers(graph, node):
+def _markers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> list[Marker]:
     """Returns a marker for each gradient that a node reduces."""
     bundle = (Bundle(node.name, tuple(graph_lib.data_inputs(node)), node.name)
               if node.op == "HorovodGroupedAllreduce" else
@@ -86,7 +88,7 @@ def _markers(graph, node):
     return markers
 
 
-def _site_of(graph, reduce, gradient, part):
+def _site_of(graph: graph_lib.Graph, reduce: node_def_pb2.NodeDef, gradient: str, part: int | None) -> str:
     """Returns a name for a gradient.
 
     An op of Horovod has the same name on all ranks, whatever else they compute; what TensorFlow reduces
@@ -101,7 +103,7 @@ def _site_of(graph, reduce, gradient, part):
     return node.name
 
 
-def _before_flattening(graph, tensor):
+def _before_flattening(graph: graph_lib.Graph, tensor: str) -> str:
     """Returns the matrix that was made a vector, or the tensor itself."""
     node, shape = graph.node(tensor), graph.shape(tensor)
     if node.op != "Reshape" or shape is None or len(shape) != 1:
@@ -111,7 +113,7 @@ def _before_flattening(graph, tensor):
     return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias stays what it is
 
 
-def _laid_end_to_end(graph, node):
+def _laid_end_to_end(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Bundle | None:
     """Returns the `Bundle` of a sum that is cut into what its input was made of, or None."""
     ends = graph.node(node.input[0])
     pieces = [reader for reader in graph.consumers(node.name)
@@ -120,8 +122,9 @@ def _laid_end_to_end(graph, node):
         return None
     *gradients, _ = graph_lib.data_inputs(ends)
     sizes = graph.constant(pieces[0].input[1])
-    lengths = [graph_lib.num_elements(graph.shape(tensor)) for tensor in gradients]
-    if any(graph.shape(tensor) is None or len(graph.shape(tensor)) != 1 for tensor in gradients):
+    shapes = [graph.shape(tensor) for tensor in gradients]
+    lengths = [graph_lib.num_elements(shape) for shape in shapes]
+    if any(shape is None or len(shape) != 1 for shape in shapes):
         return None
     if sizes is None or sizes.tolist() != lengths:
         return None

@@ -5,8 +5,11 @@ are matrix products and convolutions, which is nearly all of a step's arithmetic
 shapes are unknown.
 """
 
+from collections.abc import Iterable
 import dataclasses
 import math
+
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import exchanges as exchanges_lib
@@ -25,36 +28,43 @@ class CountOperations(passes.Pass):
                                    + [graph_lib.data_inputs(node)[0] for node in others])
         names = [marker.node for marker in known.markers] + [node.name for node in others]
         depths = _depths(graph, names)
-        counted = [dataclasses.replace(each, operations=number, depth=depths[name]) for each, number, name in zip(
-            (*known.sites, *known.exchanges), before, names, strict=True)]
-        return dataclasses.replace(known, sites=tuple(counted[:len(known.sites)]), operations=operations,
-                                   exchanges=tuple(counted[len(known.sites):]))
+        counted = [(number, depths[name]) for number, name in zip(before, names, strict=True)]
+        first = len(known.sites)
+        return dataclasses.replace(
+            known, operations=operations,
+            sites=tuple(dataclasses.replace(site, operations=number, depth=depth) for site, (number, depth) in zip(
+                known.sites, counted[:first], strict=True)),
+            exchanges=tuple(
+                dataclasses.replace(exchange, operations=number, depth=depth)
+                for exchange, (number, depth) in zip(known.exchanges, counted[first:], strict=True)))
 
 
-def _depths(graph, names):
+def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
     """Returns how many of some nodes come one after the other before each of them, None for those in loops."""
-    names, before, found = set(names), {}, {}
+    counted = set(names)
+    before: dict[str, int] = {}
+    found: dict[str, int | None] = {}
     for node in graph_lib.in_order(graph.graph_def):
         # None yet of the back edge of a loop.
         depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
-        before[node.name] = depth + (node.name in names)
-        if node.name in names:
+        before[node.name] = depth + (node.name in counted)
+        if node.name in counted:
             found[node.name] = None if graph_lib.meanwhile(node) == "repeats" else depth
     return found
 
 
-def _product(graph, node):
+def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     """Of a [b, m, k] times [b, k, n]: 2 b m k n, whatever is transposed."""
     a, b = (graph_lib.num_elements(graph.shape(t)) for t in graph_lib.data_inputs(node)[:2])
     out_shape = graph.shape(node.name)
-    out = graph_lib.num_elements(out_shape)
-    if None in (a, b, out):
+    if a is None or b is None or not graph_lib.is_known(out_shape):
         return 0
+    out = math.prod(out_shape)
     batch = math.prod(out_shape[:-2])
     return 2 * round(math.sqrt(a * b * out / batch)) if batch else 0
 
 
-def _convolution(graph, node, filters, positions):
+def _convolution(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, filters: str, positions: str) -> int:
     """Each output position takes a product with all filters.
 
     Args:
@@ -63,35 +73,35 @@ def _convolution(graph, node, filters, positions):
         filters: A tensor with the shape of the filters, the last dimension that of the outputs.
         positions: A tensor with the shape of the convolution's output.
     """
-    filters, outputs = graph.shape(filters), graph.shape(positions)
-    if filters is None or outputs is None or None in (*filters, *outputs):
+    kernel, outputs = graph.shape(filters), graph.shape(positions)
+    if not graph_lib.is_known(kernel) or not graph_lib.is_known(outputs):
         return 0
     is_channels_first = node.attr["data_format"].s.startswith(b"NC") if (
         "data_format" in node.attr) else False
     channels = outputs[1 if is_channels_first else -1]
-    return 2 * math.prod(filters) * math.prod(outputs) // max(channels, 1)
+    return 2 * math.prod(kernel) * math.prod(outputs) // max(channels, 1)
 
 
-def _forward(graph, node):
+def _forward(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     return _convolution(graph, node, graph_lib.data_inputs(node)[1], node.name)
 
 
-def _of_filters(graph, node):
+def _of_filters(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     return _convolution(graph, node, node.name, graph_lib.data_inputs(node)[2])
 
 
-def _of_inputs(graph, node):
+def _of_inputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     _, filters, errors = graph_lib.data_inputs(node)[:3]
     return _convolution(graph, node, filters, errors)
 
 
-def _einsum(graph, node):
+def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     """2 times the product of the sizes of all indices."""
     terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
-    sizes = {}
+    sizes: dict[str, int] = {}
     for term, tensor in zip(terms, graph_lib.data_inputs(node)):
         shape = graph.shape(tensor)
-        if shape is None or None in shape or len(shape) != len(term):
+        if not graph_lib.is_known(shape) or len(shape) != len(term):
             return 0
         sizes.update(zip(term, shape))
     return 2 * math.prod(sizes.values()) if len(terms) == 2 else 0
@@ -107,11 +117,11 @@ _COUNTED = {
 }
 
 
-def count(graph, tensors):
+def count(graph: graph_lib.Graph, tensors: Iterable[str]) -> tuple[int, list[int]]:
     """Returns (operations of the whole graph, operations that come before each of some tensors)."""
-    counts = []  # of the nodes that count
-    before = {}  # by node: which of them come before it, as bits
-    in_loops = set()
+    counts: list[int] = []  # of the nodes that count
+    before: dict[str, int] = {}  # by node: which of them come before it, as bits
+    in_loops: set[str] = set()
     for node in graph_lib.in_order(graph.graph_def):
         bits = 0
         for tensor in node.input:
@@ -127,7 +137,7 @@ def count(graph, tensors):
             counts.append(count)
         before[node.name] = bits
 
-    def total(bits):
+    def total(bits: int) -> int:
         return sum(count for i, count in enumerate(counts) if bits >> i & 1)
 
     return sum(counts), [total(before[graph_lib.node_of(tensor)]) for tensor in tensors]

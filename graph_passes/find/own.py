@@ -26,7 +26,7 @@ def find(graph: graph_lib.Graph) -> list[Marker]:
     """
     markers = [marker for node in graph.graph_def.node
                if (marker := _marker(graph, node)) is not None]
-    by_site = {}
+    by_site: dict[str, Marker] = {}
     for marker in markers:
         other = by_site.setdefault(marker.site, marker)
         if other is not marker:
@@ -42,7 +42,8 @@ def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None
     site, dtype = node.attr["site"].s.decode(), node.attr["T"].type
     if node.op == "PoseidonSync":
         wire = node.attr["wire_dtype"].s.decode() if "wire_dtype" in node.attr else ""
-        return Marker(site, node.name, *graph_lib.data_inputs(node), graph.shape(node.name), dtype,
+        gradient, contributes = graph_lib.data_inputs(node)
+        return Marker(site, node.name, gradient, contributes, graph.shape(node.name), dtype,
                       wire_dtype=tf.as_dtype(wire).as_datatype_enum if wire else None,
                       meanwhile=graph_lib.meanwhile(node))
     indices, values, contributes = graph_lib.data_inputs(node)

@@ -1,6 +1,9 @@
 """What the passes know of devices: which have a kernel, and where their host is."""
 
+from collections.abc import Mapping
+
 import tensorflow as tf
+from tensorflow.core.framework import kernel_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -9,7 +12,7 @@ from tf_poseidon.errors import GraphError
 OLDEST_GPU = (8, 0)
 
 
-def has_kernel(op, device, **types):
+def has_kernel(op: str, device: str, **types: int) -> bool:
     """Whether an op has a kernel for a device.
 
     Args:
@@ -23,7 +26,7 @@ def has_kernel(op, device, **types):
         for kernel in tf_compat.kernels(op))
 
 
-def can_multiply(device, **types):
+def can_multiply(device: str, **types: int) -> bool:
     """Whether a device multiplies factors: it has a kernel, and if this process sees it, it is new enough.
 
     Args:
@@ -37,7 +40,7 @@ def can_multiply(device, **types):
         for gpu in tf.config.get_visible_devices("GPU"))
 
 
-def host_of(device):
+def host_of(device: str) -> str:
     """Returns the first CPU of a device's task; what is a CPU, or left to TensorFlow, as it is."""
     spec = _parsed(device)
     if spec.device_type in (None, "CPU"):
@@ -45,12 +48,12 @@ def host_of(device):
     return spec.replace(device_type="CPU", device_index=0).to_string()
 
 
-def _takes(kernel, types):
+def _takes(kernel: kernel_def_pb2.KernelDef, types: Mapping[str, int]) -> bool:
     return all(types[constraint.name] in constraint.allowed_values.list.type
                for constraint in kernel.constraint if constraint.name in types)
 
 
-def _parsed(device):
+def _parsed(device: str) -> tf.DeviceSpec:
     try:
         return tf.DeviceSpec.from_string(device)
     except ValueError as error:

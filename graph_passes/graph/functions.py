@@ -4,11 +4,18 @@ A graph names a tensor by its place among all outputs of a node, "node:2"; a fun
 within one output argument of the op, "node:argument:0". What is passed to a function has just a name.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 import re
 
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import op_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -22,7 +29,7 @@ _MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
 class Library:
     """What ops there are: those of TensorFlow, and the functions of a graph."""
 
-    def __init__(self, graph_def):
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         functions = graph_def.library.function
         self.functions = {f.signature.name: f for f in functions}
         for name in self.functions:
@@ -30,9 +37,10 @@ class Library:
                 raise GraphError(f"The graph has a function named {name!r}, which is no name of a function.")
         if len(self.functions) != len(functions):
             raise GraphError("The graph has two functions of the same name.")
-        self.bodies = {"": MainBody(graph_def, self)}
+        self.main = MainBody(graph_def)
+        self._bodies: dict[str, FunctionBody] = {}
 
-    def op_def(self, node):
+    def op_def(self, node: node_def_pb2.NodeDef) -> op_def_pb2.OpDef:
         """Returns the OpDef of a node.
 
         Raises:
@@ -46,15 +54,15 @@ class Library:
                              "load the library that has it (tf.load_op_library) first.")
         return op_def
 
-    def outputs(self, node):
+    def outputs(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the outputs of a node as functions name them: "argument:0"."""
         return [name for name, _ in self._outputs_and_types(node)]
 
-    def types(self, node):
+    def types(self, node: node_def_pb2.NodeDef) -> list[int]:
         """Returns the DataTypes of the outputs of a node."""
         return [dtype for _, dtype in self._outputs_and_types(node)]
 
-    def _outputs_and_types(self, node):
+    def _outputs_and_types(self, node: node_def_pb2.NodeDef) -> list[tuple[str, int]]:
         op_def = self.op_def(node)
         found = []
         for argument in op_def.output_arg:
@@ -66,16 +74,16 @@ class Library:
             found += [(f"{argument.name}:{i}", dtype) for i, dtype in enumerate(types)]
         return found
 
-    def body(self, function):
-        """Returns the body of a function, or the main graph of ""."""
-        if function not in self.bodies:
+    def body(self, function: str) -> "FunctionBody":
+        """Returns the body of a function."""
+        if function not in self._bodies:
             if function not in self.functions:
                 raise GraphError(f"The graph calls a function {function!r}, which it does not have.")
-            self.bodies[function] = FunctionBody(self.functions[function], self)
-        return self.bodies[function]
+            self._bodies[function] = FunctionBody(self.functions[function], self)
+        return self._bodies[function]
 
 
-def attribute(node, op_def, name):
+def attribute(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
     """Returns an attribute of a node: what it says, or else the op's default."""
     if name in node.attr:
         return node.attr[name]
@@ -85,7 +93,7 @@ def attribute(node, op_def, name):
     raise GraphError(f"Node '{node.name}', a '{node.op}', lacks its attribute '{name}'.")
 
 
-def number_of(node, op_def, name):
+def number_of(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> int:
     """Returns an attribute that says how many tensors a node takes or makes."""
     number = attribute(node, op_def, name).i
     if not 0 <= number < _MAX_TENSORS:
@@ -103,7 +111,7 @@ class MainBody:
         arguments, returns, control_returns: Empty; only functions have them.
     """
 
-    def __init__(self, graph_def, library):
+    def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         self.function = ""
         self.nodes = _by_name(graph_def.node, "The graph")
         self.arguments, self.returns, self.control_returns = (), (), ()
@@ -111,10 +119,10 @@ class MainBody:
             for text in node.input:
                 self.parse(text)
 
-    def parse(self, text):
+    def parse(self, text: str) -> tuple[str, int | None]:
         """Returns (name, output) of a tensor, (name, None) of a control dependency."""
         if graph_lib.is_control(text):
-            found = text[1:], None
+            found: tuple[str, int | None] = text[1:], None
         else:
             name, colon, output = text.partition(":")
             # Not "name:00" either: whoever reads what is exchanged is found by the text.
@@ -125,7 +133,7 @@ class MainBody:
             raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
         return found
 
-    def text(self, name, output):
+    def text(self, name: str, output: int | None) -> str:
         """Returns how this body names output `output` of a node."""
         return f"{name}:{output}" if output else name
 
@@ -139,7 +147,7 @@ class FunctionBody:
         control_returns: Names of nodes that run whatever is read.
     """
 
-    def __init__(self, function_def, library):
+    def __init__(self, function_def: function_pb2.FunctionDef, library: "Library") -> None:
         signature = function_def.signature
         self.function = signature.name
         self.nodes = _by_name(function_def.node_def, f"Function '{self.function}'")
@@ -168,14 +176,14 @@ class FunctionBody:
                 raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
                                  "the type that it says.")
 
-    def _type(self, text):
+    def _type(self, text: str) -> int | None:
         """Returns the DataType of a tensor; None of what is no tensor."""
         name, output = self.parse(text)
         if output is not None:
             return self._library.types(self.nodes[name])[output]
         return None if graph_lib.is_control(text) else dict(self.arguments)[name]
 
-    def parse(self, text):
+    def parse(self, text: str) -> tuple[str, int | None]:
         """Returns (name, output) of a tensor, (name, None) of a control dependency or argument."""
         name, *output = text.removeprefix("^").split(":")
         if name in self._argument_names and not output:
@@ -192,16 +200,16 @@ class FunctionBody:
                              f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
 
-    def text(self, name, output):
+    def text(self, name: str, output: int | None) -> str:
         """Returns how this body names output `output` of a node; None of an argument."""
         return name if output is None else f"{name}:{self._outputs(name)[output]}"
 
     @functools.cache  # noqa: B019, a body lives as long as its library
-    def _outputs(self, name):
+    def _outputs(self, name: str) -> list[str]:
         return self._library.outputs(self.nodes[name])
 
 
-def _by_name(nodes, where):
+def _by_name(nodes: Sequence[node_def_pb2.NodeDef], where: str) -> dict[str, node_def_pb2.NodeDef]:
     by_name = {node.name: node for node in nodes}
     for name in by_name:
         if not NAME.fullmatch(name):
@@ -214,7 +222,8 @@ def _by_name(nodes, where):
     return by_name
 
 
-def to_graph(body, graph_def=None, describe=lambda name: {}):
+def to_graph(body: FunctionBody, graph_def: graph_pb2.GraphDef | None = None,
+             describe: Callable[[str], Mapping[str, attr_value_pb2.AttrValue]] = lambda name: {}) -> graph_pb2.GraphDef:
     """Returns the GraphDef of a function, whose arguments are placeholders.
 
     Args:
@@ -239,7 +248,7 @@ def to_graph(body, graph_def=None, describe=lambda name: {}):
     return result
 
 
-def add_defaults(graph_def):
+def add_defaults(graph_def: graph_pb2.GraphDef) -> None:
     """Gives the nodes of a GraphDef the attributes that they lack: ops had fewer when older TensorFlows saved them."""
     for node in graph_def.node:
         op_def = tf_compat.op_def(node.op)
@@ -248,7 +257,7 @@ def add_defaults(graph_def):
                 node.attr[attr.name].CopyFrom(attr.default_value)
 
 
-def _in_graph(body, text):
+def _in_graph(body: FunctionBody, text: str) -> str:
     """Returns how a graph names what a function names `text`."""
     name, output = body.parse(text)
     if graph_lib.is_control(text):
@@ -256,12 +265,13 @@ def _in_graph(body, text):
     return f"{name}:{output}" if output else name
 
 
-def returned(body):
+def returned(body: FunctionBody) -> dict[str, str]:
     """Returns what a function returns, as its graph (`to_graph`) names it: tensors by the name of the output."""
     return {name: _in_graph(body, text) for name, text, _ in body.returns}
 
 
-def with_graph(function_def, graph_def, returns, control_returns):
+def with_graph(function_def: function_pb2.FunctionDef, graph_def: graph_pb2.GraphDef, returns: Mapping[str, str],
+               control_returns: Iterable[str]) -> function_pb2.FunctionDef:
     """Returns a FunctionDef with the same signature and other nodes.
 
     Args:
@@ -275,10 +285,10 @@ def with_graph(function_def, graph_def, returns, control_returns):
     nodes = {node.name: node for node in graph_def.node}
 
     @functools.cache
-    def outputs(name):
+    def outputs(name: str) -> list[str]:
         return library.outputs(nodes[name])
 
-    def in_function(tensor):
+    def in_function(tensor: str) -> str:
         name = graph_lib.node_of(tensor)
         if graph_lib.is_control(tensor):
             return f"^{name}"
@@ -304,7 +314,7 @@ def with_graph(function_def, graph_def, returns, control_returns):
     return result
 
 
-def called(node):
+def called(node: node_def_pb2.NodeDef) -> list[str]:
     """Returns the names of the functions that a node calls: its attributes name them, or it is one as an op."""
     found = [] if tf_compat.op_def(node.op) else [node.op]
     for value in node.attr.values():

@@ -1,37 +1,74 @@
 """A GraphDef with indexes: what the passes read, and how they write nodes."""
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import functools
 import math
+from typing import Any
+from typing import Literal
+from typing import overload
+from typing import Protocol
+from typing import TYPE_CHECKING
+from typing import TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import tensor_shape_pb2
 
 from tf_poseidon.errors import GraphError
 
+if TYPE_CHECKING:
+    from tf_poseidon.graph_passes.graph.provenance import Provenance
+
 # The attribute of markers that a pass has decided about, and left as they are.
 PLANNED = "_poseidon_planned"
+# What such a marker gets.
+DECIDED: dict[str, Any] = {PLANNED: True}
 # An attribute of what exchanges something in a graph that was partitioned by rows: what the step does meanwhile. It
 # "computes", or "waits", if that happens once in a step; it "repeats" in each round of a loop.
 MEANWHILE = "_poseidon_meanwhile"
 
+# The shape of a tensor, None for unknown sizes.
+Shape = tuple[int | None, ...]
+# By name of a node, the shapes of its outputs; None where the rank is unknown.
+Shapes = Mapping[str, Sequence[Shape | None]]
+# The value of an attribute: of which type, its name and the op say.
+Attribute = Any
+
+
+class AddShapes(Protocol):
+    """Infers the shapes of a flat GraphDef's tensors, as `grappler.add_shapes` does."""
+
+    @overload
+    def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+        """Returns the GraphDef with its shapes."""
+
+    @overload
+    def __call__(self, graph_def: graph_pb2.GraphDef, alone: Literal[True]) -> Shapes:
+        """Returns the shapes without the graph."""
+
 
 @functools.lru_cache(1 << 20)  # asked several times of each tensor
-def node_of(tensor):
+def node_of(tensor: str) -> str:
     """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
     return tensor.lstrip("^").partition(":")[0]
 
 
 @functools.lru_cache(1 << 20)
-def output_of(tensor):
+def output_of(tensor: str) -> int:
     """Returns which output of its node a tensor is: 1 of "a:1", 0 of "a"."""
     return int(tensor.partition(":")[2] or 0)
 
 
-def is_control(tensor):
+def is_control(tensor: str) -> bool:
     """Whether an input is a control dependency."""
     return tensor.startswith("^")
 
@@ -44,7 +81,7 @@ class Graph:
         nodes: Its nodes by name.
     """
 
-    def __init__(self, graph_def, shapes=None):
+    def __init__(self, graph_def: graph_pb2.GraphDef, shapes: Shapes | None = None) -> None:
         """Makes a view.
 
         Args:
@@ -54,35 +91,35 @@ class Graph:
         """
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
-        self._consumers = collections.defaultdict(list)
-        self._inputs = {}
-        self._shapes = {}
+        self._consumers: collections.defaultdict[str, list[node_def_pb2.NodeDef]] = collections.defaultdict(list)
+        self._inputs: dict[str, list[str]] = {}
+        self._shapes: dict[str, Shape | None] = {}
         self._given_shapes = shapes
         for node in graph_def.node:
             for name in dict.fromkeys(map(node_of, node.input)):
                 self._consumers[name].append(node)
 
-    def node(self, tensor):
+    def node(self, tensor: str) -> node_def_pb2.NodeDef:
         """Returns the node that makes a tensor."""
         return self.nodes[node_of(tensor)]
 
-    def inputs(self, node):
+    def inputs(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the inputs of a node of this graph that are tensors."""
         if node.name not in self._inputs:  # asked often, and slow to read from a protocol buffer
             self._inputs[node.name] = data_inputs(node)
         return self._inputs[node.name]
 
-    def consumers(self, name):
+    def consumers(self, name: str) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes that a node's outputs and control edges go to."""
         return self._consumers[name]
 
-    def shape(self, tensor):
+    def shape(self, tensor: str) -> Shape | None:
         """Returns the shape of a tensor: a tuple with None for unknown sizes, or None."""
         if tensor not in self._shapes:  # asked often, and slow to read from a protocol buffer
             self._shapes[tensor] = self._shape(tensor)
         return self._shapes[tensor]
 
-    def _shape(self, tensor):
+    def _shape(self, tensor: str) -> Shape | None:
         if self._given_shapes is not None:
             shapes = self._given_shapes[node_of(tensor)]
             return shapes[output_of(tensor)] if output_of(tensor) < len(shapes) else None
@@ -92,7 +129,7 @@ class Graph:
             return None
         return tuple(d.size if d.size >= 0 else None for d in shapes[output_of(tensor)].dim)
 
-    def constant(self, tensor):
+    def constant(self, tensor: str) -> np.ndarray | None:
         """Returns the value of a Const as an array, or None if the tensor is something else."""
         node = self.node(tensor)
         if node.op != "Const":
@@ -104,7 +141,7 @@ class Graph:
                              f"{str(error).strip().splitlines()[0]}; the graph is damaged.") from error
 
 
-def in_order(graph_def):
+def in_order(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes, each after its inputs; without those that depend on themselves.
 
     Loops are closed by NextIteration: the Merge that it hands back to does not wait for it.
@@ -129,35 +166,40 @@ def in_order(graph_def):
     return ordered
 
 
-def data_inputs(node):
+def data_inputs(node: node_def_pb2.NodeDef) -> list[str]:
     """Returns the inputs of a node that are tensors."""
     return [tensor for tensor in node.input if not is_control(tensor)]
 
 
-def control_inputs(node):
+def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
     """Returns the inputs of a node that are control dependencies."""
     return [tensor for tensor in node.input if is_control(tensor)]
 
 
-def is_planned(node):
+def is_planned(node: node_def_pb2.NodeDef) -> bool:
     """Whether a pass has decided about a marker, and left it as it is."""
     return PLANNED in node.attr
 
 
-def meanwhile(node):
+def meanwhile(node: node_def_pb2.NodeDef) -> str:
     """Returns what the step does while a node exchanges something, see MEANWHILE; "" where that is not said."""
     return node.attr[MEANWHILE].s.decode() if MEANWHILE in node.attr else ""
 
 
-def num_elements(shape):
+def is_known(shape: Shape | None) -> TypeGuard[tuple[int, ...]]:
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
+
+
+def num_elements(shape: Shape | None) -> int | None:
     """Returns the number of elements of a shape, None if it is unknown."""
-    return None if shape is None or None in shape else math.prod(shape)
+    return math.prod(shape) if is_known(shape) else None
 
 
 class Writer:
     """Makes nodes that belong together: under one name, and on one device but for what is `placed` elsewhere."""
 
-    def __init__(self, prefix, device="", provenance=None):
+    def __init__(self, prefix: str, device: str = "", provenance: "Provenance | None" = None) -> None:
         """Makes a writer.
 
         Args:
@@ -168,10 +210,10 @@ class Writer:
         self._prefix = prefix
         self._device = device
         self._provenance = provenance
-        self.nodes = []
+        self.nodes: list[node_def_pb2.NodeDef] = []
 
     @contextlib.contextmanager
-    def placed(self, device):
+    def placed(self, device: str) -> Iterator[None]:
         """Makes nodes on another device meanwhile."""
         before, self._device = self._device, device
         try:
@@ -179,7 +221,7 @@ class Writer:
         finally:
             self._device = before
 
-    def add(self, suffix, op, inputs, **attributes):
+    def add(self, suffix: str, op: str, inputs: Iterable[str], **attributes: Attribute) -> str:
         """Adds a node.
 
         Args:
@@ -201,7 +243,7 @@ class Writer:
         self.nodes.append(node)
         return name
 
-    def copy(self, node, inputs=None, **attributes):
+    def copy(self, node: node_def_pb2.NodeDef, inputs: Iterable[str] | None = None, **attributes: Attribute) -> None:
         """Adds a node as it is, but for some attributes, or all inputs."""
         self.nodes.append(node_def_pb2.NodeDef())
         self.nodes[-1].CopyFrom(node)
@@ -212,7 +254,7 @@ class Writer:
         if self._provenance is not None:
             self._provenance.note(self.nodes[-1])
 
-    def constant(self, suffix, value, beside=None):
+    def constant(self, suffix: str, value: npt.ArrayLike, beside: str | None = None) -> str:
         """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
         value = np.asarray(value)
         dtype = tf.as_dtype(value.dtype).as_datatype_enum
@@ -221,7 +263,7 @@ class Writer:
         return name
 
 
-def copy_attributes(node, other, **attributes):
+def copy_attributes(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, **attributes: Attribute) -> None:
     """Gives a node the attributes of another one, but for some."""
     for key, value in other.attr.items():
         node.attr[key].CopyFrom(value)
@@ -232,7 +274,7 @@ def copy_attributes(node, other, **attributes):
 _TYPES = ("dtype", "F", "Index", "out_idx", "out_type", "type")
 
 
-def set_attribute(attribute, key, value):
+def set_attribute(attribute: attr_value_pb2.AttrValue, key: str, value: Attribute) -> None:
     is_type = key.startswith("T") or key.endswith("T") or key in _TYPES
     if isinstance(value, bool):
         attribute.b = value
@@ -255,18 +297,18 @@ def set_attribute(attribute, key, value):
         raise TypeError(f"attribute {key}={value!r}")
 
 
-def set_names(attribute, names):
+def set_names(attribute: attr_value_pb2.AttrValue, names: Iterable[str]) -> None:
     """Sets an attribute to a list of strings."""
     attribute.list.s[:] = [name.encode() for name in names]
 
 
-def _set_shape(proto, shape):
+def _set_shape(proto: tensor_shape_pb2.TensorShapeProto, shape: Iterable[int | None] | None) -> None:
     proto.unknown_rank = shape is None
     for size in shape or ():
         proto.dim.add().size = -1 if size is None else size
 
 
-def with_nodes(graph_def, nodes):
+def with_nodes(graph_def: graph_pb2.GraphDef, nodes: Iterable[node_def_pb2.NodeDef]) -> graph_pb2.GraphDef:
     """Returns a GraphDef with other nodes, and the library and versions of `graph_def`."""
     result = graph_pb2.GraphDef(node=nodes, versions=graph_def.versions)
     if graph_def.HasField("library"):
@@ -274,7 +316,7 @@ def with_nodes(graph_def, nodes):
     return result
 
 
-def to_text(graph_def):
+def to_text(graph_def: graph_pb2.GraphDef) -> str:
     """Returns the graph as text, one node per line, sorted by name: name = Op(inputs) [site, scheme]."""
     lines = []
     for node in sorted(graph_def.node, key=lambda node: node.name):

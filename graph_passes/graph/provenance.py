@@ -53,8 +53,8 @@ def of(node: node_def_pb2.NodeDef) -> Provenance | None:
     if version != _VERSION or len(fields) != 5:
         raise GraphError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
                          f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
-    *names, fetched = fields
-    return Provenance(*names, is_fetched=bool(fetched))
+    role, site, scheme, leader, fetched = fields
+    return Provenance(role, site, scheme, leader, is_fetched=bool(fetched))
 
 
 def rename_site(node: node_def_pb2.NodeDef, site: str) -> None:

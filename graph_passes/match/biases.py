@@ -4,17 +4,28 @@ Requires: the matches of factors, in a flat graph with `_output_shapes`. Ensures
 `BiasMatch` for each gradient that is the sum of the rows of all U, or of all V, of another one.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import PASS_ON
 from tf_poseidon.graph_passes.match.factors import scalar_of
 from tf_poseidon.graph_passes.match.matches import BiasMatch
+from tf_poseidon.graph_passes.match.matches import Factor
+from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Refused
+from tf_poseidon.graph_passes.match.matches import Scale
 
 _MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
+
+# A tensor, and what the sum of its rows is scaled by; and how often each is in a sum.
+_Part = tuple[str | None, Scale]
+_Unordered = frozenset[tuple[_Part, int]]
 
 
 class MatchBiases(passes.Pass):
@@ -34,7 +45,8 @@ class MatchBiases(passes.Pass):
                      if isinstance(match, BiasMatch) and not isinstance(result.matches[match.leader], Match)), "")
 
 
-def match(graph, markers, matches):
+def match(graph: graph_lib.Graph, markers: Iterable[Marker],
+          matches: Mapping[str, GradientMatch]) -> dict[str, BiasMatch]:
     """Finds the gradients of biases of dense layers.
 
     Args:
@@ -45,7 +57,7 @@ def match(graph, markers, matches):
     Returns:
         `BiasMatch`es by site.
     """
-    leaders = {}
+    leaders: dict[_Unordered, BiasMatch] = {}
     for marker in markers:
         match = matches[marker.site]
         if not isinstance(match, Match):
@@ -64,24 +76,27 @@ def match(graph, markers, matches):
         except Refused:
             continue
         leader = leaders.get(_unordered([(root, scale) for _, root, scale in sums]))
-        product = leader and matches[leader.leader].products[0]
+        if leader is None:
+            continue
+        match = matches[leader.leader]
+        assert isinstance(match, Match)
         # A factor may have several of the tensor's dimensions as its columns.
-        if leader and marker.shape == (getattr(product, leader.factor).columns,):
+        if marker.shape == (getattr(match.products[0], leader.factor).columns,):
             nodes = tuple(node for node, _, _ in sums)
             found[marker.site] = dataclasses.replace(leader, nodes=nodes)
     return found
 
 
-def _unordered(parts):
+def _unordered(parts: Sequence[_Part]) -> _Unordered:
     return frozenset((part, parts.count(part)) for part in parts)
 
 
-def _root(graph, factor):
+def _root(graph: graph_lib.Graph, factor: Factor) -> str | None:
     """Returns the tensor whose rows a factor's are, before it was reshaped to a matrix."""
     return None if factor.transpose else _before_reshapes(graph, factor.tensor)
 
 
-def _before_reshapes(graph, tensor):
+def _before_reshapes(graph: graph_lib.Graph, tensor: str) -> str:
     columns = graph.shape(tensor)
     while (node := graph.node(tensor)).op in (*PASS_ON, "Reshape"):
         before = graph.shape(node.input[0])
@@ -92,7 +107,7 @@ def _before_reshapes(graph, tensor):
     return tensor.removesuffix(":0")
 
 
-def _row_sums(graph, tensor, scale, depth=0):
+def _row_sums(graph: graph_lib.Graph, tensor: str, scale: Scale, depth: int = 0) -> list[tuple[str, str, Scale]]:
     """Returns [(node, root, scale)] of a gradient that adds up the rows of tensors."""
     if depth > _MAX_DEPTH:
         raise Refused(tensor, f"its sums lie behind more than {_MAX_DEPTH} operations")

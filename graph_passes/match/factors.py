@@ -5,13 +5,16 @@ slices. Whatever the rows of U and V stand for, the sum of such gradients over r
 ranks.
 """
 
+from collections.abc import Callable
 import dataclasses
 
 import numpy as np
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match import rank_independence
 from tf_poseidon.graph_passes.match.matches import Match
@@ -19,6 +22,7 @@ from tf_poseidon.graph_passes.match.matches import Product
 from tf_poseidon.graph_passes.match.matches import Refusal
 from tf_poseidon.graph_passes.match.matches import Refused
 from tf_poseidon.graph_passes.match.matches import Scalar
+from tf_poseidon.graph_passes.match.matches import Scale
 from tf_poseidon.graph_passes.match.matches import Term
 from tf_poseidon.graph_passes.match.products import BATCH_PRODUCTS
 from tf_poseidon.graph_passes.match.products import PRODUCTS
@@ -33,6 +37,9 @@ _MAX_STEPS = 300
 _LOOPS = ("Exit", "RefExit", "Merge", "Switch")
 _FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4,
            types_pb2.DT_DOUBLE: 8}
+
+# Tensors that a gradient is multiplied with, element by element.
+Masks = tuple[str, ...]
 
 
 class MatchFactors(passes.Pass):
@@ -51,7 +58,7 @@ class MatchFactors(passes.Pass):
         return f"nothing was found out about '{missing[0]}'" if missing else ""
 
 
-def _gatherable(graph, match, marker):
+def _gatherable(graph: graph_lib.Graph, match: Match | Refusal, marker: Marker) -> Match | Refusal:
     """Returns a match as it is, or a Refusal if collectives of another library cannot gather its types."""
     if not marker.is_foreign or not isinstance(match, Match):
         return match
@@ -63,7 +70,7 @@ def _gatherable(graph, match, marker):
     return match
 
 
-def match(graph, marker, is_rank_independent):
+def match(graph: graph_lib.Graph, marker: Marker, is_rank_independent: Callable[[str], bool]) -> Match | Refusal:
     """Returns the `Match` of a gradient, or a `Refusal`.
 
     Args:
@@ -83,7 +90,7 @@ def match(graph, marker, is_rank_independent):
         return refused.args[0]
 
 
-def _check(match, marker):
+def _check(match: Match, marker: Marker) -> None:
     """Refuses a match that does not make a gradient of the marker's shape and type."""
     if not match.products:
         raise Refused(marker.gradient, "it holds no product of two matrices")
@@ -98,7 +105,7 @@ def _check(match, marker):
         raise Refused(marker.gradient, "its product is reduced further, or its shape is unknown")
 
 
-def scalar_of(graph, tensor):
+def scalar_of(graph: graph_lib.Graph, tensor: str) -> Scalar | None:
     """Returns the Scalar that all elements of a tensor are equal to, or None."""
     node = graph.node(tensor)
     while node.op in ("Reshape", "Tile", "BroadcastTo", "ExpandDims", "Identity", "Fill"):
@@ -108,7 +115,7 @@ def scalar_of(graph, tensor):
         node = graph.node(tensor)
     if node.op == "Const":
         value = graph.constant(tensor)
-        if node.attr["dtype"].type in _FLOATS and value.size and np.all(value == value.flat[0]):
+        if value is not None and node.attr["dtype"].type in _FLOATS and value.size and np.all(value == value.flat[0]):
             return Scalar(value=float(value.flat[0]))
         return None
     shape = graph.shape(tensor)
@@ -118,17 +125,17 @@ def scalar_of(graph, tensor):
 class _Matcher:
     """Follows a gradient back to its products."""
 
-    def __init__(self, graph, is_rank_independent):
+    def __init__(self, graph: graph_lib.Graph, is_rank_independent: Callable[[str], bool]) -> None:
         self._graph = graph
         self._is_rank_independent = is_rank_independent
         self._steps = 0
 
-    def _count(self, tensor):
+    def _count(self, tensor: str) -> None:
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise Refused(tensor, f"its products lie behind more than {_MAX_STEPS} operations")
 
-    def match(self, tensor, scale, masks):
+    def match(self, tensor: str, scale: Scale, masks: Masks) -> Match:
         """Returns the Match of scale * masks * tensor."""
         self._count(tensor)
         node = self._graph.node(tensor)
@@ -154,7 +161,7 @@ class _Matcher:
             raise Refused(tensor, "it is accumulated in a loop, or depends on a condition")
         raise Refused(tensor, f"a {node.op} is not a product of two matrices")
 
-    def _cast(self, node, scale, masks):
+    def _cast(self, node: node_def_pb2.NodeDef, scale: Scale, masks: Masks) -> Match:
         source, target = node.attr["SrcT"].type, node.attr["DstT"].type
         if _FLOATS.get(source, 9) > _FLOATS.get(target, 0):
             raise Refused(node.name, "a narrowing Cast rounds it")
@@ -165,7 +172,7 @@ class _Matcher:
             raise Refused(node.name, "a mask or a term is added before a Cast from a narrower type")
         return match
 
-    def _mul(self, tensor, inputs, scale, masks):
+    def _mul(self, tensor: str, inputs: list[str], scale: Scale, masks: Masks) -> Match:
         shape = self._graph.shape(tensor)
         for factor, other in (inputs, inputs[::-1]):
             scalar = scalar_of(self._graph, factor)
@@ -179,8 +186,10 @@ class _Matcher:
         raise Refused(tensor, "it is multiplied with a tensor that may differ between ranks, or one of "
                       "the two is broadcast")
 
-    def _sum(self, tensor, inputs, scale, masks):
-        products, terms, product_masks = [], [], set()
+    def _sum(self, tensor: str, inputs: list[str], scale: Scale, masks: Masks) -> Match:
+        products: list[Product] = []
+        terms: list[Term] = []
+        product_masks: set[Masks] = set()
         shape = self._graph.shape(tensor)
         for part in inputs:
             if graph_lib.num_elements(shape) is None or self._graph.shape(part) != shape:
@@ -194,9 +203,9 @@ class _Matcher:
                 terms.append(self._term(part, scale, masks))
         if len(product_masks) > 1:
             raise Refused(tensor, "it adds products with different masks")
-        return Match(tuple(products), *product_masks or [masks], tuple(terms))
+        return Match(tuple(products), next(iter(product_masks), masks), tuple(terms))
 
-    def _holds_product(self, tensor):
+    def _holds_product(self, tensor: str) -> bool:
         """Whether a product is behind a tensor, through ops that `match` knows."""
         queue, seen = [tensor], set()
         while queue:
@@ -211,7 +220,7 @@ class _Matcher:
                 queue += [t for t in graph_lib.data_inputs(node) if not scalar_of(self._graph, t)]
         return False
 
-    def _term(self, tensor, scale, masks):
+    def _term(self, tensor: str, scale: Scale, masks: Masks) -> Term:
         """Returns a Term for a part of a sum that holds no product, such as a regularizer's."""
         coefficient, tensors, queue = list(scale), list(masks), [tensor]
         while queue:
@@ -241,14 +250,14 @@ class _Matcher:
             raise Refused(tensor, "a scalar is added to it")
         return Term(tuple(coefficient), tuple(tensors))
 
-    def _product(self, node, scale, masks):
+    def _product(self, node: node_def_pb2.NodeDef, scale: Scale, masks: Masks) -> Match:
         u, v, k = PRODUCTS[node.op](self._graph, node)
         dtype = node.attr["T"].type
         if dtype not in _FLOATS:
             raise Refused(node.name, "its factors are not floating-point numbers")
         return Match((Product(node.name, u, v, scale, k, dtype),), masks)
 
-    def _batch_product(self, node, inputs, scale, masks):
+    def _batch_product(self, node: node_def_pb2.NodeDef, inputs: list[str], scale: Scale, masks: Masks) -> Match:
         """A BatchMatMul that is summed over its batch: a layer on inputs with several dimensions."""
         inner = self._graph.node(inputs[0])
         while inner.op in PASS_ON:
@@ -256,7 +265,9 @@ class _Matcher:
         if inner.op not in BATCH_PRODUCTS:
             raise Refused(node.name, f"a sum over a {inner.op} is not a product of two matrices")
         u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)
-        axes, rank = self._graph.constant(inputs[1]), len(self._graph.shape(u.tensor))
+        axes, shape = self._graph.constant(inputs[1]), self._graph.shape(u.tensor)
+        assert shape is not None  # else the product was refused
+        rank = len(shape)
         if axes is not None:
             if sorted(a % rank for a in axes.flatten().tolist()) != list(range(rank - 2)):
                 raise Refused(node.name, "it is not summed over the batch, and only that")
@@ -266,7 +277,7 @@ class _Matcher:
             raise Refused(node.name, "it is summed over more than the batch, or its shape is unknown")
         return Match((Product(inner.name, u, v, scale, k, inner.attr["T"].type),), masks)
 
-    def _shapes_of_sum(self, node):
+    def _shapes_of_sum(self, node: node_def_pb2.NodeDef) -> list[graph_lib.Shape | None]:
         """Returns the shape of a sum; where that is unknown, those that it is reshaped to."""
         if self._graph.shape(node.name) is not None:
             return [self._graph.shape(node.name)]

@@ -53,6 +53,10 @@ class Scalar:
     divides: bool = False
 
 
+# Scalars to multiply with, or divide by.
+Scale = tuple[Scalar, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Product:
     """scale * U^T V.
@@ -69,7 +73,7 @@ class Product:
     node: str
     u: Factor
     v: Factor
-    scale: tuple[Scalar, ...]
+    scale: Scale
     k: int | None
     dtype: int
 
@@ -78,7 +82,7 @@ class Product:
 class Term:
     """coefficient * a product, element by element, of tensors that are equal on all ranks."""
 
-    coefficient: tuple[Scalar, ...]
+    coefficient: Scale
     tensors: tuple[str, ...]
 
 

@@ -2,12 +2,17 @@
 
 import math
 
+from tensorflow.core.framework import node_def_pb2
+
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import Refused
 
+# (U, V, K); K is None where it is unknown.
+Found = tuple[Factor, Factor, int | None]
 
-def _matmul(graph, node):
+
+def _matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     """MatMul and its transpositions: [K, M] is what `transpose_a` transposes."""
     a, b = graph_lib.data_inputs(node)
     u = _matrix(graph, node, a, rows=0 if node.attr["transpose_a"].b else 1)
@@ -15,28 +20,28 @@ def _matmul(graph, node):
     return u[0], v[0], u[1] if u[1] is not None else v[1]
 
 
-def _matrix(graph, node, tensor, rows):
+def _matrix(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, tensor: str, rows: int) -> tuple[Factor, int | None]:
     """Returns (Factor, rows) of a matrix whose rows are dimension `rows`."""
     shape = graph.shape(tensor)
-    if shape is None or len(shape) != 2 or shape[1 - rows] is None:
+    if shape is None or len(shape) != 2 or (columns := shape[1 - rows]) is None:
         raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
-    return Factor(tensor, (1, 0) if rows == 1 else None, shape[1 - rows], True), shape[rows]
+    return Factor(tensor, (1, 0) if rows == 1 else None, columns, True), shape[rows]
 
 
-def _batch_matmul(graph, node):
+def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     a, b = graph_lib.data_inputs(node)
     shape_a, shape_b = graph.shape(a), graph.shape(b)
     if node.attr["adj_y"].b or not node.attr["adj_x"].b:
         raise Refused(node.name, "its rows are not the last dimension but one of both factors")
-    if not shape_a or not shape_b or None in (shape_a[-1], shape_b[-1]):
+    if not shape_a or not shape_b or (m := shape_a[-1]) is None or (n := shape_b[-1]) is None:
         raise Refused(node.name, "the shapes of its inputs are unknown")
     if shape_a[:-1] != shape_b[:-1] or None in shape_a[1:-1]:
         raise Refused(node.name, "one of its factors is broadcast, or its shape is unknown")
-    return (Factor(a, None, shape_a[-1], False), Factor(b, None, shape_b[-1], False),
+    return (Factor(a, None, m, False), Factor(b, None, n, False),
             graph_lib.num_elements(shape_a[:-1]))
 
 
-def _einsum(graph, node):
+def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     """An Einsum of two tensors whose common indices are all summed over: those are the rows."""
     equation = node.attr["equation"].s.decode().replace(" ", "")
     terms, _, out = equation.partition("->")
@@ -61,7 +66,8 @@ def _einsum(graph, node):
             tensor, None if order == tuple(range(len(order))) else order,
             math.prod(shape[term.index(i)] for i in own), len(rows) == len(own) == 1))
         k = k or graph_lib.num_elements(tuple(shape[term.index(i)] for i in rows))
-    return (*factors, k)
+    u, v = factors
+    return u, v, k
 
 
 # Functions of (graph, node) that return (U, V, K); K is None where it is unknown.

@@ -8,7 +8,11 @@ do not know. Variables that the graph only reads could be anybody's; an optimize
 learning rate), but they are not taken to be equal.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
 import hashlib
+
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -30,7 +34,7 @@ _RESOURCE = 20  # types_pb2.DT_RESOURCE
 class RankIndependence:
     """Answers whether tensors of one graph are the same on all ranks."""
 
-    def __init__(self, graph, is_foreign=False):
+    def __init__(self, graph: graph_lib.Graph, is_foreign: bool = False) -> None:
         """Looks at a graph.
 
         Args:
@@ -41,8 +45,9 @@ class RankIndependence:
                 are trained.
         """
         self._graph = graph
-        self._resources = {}
-        assigned, readers, differing = set(), {}, []
+        self._resources: dict[str, str] = {}
+        readers: dict[str, list[str]] = {}
+        assigned, differing = set(), []
         for node in graph.graph_def.node:
             if _is_assignment(node):
                 assigned.add(self._resource(node.input[0]))
@@ -57,7 +62,7 @@ class RankIndependence:
                      for name in names]
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
 
-    def _without_ranks(self, readers):
+    def _without_ranks(self, readers: Mapping[str, list[str]]) -> set[str]:
         """Returns the resources that are assigned what does not depend on other ranks."""
         queue = [node.name for node in self._graph.graph_def.node
                  if node.op in _EQUAL_EVERYWHERE and not node.op.endswith("Size")]
@@ -73,17 +78,17 @@ class RankIndependence:
         return {self._resource(node.input[0]) for node in self._graph.graph_def.node
                 if _is_assignment(node) and node.name not in reached}
 
-    def __call__(self, tensor):
+    def __call__(self, tensor: str) -> bool:
         return graph_lib.node_of(tensor) not in self._differing
 
-    def digest(self, tensors):
+    def digest(self, tensors: Iterable[str]) -> str:
         """Returns a text that is the same for the same expressions of constants and variables.
 
         A constant can hold what only one rank knows, so ranks compare what they take to be equal.
         """
-        known = {}
+        known: dict[str, str] = {}
 
-        def of(name):
+        def of(name: str) -> str:
             # Depth first without recursion: expressions can be deep.
             stack = [name]
             while stack:
@@ -106,11 +111,11 @@ class RankIndependence:
 
         return _hash(*(of(graph_lib.node_of(tensor)) for tensor in tensors))
 
-    def _spread(self, names, readers):
+    def _spread(self, names: Iterable[str], readers: Mapping[str, list[str]]) -> set[str]:
         """Returns the nodes that depend on any of these, also through variables with `readers`."""
         reached, queue = set(names), list(names)
 
-        def reach(name):
+        def reach(name: str) -> None:
             if name not in reached:
                 reached.add(name)
                 queue.append(name)
@@ -130,7 +135,7 @@ class RankIndependence:
                     reach(consumer.name)
         return reached
 
-    def _handed_to_others(self):
+    def _handed_to_others(self) -> set[str]:
         """Returns the resources that an op takes of which we do not know what it does with them."""
         found = set()
         for node in self._graph.graph_def.node:
@@ -142,7 +147,7 @@ class RankIndependence:
                     found.add(source)
         return found
 
-    def _resource(self, tensor):
+    def _resource(self, tensor: str) -> str:
         """Returns the node that a resource comes from, before it is handed into loops."""
         seen = []
         name = graph_lib.node_of(tensor)
@@ -162,22 +167,22 @@ class RankIndependence:
         return source
 
 
-def _hash(*parts):
+def _hash(*parts: str | bytes) -> str:
     data = [part if isinstance(part, bytes) else part.encode() for part in parts]
     lengths = ",".join(str(len(part)) for part in data).encode()
     return hashlib.sha256(b"\0".join([lengths, *data])).hexdigest()[:16]
 
 
-def _is_assignment(node):
+def _is_assignment(node: node_def_pb2.NodeDef) -> bool:
     return node.op.startswith(("Assign", "ResourceApply", "ResourceScatter"))
 
 
-def _is_resource(node):
+def _is_resource(node: node_def_pb2.NodeDef) -> bool:
     key = {"_Arg": "T", "Placeholder": "dtype"}.get(node.op)
     return node.op == "VarHandleOp" or (key is not None and node.attr[key].type == _RESOURCE)
 
 
-def _is_source(node):
+def _is_source(node: node_def_pb2.NodeDef) -> bool:
     """Whether a node's outputs differ between ranks, whatever its inputs."""
     if node.op in _EQUAL_EVERYWHERE or _is_resource(node):
         return False

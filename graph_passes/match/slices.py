@@ -26,6 +26,7 @@ class MatchSlices(passes.Pass):
 def match(graph: graph_lib.Graph, marker: Marker) -> SlicesMatch:
     """Returns how many slices a gradient has: as many as its indices, if their number is known."""
     tensor = marker.indices
-    while graph.shape(tensor) in (None, (None,)) and graph.node(tensor).op in ("Cast", "Reshape"):
+    assert tensor is not None
+    while ((shape := graph.shape(tensor)) is None or shape == (None,)) and graph.node(tensor).op in ("Cast", "Reshape"):
         tensor = graph_lib.data_inputs(graph.node(tensor))[0]  # neither changes the number
     return SlicesMatch(graph_lib.num_elements(graph.shape(tensor)), graph.nodes[marker.node].attr["Tidx"].type)

@@ -9,7 +9,13 @@ Requires: a flat graph. Ensures: a graph that computes the same; the same graph 
 that is not known to work on images one by one, or where sizes of images are not known.
 """
 
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+
 import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -27,8 +33,12 @@ _SUMS = {**dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dep
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _INT32 = types_pb2.DT_INT32
 
+# (sizes of images, block, what is added or cut off).
+_Geometry = tuple[list[int], list[int], list[list[int]]]
 
-def together(graph_def, fetches, add_shapes):
+
+def together(graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
+             add_shapes: graph_lib.AddShapes) -> graph_pb2.GraphDef:
     """Returns the GraphDef in which all blocks of an image come together.
 
     Args:
@@ -51,7 +61,7 @@ def together(graph_def, fetches, add_shapes):
     return graph_lib.with_nodes(graph_def, nodes)
 
 
-def _can_be_together(graph, fetches):
+def _can_be_together(graph: graph_lib.Graph, fetches: Collection[str]) -> bool:
     """Whether nothing sees in which order blocks are."""
     ends = [node for node in graph.graph_def.node if node.op in (_MAKES, _ENDS)]
     if any(_geometry(graph, node) is None for node in ends):
@@ -79,31 +89,40 @@ def _can_be_together(graph, fetches):
         if (images := _SUMS.get(node.op) or node.name in counts and _ONE_BY_ONE.get(node.op)))
 
 
-def _num_blocks(graph, node):
-    return int(np.prod(graph.constant(graph.inputs(node)[1])))
+def _num_blocks(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
+    block = graph.constant(graph.inputs(node)[1])
+    assert block is not None  # else there is no `_geometry`
+    return int(np.prod(block))
 
 
-def _keeps_first(graph, node):
+def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
     """Whether the first dimension stays the first one, as it is."""
     if node.op not in ("Reshape", "ExpandDims", "Squeeze"):
         return True
     before, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
-    if not before or not after or None in before[1:] or None in after[1:]:
+    if not before or not after:
         return False
-    return 0 < np.prod(before[1:]) == np.prod(after[1:])
+    count = graph_lib.num_elements(before[1:])
+    return count is not None and 0 < count == graph_lib.num_elements(after[1:])
 
 
-def _geometry(graph, node):
+def _geometry(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> _Geometry | None:
     """Returns (sizes of images, block, what is added or cut off), lists; None if unknown."""
     tensor, block, borders = graph.inputs(node)
     shape = graph.shape(tensor)
-    if not shape or any(graph.node(t).op != "Const" for t in (block, borders)) or None in shape[1:]:
+    sizes = shape[1:] if shape else None
+    if not graph_lib.is_known(sizes):
         return None
-    return [int(size) for size in shape[1:]], graph.constant(block).tolist(), graph.constant(borders).tolist()
+    in_block, around = graph.constant(block), graph.constant(borders)
+    if in_block is None or around is None:
+        return None
+    return [int(size) for size in sizes], in_block.tolist(), around.tolist()
 
 
-def _write_made(writer, graph, node):
-    sizes, block, paddings = _geometry(graph, node)
+def _write_made(writer: graph_lib.Writer, graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> None:
+    geometry = _geometry(graph, node)
+    assert geometry is not None  # `_can_be_together`
+    sizes, block, paddings = geometry
     value, count, rest = graph.inputs(node)[0], len(block), sizes[len(block):]
     if np.any(paddings):
         around = np.array([[0, 0], *paddings, *[[0, 0]] * len(rest)], np.int32)
@@ -118,8 +137,10 @@ def _write_made(writer, graph, node):
     _reshaped(writer, "", value, [-1, *small, *rest], node)
 
 
-def _write_ended(writer, graph, node):
-    sizes, block, crops = _geometry(graph, node)
+def _write_ended(writer: graph_lib.Writer, graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> None:
+    geometry = _geometry(graph, node)
+    assert geometry is not None  # `_can_be_together`
+    sizes, block, crops = geometry
     value, count = graph.inputs(node)[0], len(block)
     small, rest = sizes[:count], sizes[count:]
     value = _reshaped(writer, "split", value, [-1, *block, *small, *rest], node)
@@ -137,12 +158,13 @@ def _write_ended(writer, graph, node):
         writer.add("", "Slice", [value, *bounds, *graph_lib.control_inputs(node)], T=node.attr["T"].type, Index=_INT32)
 
 
-def _reshaped(writer, suffix, value, sizes, node):
+def _reshaped(writer: graph_lib.Writer, suffix: str, value: str, sizes: Sequence[int],
+              node: node_def_pb2.NodeDef) -> str:
     shape = writer.constant(f"{suffix or 'last'}/shape", np.array(sizes, np.int32), value)
     return writer.add(suffix, "Reshape", [value, shape, *(() if suffix else graph_lib.control_inputs(node))],
                       T=node.attr["T"].type, Tshape=_INT32)
 
 
-def _transposed(writer, value, order, node):
-    order = writer.constant("order", np.array(order, np.int32), value)
-    return writer.add("transposed", "Transpose", [value, order], T=node.attr["T"].type, Tperm=_INT32)
+def _transposed(writer: graph_lib.Writer, value: str, order: Sequence[int], node: node_def_pb2.NodeDef) -> str:
+    by = writer.constant("order", np.array(order, np.int32), value)
+    return writer.add("transposed", "Transpose", [value, by], T=node.attr["T"].type, Tperm=_INT32)

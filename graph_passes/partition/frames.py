@@ -3,7 +3,10 @@
 Requires: loops of Enter, Exit and NextIteration. A tensor from outside of a loop comes in through an Enter only.
 """
 
+from collections.abc import Iterable
 import dataclasses
+
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
@@ -23,9 +26,9 @@ class Frame:
     name: str = ""
     outer: "Frame | None" = None
 
-    def within(self, other):
+    def within(self, other: "Frame") -> bool:
         """Whether this is a frame, or in it."""
-        frame = self
+        frame: Frame | None = self
         while frame is not None:
             if frame == other:
                 return True
@@ -36,9 +39,9 @@ class Frame:
 ROOT = Frame()
 
 
-def find_frames(ordered):
+def find_frames(ordered: Iterable[node_def_pb2.NodeDef]) -> dict[str, Frame]:
     """Returns the `Frame` of the outputs of each node, by name; nodes are given each after its inputs."""
-    frames = {}
+    frames: dict[str, Frame] = {}
     for node in ordered:
         inputs = [frames[name] for name in map(graph_lib.node_of, node.input) if name in frames]
         frame = max(inputs, key=_depth, default=ROOT)
@@ -50,7 +53,7 @@ def find_frames(ordered):
     return frames
 
 
-def _depth(frame):
+def _depth(frame: Frame) -> int:
     depth = 0
     while frame.outer is not None:
         frame, depth = frame.outer, depth + 1

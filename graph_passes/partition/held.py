@@ -8,12 +8,19 @@ A summand of this step counts only the ranks that have rows in it, others comput
 holds counts all. So summands become held ones by selection, and what is linear keeps them apart from others.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence
+from collections.abc import Set
 import dataclasses
 
+from tensorflow.core.framework import node_def_pb2
+
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -22,7 +29,7 @@ _TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 _OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
 
 
-def outcomes(graph, ordered, summands):
+def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], summands: Set[str]) -> dict[str, Outcome]:
     """Returns the `Outcome` of each node that reads or assigns a variable that holds summands, by name.
 
     Args:
@@ -48,12 +55,12 @@ def outcomes(graph, ordered, summands):
     return found
 
 
-def as_summands(states):
+def as_summands(states: Iterable[State]) -> tuple[State, ...]:
     """Returns states for rules, which do not tell held summands from others."""
     return tuple(SUM if state == HELD else state for state in states)
 
 
-def outcome(found, states):
+def outcome(found: Outcome | None, states: Sequence[State]) -> Outcome | None:
     """Returns what a rule's `Outcome`, or None, for `as_summands(states)` means for these states.
 
     An op that takes what is held as a summand gives, and takes, nothing but such.

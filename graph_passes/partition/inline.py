@@ -4,7 +4,10 @@ Requires: a GraphDef with functions. Ensures: what is kept, and what it needs, w
 ask not to be inlined.
 """
 
+from collections.abc import Iterable
+
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
@@ -12,7 +15,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 
 
-def inline(graph_def, keep):
+def inline(graph_def: graph_pb2.GraphDef, keep: Iterable[str]) -> graph_pb2.GraphDef:
     """Returns the flat GraphDef.
 
     Args:

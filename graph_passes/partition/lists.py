@@ -4,7 +4,10 @@ Requires: a flat graph. What two lists may hold in common, since they come from 
 """
 
 import collections
+from collections.abc import Callable
+from typing import TypeVar
 
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -23,13 +26,15 @@ MAKES = {"EmptyTensorList": 0, "TensorListReserve": 0, "TensorListFromTensor": 1
 TAKES = {"TensorListGetItem": (2, False), "TensorListPopBack": (1, False), "TensorListStack": (1, True),
          "TensorListGather": (2, True)}
 
+T = TypeVar("T")
+
 
 class Lists:
     """Answers questions about the lists of one graph."""
 
-    def __init__(self, graph):
+    def __init__(self, graph: graph_lib.Graph) -> None:
         self._graph = graph
-        self._origins = {}
+        self._origins: dict[str, tuple[tuple[str, ...], bool]] = {}
         self._puts = collections.defaultdict(list)  # by node that makes a list
         for node in graph.graph_def.node:
             if node.op in PUTS:
@@ -37,15 +42,15 @@ class Lists:
                 for origin in self.origins(node.name):
                     self._puts[origin].append((graph.inputs(node)[tensor], is_together, holds_lists(node)))
 
-    def origins(self, tensor):
+    def origins(self, tensor: str) -> tuple[str, ...]:
         """Returns the names of the nodes that make a list."""
         return self._found(tensor)[0]
 
-    def has_length_of_origins(self, tensor):
+    def has_length_of_origins(self, tensor: str) -> bool:
         """Whether a list has as many elements as it, or what it may be, was made with."""
         return self._found(tensor)[1]
 
-    def _found(self, tensor):
+    def _found(self, tensor: str) -> tuple[tuple[str, ...], bool]:
         start = graph_lib.node_of(tensor)
         if start not in self._origins:
             queue, seen, origins, keeps_length = [start], set(), [], True
@@ -65,7 +70,7 @@ class Lists:
             self._origins[start] = tuple(origins), keeps_length
         return self._origins[start]
 
-    def element(self, tensor, of):
+    def element(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> tuple[T, ...] | None:
         """Returns what all that is put into a list has in common; None if that is unknown, or nothing is put.
 
         Args:
@@ -75,7 +80,7 @@ class Lists:
         found = set(self.elements(tensor, of))
         return found.pop() if len(found) == 1 else None
 
-    def elements(self, tensor, of):
+    def elements(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> list[tuple[T, ...] | None]:
         """Returns what each tensor that is put into a list, or into a list in it, is, a list, as of `element`."""
         found, queue, seen = [], list(self.origins(tensor)), set()
         while queue:
@@ -92,16 +97,16 @@ class Lists:
         return found
 
 
-def holds_lists(node):
+def holds_lists(node: node_def_pb2.NodeDef) -> bool:
     """Whether an op on lists is one on lists of lists."""
     return "element_dtype" in node.attr and is_list(node.attr["element_dtype"].type)
 
 
-def taken(node):
+def taken(node: node_def_pb2.NodeDef) -> str:
     """Returns the tensor that a node takes out of a list."""
     return f"{node.name}:1" if node.op == "TensorListPopBack" else node.name
 
 
-def is_list(dtype):
+def is_list(dtype: int) -> bool:
     """Whether a `types_pb2.DataType` is that of lists."""
     return dtype == types_pb2.DT_VARIANT

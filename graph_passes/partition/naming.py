@@ -4,13 +4,19 @@ Requires: a flat graph. Ensures: a name is the path of a variable only where one
 """
 
 import collections
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import own
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _READS = ("ReadVariableOp",)
@@ -18,7 +24,8 @@ _RESHAPED = ("Cast", "Reshape", "ExpandDims", "Squeeze")
 _REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
 
 
-def variables_of(propagated, sizes, paths):
+def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
+                 paths: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Returns (trained, kept): the path of the variable that is trained with a tensor, or else keeps it, by tensor.
 
     Args:
@@ -27,7 +34,9 @@ def variables_of(propagated, sizes, paths):
         paths: The path of each variable, by the name of the node that its resource comes from. Of nodes that are
             not in it, the name of the node.
     """
-    graph, trained, kept = sizes.graph, collections.defaultdict(set), collections.defaultdict(set)
+    graph = sizes.graph
+    trained: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
+    kept: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
     used = _used(graph, propagated)
     updates = collections.defaultdict(list)
     for node in propagated.ordered:
@@ -37,15 +46,19 @@ def variables_of(propagated, sizes, paths):
         names = trained if resource in used else kept  # of a slot of an optimizer, the variable's tensor is trained too
         for tensor in _behind(graph, sizes, nodes, updates, used):
             names[tensor].add(paths.get(resource, resource))
-    return tuple({tensor: min(names) for tensor, names in found.items() if len(names) == 1 and tensor not in others}
-                 for found, others in ((trained, ()), (kept, trained)))
+    return _of_one(trained), {tensor: name for tensor, name in _of_one(kept).items() if tensor not in trained}
 
 
-def _is_update(node):
+def _of_one(names: Mapping[str, set[str]]) -> dict[str, str]:
+    """Returns the name that a tensor has, of tensors that have one alone."""
+    return {tensor: min(found) for tensor, found in names.items() if len(found) == 1}
+
+
+def _is_update(node: node_def_pb2.NodeDef) -> bool:
     return node.op.startswith(propagate_lib.UPDATES)
 
 
-def _used(graph, propagated):
+def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[str]:
     """Returns the names of the resources that are read for what depends on rows."""
     used = set()
     for node in propagated.ordered:
@@ -69,7 +82,8 @@ def _used(graph, propagated):
     return used
 
 
-def _behind(graph, sizes, nodes, updates, used):
+def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.NodeDef],
+            updates: Mapping[str, Sequence[node_def_pb2.NodeDef]], used: Collection[str]) -> set[str]:
     """Returns the tensors from which the new value of a variable is computed, element by element.
 
     Args:
@@ -100,7 +114,7 @@ def _behind(graph, sizes, nodes, updates, used):
     return seen
 
 
-def _values(graph, update):
+def _values(graph: graph_lib.Graph, update: node_def_pb2.NodeDef) -> list[str]:
     """Returns what an update takes beside variables."""
     return [tensor for tensor in graph.inputs(update)[1:] if propagate_lib.dtype_of(
         graph.node(tensor), graph_lib.output_of(tensor)) != types_pb2.DT_RESOURCE

@@ -5,18 +5,20 @@ what the rank has; what has gone in without a PoseidonOwn is the same on all ran
 summands by the PoseidonJoin that is their PoseidonOwn's gradient.
 """
 
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 BEGINS, ENDS = "PoseidonOwn", "PoseidonJoin"
 _CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond")
 
 
-def outcome(node, states, num_outputs):
+def outcome(node: node_def_pb2.NodeDef, states: tuple[State, ...], num_outputs: int) -> Outcome | None:
     """Returns the `Outcome` of a node some of whose inputs are own; None if it cannot run on such."""
     op = tf_compat.op_def(node.op)
     is_local = op is not None and not op.is_stateful and node.op not in (*_CONTROL_FLOW, BEGINS, ENDS)
@@ -25,7 +27,7 @@ def outcome(node, states, num_outputs):
     return Outcome(states, (OWN,) * num_outputs)
 
 
-def refusal(tensor):
+def refusal(tensor: str) -> PoseidonError:
     """Returns the `PoseidonError` of a tensor that something else needs whole."""
     return PoseidonError(f"'{tensor}' is what each rank computes of its own rows, expected to leave by a {ENDS} before "
                          "anything else needs it whole; use tf_poseidon.ops.join.")

@@ -6,9 +6,13 @@ branch, and what runs several times, in a loop, is left alone.
 """
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -21,7 +25,8 @@ _SMALL = 4096
 _INT32 = types_pb2.DT_INT32
 
 
-def pack(graph_def, exchanges):
+def pack(graph_def: graph_pb2.GraphDef,
+         exchanges: Sequence[report_lib.Exchange]) -> tuple[graph_pb2.GraphDef, Sequence[report_lib.Exchange]]:
     """Returns (GraphDef, `report.Exchange`s) in which small sums are exchanged together.
 
     Args:
@@ -34,14 +39,15 @@ def pack(graph_def, exchanges):
     graph = graph_lib.Graph(graph_def)
     sums = [node for node in graph_def.node if node.op == "PoseidonSync" and _site(node) in small]
     after = _after(graph, sums)
-    packs = collections.defaultdict(list)
+    together = collections.defaultdict(list)
     for node in sums:
         if node.name not in after:
-            packs[node.attr["T"].type, node.input[1], node.device].append(node)
-    packs = [members for members in packs.values() if len(members) > 1]
+            together[node.attr["T"].type, node.input[1], node.device].append(node)
+    packs = [members for members in together.values() if len(members) > 1]
     if not packs:
         return graph_def, exchanges
-    written, packed = {}, {}
+    written: dict[str, list[node_def_pb2.NodeDef]] = {}
+    packed: dict[str, report_lib.Exchange | None] = {}
     order = {exchange.site: i for i, exchange in enumerate(exchanges)}
     for members in packs:
         members.sort(key=lambda node: order[_site(node)])
@@ -50,26 +56,27 @@ def pack(graph_def, exchanges):
         written |= _write(members, parts, total)
         packed |= {part.site: total if part is parts[0] else None for part in parts}
     nodes = [replacement for node in graph_def.node for replacement in written.get(node.name, [node])]
-    exchanges = [packed.get(exchange.site, exchange) for exchange in exchanges]
-    return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in exchanges if exchange is not None]
+    left = [packed.get(exchange.site, exchange) for exchange in exchanges]
+    return graph_lib.with_nodes(graph_def, nodes), [exchange for exchange in left if exchange is not None]
 
 
-def _is_small(exchange):
+def _is_small(exchange: report_lib.Exchange) -> bool:
     return (exchange.kind == "sum" and not exchange.variable and not exchange.is_waited_for and not exchange.loop
             and exchange.bytes.fixed is not None and exchange.bytes.fixed <= _SMALL
             and exchange.shape is not None and None not in exchange.shape)
 
 
-def _site(node):
+def _site(node: node_def_pb2.NodeDef) -> str:
     return node.attr["site"].s.decode()
 
 
-def _after(graph, sums):
+def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[str]:
     """Returns the names of the nodes that run after a sum, or perhaps never."""
     frames = frames_lib.find_frames(graph_lib.in_order(graph.graph_def))
     branches = [node for node in graph.graph_def.node if node.op in ("Switch", "RefSwitch", "_SwitchN")
                 and frames[node.name] == frames_lib.ROOT]
-    queue, after = [node.name for node in (*sums, *branches)], set()
+    queue = [node.name for node in (*sums, *branches)]
+    after: set[str] = set()
     while queue:
         found = {reader.name for reader in graph.consumers(queue.pop())} - after
         after |= found
@@ -77,14 +84,21 @@ def _after(graph, sums):
     return after
 
 
-def _together(parts):
+def _together(parts: Sequence[report_lib.Exchange]) -> report_lib.Exchange:
     """Returns the one exchange that stands for several."""
-    elements = sum(graph_lib.num_elements(part.shape) for part in parts)
+    elements = sum(map(_elements, parts))
     return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
                                bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
 
 
-def _write(members, parts, total):
+def _elements(part: report_lib.Exchange) -> int:
+    count = graph_lib.num_elements(part.shape)
+    assert count is not None  # `_is_small`
+    return count
+
+
+def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.Exchange],
+           total: report_lib.Exchange) -> dict[str, list[node_def_pb2.NodeDef]]:
     """Returns the nodes that stand for each of several sums, by its name."""
     first, dtype = members[0], members[0].attr["T"].type
     writer = graph_lib.Writer(f"{first.name}/packed", first.device, provenance.Provenance("sum", total.site))
@@ -96,8 +110,7 @@ def _write(members, parts, total):
     value = writer.add("summands", "ConcatV2", [*flat, axis], T=dtype, Tidx=_INT32, N=len(flat))
     whole = writer.add("", "PoseidonSync", [value, first.input[1], *controls], T=dtype, shape=total.shape,
                        site=total.site, **{graph_lib.MEANWHILE: graph_lib.meanwhile(first)})
-    lengths = [graph_lib.num_elements(part.shape) for part in parts]
-    lengths = writer.constant("lengths", np.array(lengths, np.int32), whole)
+    lengths = writer.constant("lengths", np.array(list(map(_elements, parts)), np.int32), whole)
     pieces = writer.add("sums", "SplitV", [whole, lengths, axis], T=dtype, Tlen=_INT32, num_split=len(parts))
     shared, written = writer.nodes, {}
     for i, (node, part) in enumerate(zip(members, parts)):

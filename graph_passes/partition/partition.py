@@ -4,6 +4,9 @@ Requires: a flat graph with a `PoseidonRows`, or several. Ensures: on any number
 on the same inputs, its fetches are what the graph gives in one process, up to the order in which it adds.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
@@ -39,7 +42,9 @@ class Partitioned:
 
 
 @garbage.unsearched()
-def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, summands=(), runs_whole=False):
+def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes: graph_lib.AddShapes,
+              paths: Mapping[str, str] | None = None, kept: Sequence[str] = (), rows: int | None = None,
+              summands: Iterable[str] = (), runs_whole: bool = False) -> Partitioned:
     """Returns the `Partitioned` graph.
 
     Args:
@@ -67,7 +72,8 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, su
     for node in nodes:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
-    graph_def, exchanges = graph_lib.with_nodes(graph_def, nodes), writer.exchanges
+    graph_def = graph_lib.with_nodes(graph_def, nodes)
+    exchanges: Sequence[report_lib.Exchange] = writer.exchanges
     if runs_whole:
         graph_def, exchanges = packing.pack(graph_def, exchanges)
     report = report_lib.Report(
@@ -76,11 +82,12 @@ def partition(graph_def, fetches, add_shapes, paths=None, kept=(), rows=None, su
     return Partitioned(graph_def, tuple(fetched), report)
 
 
-def _whole(sizes, propagated, name):
+def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.WholeOp:
     """Returns the `report.WholeOp` of a node that runs whole."""
     node = sizes.graph.nodes[name]
     all_bytes = [sizes.bytes(tensor, propagate_lib.dtype_of(sizes.graph.node(tensor), graph_lib.output_of(tensor)))
                  for tensor in sizes.graph.inputs(node)
                  if isinstance(propagated.states.get(propagate_lib.canonical(tensor)), states.Rows)]
-    per_row = [each.per_row for each in all_bytes]
-    return report_lib.WholeOp(name, node.op, report_lib.Bytes(per_row=None if None in per_row else sum(per_row)))
+    per_row = [each.per_row for each in all_bytes if each.per_row is not None]
+    return report_lib.WholeOp(name, node.op, report_lib.Bytes(
+        per_row=sum(per_row) if len(per_row) == len(all_bytes) else None))

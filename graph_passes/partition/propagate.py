@@ -8,9 +8,14 @@ came back from the round before. A summand that one reader needs whole is whole 
 """
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import itertools
 
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import op_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -26,6 +31,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
@@ -57,6 +63,9 @@ _CHANGES = 3
 # In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
 _CLEARINGS = 20
 
+# What a rule may be given another one of in each pass: the states, wish and stored of a `Case`.
+_Given = tuple[tuple[State, ...], State | None, State | None]
+
 
 @dataclasses.dataclass(frozen=True)
 class Propagated:
@@ -71,15 +80,15 @@ class Propagated:
         markers: By node: the PoseidonRows that it depends on, as `markers.find` has it.
     """
 
-    ordered: list
-    frames: dict
+    ordered: list[node_def_pb2.NodeDef]
+    frames: dict[str, frames_lib.Frame]
     states: dict[str, State]
     outcomes: dict[str, Outcome]
     without_rule: tuple[str, ...]
     markers: dict[str, str | None]
 
 
-def propagate(sizes, summands=()):
+def propagate(sizes: Sizes, summands: Iterable[str] = ()) -> Propagated:
     """Returns the `Propagated` states of a graph.
 
     Args:
@@ -91,32 +100,35 @@ def propagate(sizes, summands=()):
 
 class _Propagation:
 
-    def __init__(self, sizes, summands):
+    def __init__(self, sizes: Sizes, summands: frozenset[str]) -> None:
         self._sizes = sizes
         self._graph = sizes.graph
         self._ordered = graph_lib.in_order(self._graph.graph_def)
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, summands)
-        self._ruled = {}  # by node: (what its rule was given last, what it said)
+        # By node: (what its rule was given last, what it said).
+        self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
         # How a node runs of which nothing is cut into rows: most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
         self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
-        self._forced = set()  # summands that somebody needs whole
-        self._merges = {}  # the states of Merges
-        self._changes = collections.Counter()
+        self._forced: set[str] = set()  # summands that somebody needs whole
+        self._merges: dict[str, State] = {}  # the states of Merges
+        self._changes: collections.Counter[str] = collections.Counter()
         self._lists = lists_lib.Lists(self._graph)
-        self._kept_whole = set()  # nodes whose outputs cannot be gathered
-        self._wishes = {}  # the states of lists, by the node that makes them
-        self._refused = set()  # nodes that cannot make a list in the state that is wished
+        self._kept_whole: set[str] = set()  # nodes whose outputs cannot be gathered
+        self._wishes: dict[str, State] = {}  # the states of lists, by the node that makes them
+        self._refused: set[str] = set()  # nodes that cannot make a list in the state that is wished
         self._stores = stores_lib.Stores(self._graph)
-        self._stored = {}  # the states of stacks and TensorArrays
+        self._stored: dict[stores_lib.Store, State | None] = {}  # the states of stacks and TensorArrays
         self._whole_stores = self._outer_stores()  # names of the nodes that make those that have to be whole
-        self._states, self._outcomes, self._without_rule = {}, {}, []
+        self._states: dict[str, State] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._without_rule: list[str] = []
 
-    def run(self):
+    def run(self) -> Propagated:
         self._settle()
         if self._cut_earlier():
             self._settle()
@@ -129,7 +141,7 @@ class _Propagation:
             self._kept_whole |= mixing
             self._settle()
 
-    def _settle(self):
+    def _settle(self) -> None:
         """Finds states until they stay the same."""
         for number in itertools.count():
             forced = len(self._forced)
@@ -140,7 +152,7 @@ class _Propagation:
             elif len(self._forced) == forced:
                 return
 
-    def _pass(self):
+    def _pass(self) -> bool:
         """Finds all states once; returns whether loops, lists or texts have to have other ones."""
         before, stored_before = self._states, dict(self._stored)  # what comes back in a loop, or was read too early
         self._states, self._outcomes, self._without_rule = {}, {}, []
@@ -166,13 +178,13 @@ class _Propagation:
         again |= self._find_stored(stored_before)
         return again or len(self._refused) > refused
 
-    def seen(self, tensor, states=None):
+    def seen(self, tensor: str, states: Mapping[str, State] | None = None) -> State:
         """Returns the state in which readers see a tensor."""
         if tensor in self._forced:
             return WHOLE
         return (self._states if states is None else states).get(tensor, WHOLE)
 
-    def _outcome(self, node, inputs):
+    def _outcome(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
         if node.name in self._held:
             return self._held[node.name]
         states = tuple(map(self.seen, inputs))
@@ -195,17 +207,17 @@ class _Propagation:
             self._refused.add(node.name)
             return whole
         if outcome is None:
-            if stored not in (None, WHOLE):
+            if store is not None and stored not in (None, WHOLE):
                 self._whole_stores.add(store.origin)
             # Of summands, and what updates variables, no rule could be better.
             if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):
                 self._without_rule.append(node.name)
             return whole
-        if stored is None:  # what is taken out later should know
+        if store is not None and stored is None:  # what is taken out later should know
             self._stored[store] = stores_lib.state_put(node, outcome.takes)
         return outcome
 
-    def _by_rule(self, node, inputs, given):
+    def _by_rule(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], given: _Given) -> Outcome | None:
         """Returns what the rule of an op says, None if it has none, or not for this case.
 
         Args:
@@ -223,12 +235,12 @@ class _Propagation:
             self._ruled[node.name] = given, outcome
         return outcome
 
-    def _can_be_taken(self, inputs, states, outcome):
+    def _can_be_taken(self, inputs: Sequence[str], states: Sequence[State], outcome: Outcome) -> bool:
         """Whether each input can be converted to the state in which it is taken."""
         return all(takes is None or takes == state or self._can_become(tensor, state, takes)
                    for tensor, state, takes in zip(inputs, states, outcome.takes))
 
-    def _can_become(self, tensor, state, target):
+    def _can_become(self, tensor: str, state: State, target: State) -> bool:
         if self._is_list(tensor):  # but if it is asked for when it is made
             return target == WHOLE or state == WHOLE and all(
                 origin not in self._refused and self._wishes.get(origin, target) == target
@@ -241,10 +253,11 @@ class _Propagation:
             return state in (WHOLE, SUM)
         if isinstance(target, Partial):
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
+        assert isinstance(target, Rows)
         shape = self._sizes.shape(tensor)
         return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
 
-    def _hand_over(self, node, inputs):
+    def _hand_over(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
         """Enter and NextIteration give a Merge the state that it has: nothing may come between them."""
         states = {self._merges.get(merge.name) for merge in self._graph.consumers(node.name) if merge.op in _MERGES}
         state = states.pop() if len(states) == 1 else WHOLE
@@ -253,12 +266,12 @@ class _Propagation:
             state = self.seen(inputs[0])
         return Outcome((state,), (state,))
 
-    def _can_hand(self, tensor, merge):
+    def _can_hand(self, tensor: str, merge: node_def_pb2.NodeDef) -> bool:
         """Whether an Enter or NextIteration can give a Merge the state that it has."""
         source, state = self._before_merge(tensor), self._merges[merge.name]
         return (self._hand_over(self._graph.node(tensor), [source]).gives[0] == state)
 
-    def _merge(self, node, inputs, before):
+    def _merge(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], before: Mapping[str, State]) -> Outcome:
         if node.name in self._kept_whole:
             self._merges[node.name] = WHOLE
             return self._whole[node.name]
@@ -274,12 +287,12 @@ class _Propagation:
         self._merges[node.name] = state
         return Outcome((state,) * len(inputs), (state, WHOLE))
 
-    def _before_merge(self, tensor):
+    def _before_merge(self, tensor: str) -> str:
         """Returns what an Enter or NextIteration hands to a Merge; of others, the tensor itself."""
         node = self._graph.node(tensor)
         return self._inputs[node.name][0] if node.op in _HANDS_OVER else tensor
 
-    def _common(self, inputs, states):
+    def _common(self, inputs: Sequence[str], states: Sequence[State]) -> State:
         """Returns the state that all inputs of a Merge can have."""
         others = {state for state in states if state != WHOLE}
         if len(others) != 1:
@@ -288,7 +301,7 @@ class _Propagation:
         is_possible = all(self._can_become(tensor, s, state) for tensor, s in zip(inputs, states) if s != state)
         return state if is_possible else WHOLE
 
-    def _take_back(self, node):
+    def _take_back(self, node: node_def_pb2.NodeDef) -> bool:
         """Notes what a node's outcome asks of what comes before; returns whether that is new."""
         outcome, inputs, again = self._outcomes[node.name], self._inputs[node.name], False
         for i, (tensor, takes) in enumerate(zip(inputs, outcome.takes)):
@@ -302,7 +315,7 @@ class _Propagation:
             elif takes == WHOLE and isinstance(state, Partial):
                 self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
-                again |= self._gather(tensor)
+                again |= self._gather(tensor, state)
         if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
             found = self._common(handed, [self.seen(tensor) for tensor in handed])
@@ -312,24 +325,24 @@ class _Propagation:
                          if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
         return again
 
-    def _is_settled(self, node):
+    def _is_settled(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node is no Merge, and hands nothing to one, whose state may change."""
         merges = [node] if node.op in _MERGES else [] if node.op not in _HANDS_OVER else [
             reader for reader in self._graph.consumers(node.name) if reader.op in _MERGES]
         return all(self._changes[merge.name] > _CHANGES for merge in merges)
 
-    def _gather(self, tensor):
+    def _gather(self, tensor: str, state: Rows) -> bool:
         """Runs whole what makes a tensor, if that cannot be gathered; returns whether that is new."""
         node = self._graph.node(tensor)
         # To gather along another dimension than the first, their number has to be known.
         can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
-            self.seen(tensor).dimension == 0 or self._sizes.shape(tensor) is not None)
+            state.dimension == 0 or self._sizes.shape(tensor) is not None)
         if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
             return False
         self._kept_whole.add(node.name)
         return True
 
-    def _wish(self, tensor, state):
+    def _wish(self, tensor: str, state: State) -> bool:
         """Asks for a state of a list where it is made; returns whether that is new."""
         again = False
         for origin in self._lists.origins(tensor):
@@ -339,24 +352,24 @@ class _Propagation:
             self._wishes[origin] = new
         return again
 
-    def _outer_stores(self):
+    def _outer_stores(self) -> set[str]:
         """Returns which stacks and TensorArrays are not only of the loop in which there are rows."""
         return {origin for origin, names in self._stores.nodes.items()
                 if not all(self._frames[name].within(self._inner) for name in (origin, *names) if name in self._frames)}
 
-    def _find_stored(self, before):
+    def _find_stored(self, before: Mapping[stores_lib.Store, State | None]) -> bool:
         """Finds the states of stacks and TensorArrays, given those before; returns whether there are other ones."""
-        self._stored = self._stores.states(self.seen)
+        self._stored = dict(self._stores.states(self.seen))
         self._changes.update({store.origin for store in before if before[store] != self._stored.get(store)})
         for store in self._stores.all:
             if store.origin in self._whole_stores or self._changes[store.origin] > _CHANGES:
                 self._stored[store] = WHOLE
         return self._stored != before
 
-    def _is_list(self, tensor):
+    def _is_list(self, tensor: str) -> bool:
         return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
 
-    def _cut_earlier(self):
+    def _cut_earlier(self) -> bool:
         """Where several readers of a summand make it smaller than all it is made into: makes it whole itself."""
         costs, changed = {}, False
         readers = collections.defaultdict(set)
@@ -381,13 +394,13 @@ class _Propagation:
                 costs[name] = min(own, sum(later))
         return changed | self._cut_before_scaling(readers)
 
-    def _made_of(self, tensor, reader):
+    def _made_of(self, tensor: str, reader: str) -> list[str]:
         """Returns what a node makes of a summand that it reads."""
         if self._graph.nodes[reader].op != "IdentityN":
             return [tensor_of(reader, 0)]
         return [tensor_of(reader, i) for i, each in enumerate(self._inputs[reader]) if each == tensor]
 
-    def _cut_before_scaling(self, readers):
+    def _cut_before_scaling(self, readers: Mapping[str, set[str]]) -> bool:
         """Makes whole, instead of a multiple of a summand, the summand itself, which is there earlier.
 
         Biases are recognised by the factors that they share with a kernel; multiples have factors of their own.
@@ -412,9 +425,9 @@ class _Propagation:
                 changed = True
         return changed
 
-    def _bytes(self, tensor):
+    def _bytes(self, tensor: str) -> float:
         shape = self._sizes.shape(tensor)
-        if shape is None or None in shape:
+        if not sizes_lib.is_known(shape):
             return float("inf")
         product = 1
         for size in shape:
@@ -422,7 +435,7 @@ class _Propagation:
         return product
 
 
-def _home(markers, frames):
+def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
     """Returns the frame that the inputs with rows are in."""
     found = {frames[node.name]: node.name for node in markers}
     if len(found) != 1:
@@ -432,21 +445,21 @@ def _home(markers, frames):
     return next(iter(found))
 
 
-def _of_rows(size):
+def _of_rows(size: sizes_lib.Size | None) -> bool:
     return size is not None and size.of_rows
 
 
-def tensor_of(name, i):
+def tensor_of(name: str, i: int) -> str:
     """Returns the name of an output of a node."""
     return f"{name}:{i}" if i else name
 
 
-def canonical(tensor):
+def canonical(tensor: str) -> str:
     """Returns the name of a tensor without ":0"."""
     return tensor.removesuffix(":0")
 
 
-def num_outputs(graph, node):
+def num_outputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
     """Returns how many outputs a node has; of an op that is not known, how many are read."""
     op = tf_compat.op_def(node.op)
     if op is None:
@@ -455,10 +468,12 @@ def num_outputs(graph, node):
     return len(types_of_outputs(node, op))
 
 
-def types_of_outputs(node, op=None):
+def types_of_outputs(node: node_def_pb2.NodeDef, op: op_def_pb2.OpDef | None = None) -> list[int]:
     """Returns the `types_pb2.DataType` of each output of a node of a known op."""
-    types = []
-    for argument in (op or tf_compat.op_def(node.op)).output_arg:
+    op = op or tf_compat.op_def(node.op)
+    assert op is not None
+    types: list[int] = []
+    for argument in op.output_arg:
         if argument.type_list_attr:
             types += node.attr[argument.type_list_attr].list.type
         else:
@@ -467,7 +482,7 @@ def types_of_outputs(node, op=None):
     return types
 
 
-def dtype_of(node, output):
+def dtype_of(node: node_def_pb2.NodeDef, output: int) -> int:
     """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is not known."""
     op = tf_compat.op_def(node.op)
     types = types_of_outputs(node, op) if op else []

@@ -6,6 +6,7 @@ import math
 import tensorflow as tf
 
 from tf_poseidon import tables
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,11 @@ class Bytes:
     per_row: int | None = None
 
     @classmethod
-    def of(cls, shape, dtype):
+    def of(cls, shape: graph_lib.Shape | None, dtype: int) -> "Bytes":
         """Returns those of a shape that does not depend on rows, and a `types_pb2.DataType`."""
-        if shape is None or None in shape:
-            return cls()
-        return cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
+        return cls() if not graph_lib.is_known(shape) else cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
 
-    def __str__(self):
+    def __str__(self) -> str:
         if self.fixed is not None:
             return f"{self.fixed:,} B"
         return "? B" if self.per_row is None else f"{self.per_row:,} B a row"
@@ -60,7 +59,7 @@ class Exchange:
     variable: str = ""
     is_waited_for: bool = False
 
-    def form(self):
+    def form(self) -> str:
         """Returns what ranks have to have in common, as text."""
         return f"'{self.site}' {self.kind} {self.dtype} {self.shape}"
 
@@ -96,11 +95,11 @@ class Report:
     partitioned: int
     nodes: int
 
-    def form(self):
+    def form(self) -> str:
         """Returns what ranks have to have in common to run this graph, a line for each exchange."""
         return "\n".join(exchange.form() for exchange in self.exchanges)
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]
         rows = [(e.kind, _shape_text(e.shape), str(e.bytes), e.site + (", waited for" if e.is_waited_for else "")
                  + (f" (in loop '{e.loop}')" if e.loop else "")) for e in self.exchanges]
@@ -111,7 +110,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _shape_text(shape):
+def _shape_text(shape: graph_lib.Shape | None) -> str:
     if shape is None:
         return "?"
     return "x".join("rows" if size is None else str(size) for size in shape) or "scalar"

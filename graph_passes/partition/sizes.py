@@ -10,13 +10,19 @@ number, and what is cut into rows (`PoseidonRowRange`, `PoseidonLocalShape`) che
 it is a multiple of them.
 """
 
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
 import math
+from typing import TypeGuard
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import op_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -54,18 +60,18 @@ class Size:
     values: tuple[int, ...]
 
     @property
-    def constant(self):
+    def constant(self) -> int | None:
         """Its value if it does not depend on rows, nor on anything unknown; else None."""
         return self.values[0] if len(set(self.values)) == 1 else None
 
     @property
-    def per_row(self):
+    def per_row(self) -> int | None:
         """How many elements a row has; None if that depends on more, or is no whole number."""
         each = {value / rows for value, (rows, _) in zip(self.values, _PRIMES)}
         return int(min(each)) if len(each) == 1 and min(each).is_integer() and min(each) else None
 
     @property
-    def of_rows(self):
+    def of_rows(self) -> bool:
         """Whether it is a multiple of the number of rows."""
         if any(value % rows or not value for value, (rows, _) in zip(self.values, _PRIMES)):
             return False
@@ -75,12 +81,23 @@ class Size:
         return len(set(each)) == 1
 
 
-def product(sizes):
+def product(sizes: Sequence[Size]) -> Size:
     """Returns the product of `Size`s, a `Size`."""
     return Size(tuple(math.prod(size.values[i] for size in sizes) for i in range(len(_PRIMES))))
 
 
 ONE = product(())
+# What is known of a tensor's shape, None for unknown sizes.
+Shape = tuple[Size | None, ...]
+
+
+def is_known(shape: Shape | None) -> TypeGuard[tuple[Size, ...]]:
+    """Whether all sizes of a shape are known."""
+    return shape is not None and None not in shape
+
+
+# What knows what is in a list, a stack or a TensorArray.
+_Keeper = lists_lib.Lists | stores_lib.Stores
 
 
 class Sizes:
@@ -91,7 +108,8 @@ class Sizes:
         usual_rows: How many rows a batch usually has, None if that is not known.
     """
 
-    def __init__(self, graph_def, add_shapes, usual_rows=None):
+    def __init__(self, graph_def: graph_pb2.GraphDef, add_shapes: graph_lib.AddShapes,
+                 usual_rows: int | None = None) -> None:
         """Infers shapes.
 
         Args:
@@ -106,42 +124,43 @@ class Sizes:
             # TensorFlow infers nothing of what is taken out of a stack, not even how many dimensions it has.
             self._any = _with_elements(self._any, add_shapes)
         self._generic = _generic_graphs(self.graph, add_shapes)
-        self._shapes = {}
+        self._shapes: dict[str, Shape | None] = {}
 
-    def usual_elements(self, tensor):
+    def usual_elements(self, tensor: str) -> int | None:
         """Returns how many elements a tensor has in a usual batch, None if that is not known."""
         shape = self.shape(tensor)
-        if shape is None or None in shape:
+        if not is_known(shape):
             return None
         total = product(shape)
         if total.constant is not None:
             return total.constant
         return self.usual_rows * total.per_row if self.usual_rows and total.per_row else None
 
-    def static(self, tensor):
+    def static(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape that holds for any number of rows: a tuple with None, or None."""
         return self.graph.shape(tensor)
 
-    def shape(self, tensor):
+    def shape(self, tensor: str) -> Shape | None:
         """Returns a tuple of `Size`s, None where one is unknown; None if the rank is."""
         if tensor not in self._shapes:
             shapes = [generic.shape(tensor) for generic in self._generic]
-            is_known = None not in shapes and len(set(map(len, shapes))) == 1
+            known = [shape for shape in shapes if shape is not None]
+            has_rank = len(known) == len(shapes) and len(set(map(len, known))) == 1
             self._shapes[tensor] = tuple(
-                None if None in sizes else Size(sizes) for sizes in zip(*shapes)) if is_known else None
+                Size(sizes) if graph_lib.is_known(sizes) else None for sizes in zip(*known)) if has_rank else None
         return self._shapes[tensor]
 
-    def bytes(self, tensor, dtype):
+    def bytes(self, tensor: str, dtype: int) -> report_lib.Bytes:
         """Returns the `report.Bytes` of a tensor of a `types_pb2.DataType`."""
         shape = self.shape(tensor)
-        if shape is None or None in shape:
+        if not is_known(shape):
             return report_lib.Bytes()
         total, size = product(shape), tf.as_dtype(dtype).size or 0
         if total.constant is not None:
             return report_lib.Bytes(fixed=total.constant * size)
         return report_lib.Bytes(per_row=None if total.per_row is None else total.per_row * size)
 
-    def constant(self, tensor):
+    def constant(self, tensor: str) -> np.ndarray | None:
         """Returns the value of an integer tensor as an array, if it is that for any number of rows; else None.
 
         A value that is the same for both large numbers of rows may be another one for few of them (as many copies
@@ -153,7 +172,7 @@ class Sizes:
             return likely
         return _same([self._any.value(tensor), likely])
 
-    def element(self, tensor, index):
+    def element(self, tensor: str, index: int) -> np.ndarray | None:
         """Returns a part of a value along its first dimension, if that part does not depend on rows; else None."""
         node = self.graph.node(tensor)
         if node.op == "Pack" and not node.attr["axis"].i:
@@ -161,12 +180,12 @@ class Sizes:
         value = self.constant(tensor)
         return None if value is None else value[index]
 
-    def likely_element(self, tensor, index):
+    def likely_element(self, tensor: str, index: int) -> np.ndarray | None:
         """Returns the same for large numbers of rows: what takes it for granted has to check it when it runs."""
         return _same([None if value is None else value[index]
                       for value in (generic.value(tensor) for generic in self._generic)])
 
-    def is_one(self, tensor, dimension):
+    def is_one(self, tensor: str, dimension: int) -> bool:
         """Whether a dimension of a tensor has one element, for any number of rows.
 
         TensorFlow's shape functions may take an unknown number of rows for the one of another input: so both ways.
@@ -175,23 +194,25 @@ class Sizes:
         return any_rows is not None and any_rows[dimension] == 1 and many is not None and many[dimension] == ONE
 
 
-def _same(values):
+def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Returns the value that all of some arrays have, None if there is none."""
-    if any(value is None or not np.array_equal(value, values[0]) for value in values):
+    first = values[0]
+    if first is None or any(value is None or not np.array_equal(value, first) for value in values):
         return None
-    return values[0]
+    return first
 
 
 class _Generic:
     """The shapes and values of a graph for one number of rows, or for any."""
 
-    def __init__(self, graph, markers=()):
+    def __init__(self, graph: graph_lib.Graph, markers: Collection[str] = ()) -> None:
         self.graph = graph
         self.markers = markers  # names of those that placeholders stand for
-        self._values = {}
-        self._lists = self._stores = None
+        self._values: dict[str, dict[int, np.ndarray] | None] = {}
+        self._lists: lists_lib.Lists | None = None
+        self._stores: stores_lib.Stores | None = None
 
-    def _stands_for(self, tensor):
+    def _stands_for(self, tensor: str) -> str:
         """Returns the tensor of this graph that has the shape and value of one of the original graph."""
         name = graph_lib.node_of(tensor)
         if name in self.markers:
@@ -201,17 +222,17 @@ class _Generic:
             return shown
         return tensor
 
-    def static(self, tensor):
+    def static(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape that TensorFlow infers of a tensor of the original graph."""
         return self.graph.shape(self._stands_for(tensor))
 
-    def shape(self, tensor):
+    def shape(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape of a tensor of the original graph: a tuple with None, or None."""
         tensor = self._stands_for(tensor)
         shape = self.graph.shape(tensor)
         return self._followed(tensor) or shape if shape is None or None in shape else shape
 
-    def _followed(self, tensor):
+    def _followed(self, tensor: str) -> graph_lib.Shape | None:
         """Returns a shape that follows from integers whose values TensorFlow does not follow; None if unknown."""
         node = self.graph.node(tensor)
         inputs = self.graph.inputs(node)
@@ -224,16 +245,16 @@ class _Generic:
             shape, axes = self.shape(inputs[0]), self.value(inputs[1])
             if shape is None or axes is None:
                 return None
-            axes = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
-            return tuple(1 if d in axes else size for d, size in enumerate(shape)
-                         if d not in axes or node.attr["keep_dims"].b)
+            reduced = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
+            return tuple(1 if d in reduced else size for d, size in enumerate(shape)
+                         if d not in reduced or node.attr["keep_dims"].b)
         if node.op in _SHAPED:
             sizes = self.value(inputs[_SHAPED[node.op]])
             if sizes is not None and sizes.ndim == 1 and min(sizes, default=0) >= 0:
                 return tuple(map(int, sizes))
         return None
 
-    def _shape_of_element_shape(self, tensor):
+    def _shape_of_element_shape(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape of the shape of the elements of a list: where it was made, this was given."""
         if self._lists is None:
             self._lists = lists_lib.Lists(self.graph)
@@ -241,13 +262,13 @@ class _Generic:
                   for node in map(self.graph.node, self._lists.origins(tensor))}
         return shapes.pop() if len(shapes) == 1 else None
 
-    def _size_of_array(self, node):
+    def _size_of_array(self, node: node_def_pb2.NodeDef) -> str | None:
         """Returns the tensor that says how many elements a TensorArray has, None if it may grow."""
         if self._stores is None:
             self._stores = stores_lib.Stores(self.graph)
         return self._stores.size(node.name)
 
-    def value(self, tensor):
+    def value(self, tensor: str) -> np.ndarray | None:
         """Returns the value of an integer tensor of the original graph, None if unknown."""
         tensor = self._stands_for(tensor)
         stack = [graph_lib.node_of(tensor)]
@@ -263,7 +284,7 @@ class _Generic:
                 self._values[node.name] = self._evaluate(node)
         return self._known(tensor)
 
-    def _operands(self, node):
+    def _operands(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the inputs whose values decide about the value of a node."""
         inputs = self.graph.inputs(node)
         if node.op in _UNKNOWN or node.op in _SHAPES or node.op == "Const":
@@ -277,7 +298,7 @@ class _Generic:
             return [] if size is None else [size]
         return inputs if self._is_small_integer(node) else []
 
-    def _is_small_integer(self, node):
+    def _is_small_integer(self, node: node_def_pb2.NodeDef) -> bool:
         op = tf_compat.op_def(node.op)
         if op is None or op.is_stateful or not op.output_arg or not self.graph.inputs(node):
             return False
@@ -286,22 +307,22 @@ class _Generic:
         if node.op not in _ENLARGING:
             return True
         shape = self.graph.shape(node.name)
-        return shape is not None and None not in shape and np.prod(shape) <= _MAX_ELEMENTS
+        return graph_lib.is_known(shape) and math.prod(shape) <= _MAX_ELEMENTS
 
-    def _evaluate(self, node):
+    def _evaluate(self, node: node_def_pb2.NodeDef) -> dict[int, np.ndarray] | None:
         """Returns the known outputs of a node, arrays by number; None if there are none."""
         if node.op == "Const":
             if node.attr["dtype"].type not in _INTEGERS:
                 return None
             value = self.graph.constant(node.name)
-            return {0: value} if value.size <= _MAX_ELEMENTS else None
+            return {0: value} if value is not None and value.size <= _MAX_ELEMENTS else None
         inputs = self.graph.inputs(node)
         if node.op in _SHAPES:
             return {i: value for i, tensor in enumerate(inputs)
                     if (value := self._of_shape(node.op, tensor)) is not None} or None
         operands = self._operands(node)
-        values = [self._known(tensor) for tensor in operands]
-        if not operands or any(value is None for value in values):
+        values = [value for tensor in operands if (value := self._known(tensor)) is not None]
+        if not operands or len(values) < len(operands):
             return None
         if node.op in (*_PASS_ON, stores_lib.SIZE, "Enter"):
             return dict.fromkeys((0, 1), values[0])
@@ -310,31 +331,32 @@ class _Generic:
         outputs = _execute(node, values)
         return None if outputs is None else dict(enumerate(outputs))
 
-    def _known(self, tensor):
+    def _known(self, tensor: str) -> np.ndarray | None:
         outputs = self._values[graph_lib.node_of(tensor)]
         return None if outputs is None else outputs.get(graph_lib.output_of(tensor))
 
-    def _of_shape(self, op, tensor):
+    def _of_shape(self, op: str, tensor: str) -> np.ndarray | None:
         shape = self.shape(tensor)
         if shape is None:
             return None
         if op == "Rank":
             return np.array(len(shape))
-        if None in shape:
+        if not graph_lib.is_known(shape):
             return None
         return np.array(math.prod(shape) if op == "Size" else shape, np.int64)
 
 
-def _type_of(node, argument):
+def _type_of(node: node_def_pb2.NodeDef, argument: op_def_pb2.OpDef.ArgDef) -> int:
     """Returns the type of an argument of a node, 0 for lists of different types."""
     if argument.type:
         return argument.type
     return node.attr[argument.type_attr].type if argument.type_attr else 0
 
 
-def _execute(node, values):
+def _execute(node: node_def_pb2.NodeDef, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Returns the outputs of a stateless op on the CPU, None if it fails."""
     op = tf_compat.op_def(node.op)
+    assert op is not None  # `_is_small_integer`
     attributes, inputs, rest = [], [], list(values)
     for attribute in op.attr:
         value = node.attr[attribute.name]
@@ -354,23 +376,23 @@ def _execute(node, values):
         return None
 
 
-def rows_nodes(graph_def):
+def rows_nodes(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     """Returns the `PoseidonRows` nodes of a graph, in its order."""
     return [node for node in graph_def.node if node.op == ROWS]
 
 
-def _inferred(graph_def, add_shapes):
+def _inferred(graph_def: graph_pb2.GraphDef, add_shapes: graph_lib.AddShapes) -> graph_lib.Graph:
     """Returns the `Graph` of a GraphDef, with the shapes that TensorFlow infers."""
     return graph_lib.Graph(graph_def, add_shapes(graph_def, alone=True))
 
 
-def _generic_graphs(graph, add_shapes):
+def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> list[_Generic]:
     """Returns the `_Generic`s of a graph, for each number of rows."""
     markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
     without_rows = _with_placeholders(graph)
 
-    def make(rows, unknown):
+    def make(rows: int, unknown: int | None) -> _Generic:
         generic = _Generic(_inferred(_with_rows(without_rows, graph, rows, unknown), add_shapes), markers)
         valued = _with_values(generic, add_shapes)
         shown = _with_elements(valued, add_shapes)
@@ -384,7 +406,7 @@ def _generic_graphs(graph, add_shapes):
             return list(pool.map(lambda pair: make(pair[0], None), _PRIMES))
 
 
-def _with_elements(generic, add_shapes):
+def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
     """Returns a `_Generic` in which what is taken out of lists has the shape, or value, of what is put into them.
 
     It is read through a node that shows it, `_shown` by its name. What is put into a list may be made of what was
@@ -392,7 +414,7 @@ def _with_elements(generic, add_shapes):
     """
     if not any(node.op in lists_lib.TAKES or node.op in stores_lib.TAKES for node in generic.graph.graph_def.node):
         return generic
-    doubted = set()  # names of nodes of which that was wrong
+    doubted: set[str] = set()  # names of nodes of which that was wrong
     while True:
         result = _with_guessed_elements(generic, add_shapes, doubted)
         keepers = _keepers(result.graph)
@@ -404,7 +426,7 @@ def _with_elements(generic, add_shapes):
         doubted |= wrong
 
 
-def _with_guessed_elements(generic, add_shapes, doubted):
+def _with_guessed_elements(generic: _Generic, add_shapes: graph_lib.AddShapes, doubted: Collection[str]) -> _Generic:
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
         keepers = _keepers(graph)
@@ -441,26 +463,26 @@ def _with_guessed_elements(generic, add_shapes, doubted):
     return generic
 
 
-def _keepers(graph):
+def _keepers(graph: graph_lib.Graph) -> dict[str, _Keeper]:
     """Returns, by op that takes something out of a list, a stack or a TensorArray: what knows what they hold."""
     return {**dict.fromkeys(lists_lib.TAKES, lists_lib.Lists(graph)),
             **dict.fromkeys(stores_lib.TAKES, stores_lib.Stores(graph))}
 
 
-def _dtype_of_elements(node):
+def _dtype_of_elements(node: node_def_pb2.NodeDef) -> int:
     return stores_lib.dtype_of_elements(node) if node.op in stores_lib.TAKES else node.attr["element_dtype"].type
 
 
-def _num_known(shape):
+def _num_known(shape: graph_lib.Shape | None) -> int:
     """Returns how many sizes of a shape are known, -1 if its rank is not."""
     return -1 if shape is None else sum(size is not None for size in shape)
 
 
-def _with_values(generic, add_shapes):
+def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
     """Returns a `_Generic` in which integers that are known, but not to TensorFlow, are constants: shapes follow."""
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
-        unknown = [node for node in graph.graph_def.node if not _is_known(graph.shape(node.name))]
+        unknown = [node for node in graph.graph_def.node if not graph_lib.is_known(graph.shape(node.name))]
         for node in unknown:
             for tensor in graph.inputs(node):
                 if tensor not in known and graph.node(tensor).op != "Const":
@@ -484,26 +506,21 @@ def _with_values(generic, add_shapes):
     return generic
 
 
-def _would_follow(generic, node):
+def _would_follow(generic: _Generic, node: node_def_pb2.NodeDef) -> bool:
     """Whether a shape is unknown that may follow from what is known here, and not to TensorFlow."""
-    if _is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
+    if graph_lib.is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
         return False
     graph = generic.graph
     return any(generic.value(tensor) is not None or _is_better_known(graph.shape(tensor), generic.shape(tensor))
                for tensor in graph.inputs(node) if graph.node(tensor).op != "Const")
 
 
-def _is_better_known(shape, other):
+def _is_better_known(shape: graph_lib.Shape | None, other: graph_lib.Shape | None) -> bool:
     """Whether of a shape that is not all known another one is."""
-    return not _is_known(shape) and _is_known(other)
+    return not graph_lib.is_known(shape) and graph_lib.is_known(other)
 
 
-def _is_known(shape):
-    """Whether all sizes of a shape are known."""
-    return shape is not None and None not in shape
-
-
-def _type_of_integers(node, output):
+def _type_of_integers(node: node_def_pb2.NodeDef, output: int) -> type[np.integer] | None:
     """Returns the NumPy type of an output, None if that is not of int32 or int64."""
     op = tf_compat.op_def(node.op)
     if op is None or any(argument.number_attr or argument.type_list_attr for argument in op.output_arg):
@@ -515,12 +532,13 @@ def _type_of_integers(node, output):
     return tf.as_dtype(types[output]).as_numpy_dtype
 
 
-def _valued(tensor):
+def _valued(tensor: str) -> str:
     """Returns the name of the constant that a tensor of known value becomes."""
     return f"poseidon/value{graph_lib.output_of(tensor)}/{graph_lib.node_of(tensor)}"
 
 
-def _of_elements(generic, lists, node, is_doubted):
+def _of_elements(generic: _Generic, lists: _Keeper, node: node_def_pb2.NodeDef,
+                 is_doubted: bool) -> tuple[graph_lib.Shape, np.ndarray | None] | None:
     """Returns (shape, value) of what a node takes out of a list, the value None if unknown; None if both are."""
     if is_doubted:
         elements = lists.element(node.input[0], generic.shape)
@@ -534,14 +552,14 @@ def _of_elements(generic, lists, node, is_doubted):
         return elements, None
     if node.op in lists_lib.TAKES and lists_lib.TAKES[node.op][1]:
         count = (generic.shape(node.name) or (None,))[0]
-        if count is None and node.op == "TensorListStack":
+        if count is None and node.op == "TensorListStack" and isinstance(lists, lists_lib.Lists):
             count = _length(generic, lists, node.input[0])
         return (count, *elements), None
     value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
     return elements, None if value is None else np.array(value[1:], np.int64).reshape(elements)
 
 
-def _length(generic, lists, tensor):
+def _length(generic: _Generic, lists: lists_lib.Lists, tensor: str) -> int | None:
     """Returns the number of elements of a list, None if it is unknown."""
     if not lists.has_length_of_origins(tensor):
         return None
@@ -557,13 +575,13 @@ def _length(generic, lists, tensor):
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _unified(shapes):
+def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None:
     """Returns the shape that all shapes can have, of the sizes that some of them know; None if there is none."""
-    shapes = [shape for shape in shapes if shape is not None]
-    if len(set(map(len, shapes))) != 1:
+    ranked = [shape for shape in shapes if shape is not None]
+    if len(set(map(len, ranked))) != 1:
         return None
     unified = []
-    for sizes in zip(*shapes):
+    for sizes in zip(*ranked):
         known = {size for size in sizes if size is not None}
         if len(known) > 1:
             return None
@@ -571,22 +589,22 @@ def _unified(shapes):
     return tuple(unified)
 
 
-def _as_text(value):
+def _as_text(value: np.ndarray | None) -> tuple[str | int, ...] | None:
     """Returns an array of integers as something that can be compared, None of None."""
     return None if value is None else ("value", *map(int, value.flatten()))
 
 
-def _shown(name):
+def _shown(name: str) -> str:
     """Returns the name of what shows the shape of what a node takes out of a list."""
     return f"poseidon/elements/{name}"
 
 
-def _placeholder(marker, output):
+def _placeholder(marker: str, output: int) -> str:
     """Returns the name of what stands for an output of a PoseidonRows while shapes are inferred."""
     return f"{marker}/generic{output}"
 
 
-def _with_placeholders(graph):
+def _with_placeholders(graph: graph_lib.Graph) -> graph_pb2.GraphDef:
     """Returns a GraphDef with placeholders, of shapes that are not yet said, in the place of the inputs with rows."""
     result = graph_pb2.GraphDef(versions=graph.graph_def.versions)
     if graph.graph_def.HasField("library"):
@@ -610,7 +628,8 @@ def _with_placeholders(graph):
     return result
 
 
-def _with_rows(without_rows, graph, rows, unknown):
+def _with_rows(without_rows: graph_pb2.GraphDef, graph: graph_lib.Graph, rows: int,
+               unknown: int | None) -> graph_pb2.GraphDef:
     """Returns a GraphDef whose placeholders have shapes.
 
     Args:

@@ -10,7 +10,7 @@ import dataclasses
 class Whole:
     """The one-process value, with the same bits on all ranks."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "whole"
 
 
@@ -24,7 +24,7 @@ class Rows:
 
     dimension: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"rows({self.dimension})"
 
 
@@ -39,7 +39,7 @@ class Partial:
 
     reduce: str = "sum"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"partial({self.reduce})"
 
 
@@ -47,7 +47,7 @@ class Partial:
 class Own:
     """What the rank has computed of its own rows alone. One process has no such value; it leaves by a PoseidonJoin."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "own"
 
 

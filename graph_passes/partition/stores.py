@@ -8,12 +8,20 @@ gives zeros in the shape of the array's own element. So an array and its gradien
 """
 
 import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from collections.abc import Set
 import dataclasses
+from typing import TypeVar
 
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -34,6 +42,8 @@ _HANDS_ON = ("Enter", "Exit", "Identity", "Switch", "Merge", "NextIteration")
 NO_NUMBERS = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING)
 # Gradients of gradients of an array that are followed.
 _MAX_GRADIENTS = 2
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +67,31 @@ class Stores:
         nodes: By name of the node that makes one: the names of all nodes that work on it.
     """
 
-    def __init__(self, graph):
+    def __init__(self, graph: graph_lib.Graph) -> None:
         self._graph = graph
-        self._on = collections.defaultdict(set)  # by node: the `Store`s that it may work on
-        self._held = collections.defaultdict(set)  # by stack: the `Store`s whose handles it holds
-        self._carried = collections.defaultdict(set)  # by node: the `Store`s whose handles it may give
-        self.unknown, self.nodes = set(), {}
+        # By node: the `Store`s that it may work on.
+        self._on: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
+        # By stack: the `Store`s whose handles it holds.
+        self._held: collections.defaultdict[Store, set[Store]] = collections.defaultdict(set)
+        # By node: the `Store`s whose handles it may give.
+        self._carried: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
+        self.unknown: set[str] = set()
+        self.nodes: dict[str, list[str]] = {}
         makers = [node.name for node in graph.graph_def.node if node.op in _MAKES]
         if makers:
             self._follow(makers)
 
-    def of(self, name):
+    def of(self, name: str) -> Store | None:
         """Returns the `Store` that a node works on; None if it works on none, or nobody knows on which."""
         stores = self._on.get(name, ())
         return next(iter(stores)) if len(stores) == 1 else None
 
     @property
-    def all(self):
+    def all(self) -> set[Store]:
         """All `Store`s that some node works on."""
         return set().union(*self._on.values())
 
-    def states(self, seen):
+    def states(self, seen: Callable[[str], State]) -> dict[Store, State]:
         """Returns the state of each `Store` that follows from what is put into it.
 
         Of what nothing but whole values are put into, it is not in the result. Values in states that do not agree have
@@ -86,20 +100,20 @@ class Stores:
         Args:
             seen: A function that returns the state in which a tensor is seen.
         """
-        put = {}  # by origin, by `Store`: states
+        put: dict[str, dict[Store, set[State | None]]] = {}  # by origin, by `Store`: states
         for name, stores in self._on.items():
             node = self._graph.nodes[name]
             for store in stores:
                 states = put.setdefault(store.origin, {}).setdefault(store, set())
                 if node.op in PUTS:
                     states.add(state_put(node, list(map(seen, self._graph.inputs(node)))))
-        result = {}
+        result: dict[Store, State | None] = {}
         for origin, by_store in put.items():
             is_unknown = origin in self.unknown
             result.update(dict.fromkeys(by_store, WHOLE) if is_unknown else self._agreed(origin, by_store))
         return {store: state for store, state in result.items() if state is not None}
 
-    def _agreed(self, origin, put):
+    def _agreed(self, origin: str, put: Mapping[Store, set[State | None]]) -> Mapping[Store, State | None]:
         """Returns the states of an array and its gradients, by `Store`, given the states of what is put into each."""
         together = set().union(*put.values()) - {WHOLE}
         rows = {state for state in together if isinstance(state, Rows)}
@@ -109,12 +123,12 @@ class Stores:
             return dict.fromkeys(put, WHOLE)
         return dict.fromkeys(put, *rows)
 
-    def _can_hold(self, origin, rows):
+    def _can_hold(self, origin: str, rows: Rows) -> bool:
         """Whether the shape that elements are to have, if one is given, leaves open how many rows there are."""
         shape = element_shape(self._graph.nodes[origin])
         return shape is None or rows.dimension < len(shape) and shape[rows.dimension] is None
 
-    def elements(self, tensor, of):
+    def elements(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> list[tuple[T, ...] | None]:
         """Returns what each tensor that is put into a stack or array, or gradients of it, is, a list.
 
         Args:
@@ -131,23 +145,23 @@ class Stores:
             found.append(what[1:] if what and is_together else what)
         return found
 
-    def _putting(self, origins):
+    def _putting(self, origins: Iterable[str]) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes that put something into stacks or arrays, or gradients of them."""
         nodes = [self._graph.nodes[name] for origin in origins for name in self.nodes[origin]]
         return [node for node in nodes if node.op in PUTS]
 
-    def element(self, tensor, of):
+    def element(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> tuple[T, ...] | None:
         """Returns what all that is put in has in common; None if that is unknown, or nothing is put."""
         found = set(self.elements(tensor, of))
         return found.pop() if len(found) == 1 else None
 
-    def puts_into_what(self, node):
+    def puts_into_what(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the names of the nodes that put something into what a node takes something out of."""
         if node.op not in TAKES:
             return []
         return [node.name for node in self._putting({store.origin for store in self._on.get(node.name, ())})]
 
-    def size(self, name):
+    def size(self, name: str) -> str | None:
         """Returns the tensor with the size of the array that a node works on; None if there is none, or it may grow."""
         store = self.of(name)
         if store is None or store.origin in self.unknown:
@@ -155,11 +169,11 @@ class Stores:
         node = self._graph.nodes[store.origin]
         return None if node.op not in _MAKES[1:] or node.attr["dynamic_size"].b else self._graph.inputs(node)[0]
 
-    def _follow(self, makers):
+    def _follow(self, makers: Sequence[str]) -> None:
         """Follows handles from where they are made to the ops that work on them."""
         queue, are_all_unknown = [], False
 
-        def carry(name, stores):
+        def carry(name: str, stores: Set[Store]) -> None:
             for store in stores - self._carried[name]:
                 self._carried[name].add(store)
                 queue.append((name, store))
@@ -199,7 +213,7 @@ class Stores:
         if are_all_unknown:
             self.unknown = set(makers)
 
-    def _readers(self, name):
+    def _readers(self, name: str) -> list[tuple[node_def_pb2.NodeDef, int]]:
         """Returns (node, number of the input) of what reads a handle from a node."""
         has_others = self._graph.nodes[name].op != "Switch"  # a flow, or a number
         return [(reader, i) for reader in self._graph.consumers(name)
@@ -207,7 +221,7 @@ class Stores:
                 if graph_lib.node_of(tensor) == name and not (has_others and graph_lib.output_of(tensor))]
 
 
-def state_put(node, states):
+def state_put(node: node_def_pb2.NodeDef, states: Sequence[State | None]) -> State | None:
     """Returns the state of what a node puts in, given those of its inputs; None if it has to be whole."""
     tensor, is_together = PUTS[node.op]
     state = states[tensor]
@@ -216,7 +230,7 @@ def state_put(node, states):
     return Rows(state.dimension - 1) if state.dimension else None
 
 
-def _of_summands(store, states):
+def _of_summands(store: Store, states: set[State | None]) -> State | None:
     """Returns the state of a `Store` into which summands are put, None if nothing is."""
     if not states:
         return None
@@ -224,13 +238,13 @@ def _of_summands(store, states):
     return states.pop() if len(states) == 1 and (states == {SUM} or not store.sources) else WHOLE
 
 
-def element_shape(node):
+def element_shape(node: node_def_pb2.NodeDef) -> graph_lib.Shape | None:
     """Returns the shape that a node wants elements to have: a tuple with None for any size; None for any."""
     if "element_shape" not in node.attr or node.attr["element_shape"].shape.unknown_rank:
         return None
     return tuple(None if d.size < 0 else d.size for d in node.attr["element_shape"].shape.dim)
 
 
-def dtype_of_elements(node):
+def dtype_of_elements(node: node_def_pb2.NodeDef) -> int:
     """Returns the `types_pb2.DataType` of what a node takes."""
     return node.attr["elem_type" if node.op == _POP else "dtype"].type

@@ -1,9 +1,11 @@
 """Which variable an op works with."""
 
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+
 PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 
-def source(graph, tensor):
+def source(graph: graph_lib.Graph, tensor: str) -> str:
     """Returns the name of the node that a resource, or reference, comes from."""
     node, seen = graph.node(tensor), set()
     while (node.op in PASSED_ON or node.op.startswith(("Assign", "RefSwitch", "RefEnter"))) and node.name not in seen:

@@ -15,11 +15,19 @@ exchange something runs one round after the other, since exchanges are matched b
 """
 
 import collections
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
+import functools
+import math
 import typing
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
@@ -33,12 +41,15 @@ from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.rules import elementwise
+from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.sizes import ROWS
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import IDEMPOTENT
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -63,6 +74,9 @@ _LITTLE = frozenset((
     "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
     "Unpack", "ConcatV2", "Split", "SplitV", "Slice", "StridedSlice", "BroadcastTo", "Tile", "Pad", "OneHot",
     "GatherV2", "ReverseV2", "Switch"))
+
+# The outputs of PoseidonPart: (part, contributes, is first).
+_Part = tuple[str, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,38 +112,39 @@ class GraphWriter:
         exchanges: The `report.Exchange`s so far.
     """
 
-    def __init__(self, sizes, propagated, trained, kept):
+    def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
+                 kept: Mapping[str, str]) -> None:
         """Makes a writer; `trained` and `kept` have names of some tensors, as of `naming.variables_of`."""
-        self.nodes = []
-        self.exchanges = []
+        self.nodes: list[node_def_pb2.NodeDef] = []
+        self.exchanges: list[report_lib.Exchange] = []
         self._sizes = sizes
         self._graph = sizes.graph
         self._propagated = propagated
-        self._native = {}  # by tensor: its name where that has changed
-        self._converted = {}  # by (tensor, state)
-        self._at_hand = {}  # by tensor: whether it is to be had whole without an exchange
+        self._native: dict[str, str] = {}  # by tensor: its name where that has changed
+        self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
+        self._at_hand: dict[str, bool] = {}  # by tensor: whether it is to be had whole without an exchange
         # What some op needs whole: it is gathered anyway, or at hand.
         self._asked_for = {canonical(tensor) for name, outcome in propagated.outcomes.items()
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
                            if takes == WHOLE and isinstance(self.native_state(tensor), Rows)}
-        self._copies = {}  # by node: what computes it again, whole
-        self._controls = {}  # by name of a node that is gone: what stands for it
+        self._copies: dict[str, str] = {}  # by node: what computes it again, whole
+        self._controls: dict[str, str] = {}  # by name of a node that is gone: what stands for it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
                         if node.op in frames_lib.ENTERS}
         self._markers = {node.name: node for node in sizes_lib.rows_nodes(self._graph.graph_def)}
         self._home = propagated.frames[next(iter(self._markers))]  # the loop that the rows are in
         self._places = {node.name: Place(propagated.frames[node.name], propagated.markers[node.name])
                         for node in propagated.ordered}
-        self._parts = {}  # by place: the outputs of PoseidonPart there
-        self._meetings = {}  # by frame and two markers: the check that they have as many rows
+        self._parts: dict[Place, _Part] = {}  # by place: the outputs of PoseidonPart there
+        # By frame and two markers: the check that they have as many rows.
+        self._meetings: dict[tuple[frames_lib.Frame, str, str], str] = {}
         self._trained = trained
         self._kept = kept
-        self._sites = collections.Counter()
-        self._serial = set()  # names of loops that run one round after the other
+        self._sites: collections.Counter[str] = collections.Counter()
+        self._serial: set[str] = set()  # names of loops that run one round after the other
         self._is_asked_for = True  # whether what is exchanged is part of the step
-        self._before_rows = None  # the tensors that are, or make, rows or summands
 
-    def write(self, fetches, kept=()):
+    def write(self, fetches: Iterable[str], kept: Iterable[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
         """Writes all nodes.
 
         Args:
@@ -157,7 +172,7 @@ class GraphWriter:
             nodes = _renamed(nodes, shown, self._graph)
         return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched]
 
-    def _shown(self, name):
+    def _shown(self, name: str) -> list[str] | None:
         """Returns the whole outputs of a node, None if they are to be had under its name, or not at all."""
         outputs = [propagate_lib.tensor_of(name, i) for i in range(len(self._propagated.outcomes[name].gives))]
         if name in self._markers or not outputs or all(self._native.get(t, t) == t and self.native_state(t) == WHOLE
@@ -174,7 +189,7 @@ class GraphWriter:
 
     # ---- nodes --------------------------------------------------------------------------------
 
-    def _before_inputs(self):
+    def _before_inputs(self) -> set[str]:
         """Returns the names of the nodes that inputs with rows are made by."""
         queue, seen = [tensor for marker in self._markers.values() for tensor in marker.input], set()
         while queue:
@@ -184,7 +199,7 @@ class GraphWriter:
                 queue += self._graph.nodes[name].input
         return seen
 
-    def _write_inputs(self, marker):
+    def _write_inputs(self, marker: node_def_pb2.NodeDef) -> None:
         """Writes the PoseidonPart of a PoseidonRows, and takes this rank's rows of each input."""
         inputs = [self.tensor(tensor, WHOLE) for tensor in self._graph.inputs(marker)]
         place = Place(self._home, marker.name)
@@ -215,7 +230,7 @@ class GraphWriter:
         for i in range(len(slices)):
             self._native[propagate_lib.tensor_of(marker.name, i)] = propagate_lib.tensor_of(mine, i)
 
-    def _write_node(self, node):
+    def _write_node(self, node: node_def_pb2.NodeDef) -> None:
         outcome = self._propagated.outcomes[node.name]
         inputs = self._graph.inputs(node)
         place = self._places[node.name]
@@ -240,7 +255,7 @@ class GraphWriter:
             if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
                     node, outcome.gives[0].dimension):
                 self._say_rows(node, outcome.gives[0].dimension)
-            if node.op in propagate_lib.rules.sources.UNSEEDED:
+            if node.op in sources.UNSEEDED:
                 self._serialise(place.frame)
             return
         states = [self.native_state(tensor) if takes is None else takes
@@ -252,7 +267,7 @@ class GraphWriter:
         if outputs:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
 
-    def _known(self, node, tensor, original):
+    def _known(self, node: node_def_pb2.NodeDef, tensor: str, original: str) -> str:
         """Returns an operand as a constant if it is one: of others, TensorFlow would not know the output's shape."""
         value = None if self._graph.node(original).op == "Const" else self._sizes.constant(canonical(original))
         if value is None:
@@ -261,17 +276,19 @@ class GraphWriter:
         return self._writer(f"{PREFIX}/{node.name}/operand", _HOST).constant(
             "", value.astype(tf.as_dtype(dtype).as_numpy_dtype), tensor)
 
-    def _say_rows(self, node, dimension):
+    def _say_rows(self, node: node_def_pb2.NodeDef, dimension: int) -> None:
         """Lets planning know how large a tensor is whose shape is computed from the number of rows.
 
         PoseidonRows hands the tensor on, and has the planned number of rows for shape inference.
         """
         sizes = self._sizes.shape(node.name)
-        each = sizes[dimension] and sizes[dimension].per_row if sizes and dimension < len(sizes) else None
+        size = sizes[dimension] if sizes and dimension < len(sizes) else None
+        each = None if size is None else size.per_row
         if not each:
             return  # a list of tensors, say, which has no dimensions
         writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
         value, dtype, known = node.name, propagate_lib.dtype_of(node, 0), self._constant_shape(node.name)
+        assert known is not None
         static = self._sizes.static(node.name) or (None,) * len(known)
         if any(size is not None and size != inferred for size, inferred in zip(known, static)):
             value = writer.add("shaped", "EnsureShape", [value], T=dtype, shape=known)
@@ -280,18 +297,18 @@ class GraphWriter:
         writer.nodes[-1].attr["elements"].list.i.append(each)
         graph_lib.set_names(writer.nodes[-1].attr["names"], [node.name])
 
-    def _is_waited_for(self, name):
+    def _is_waited_for(self, name: str) -> bool:
         """Whether a node is a control input of another."""
         return any(f"^{name}" in reader.input for reader in self._graph.consumers(name))
 
-    def _write_sum(self, node, terms, controls):
+    def _write_sum(self, node: node_def_pb2.NodeDef, terms: Sequence[str], controls: Sequence[str]) -> None:
         """Writes a sum of many: AddN begins with whichever it may overwrite, so its bits depend on timing."""
         writer, total = self._writer(node.name, node.device), terms[0]
         for i, term in enumerate(terms[1:-1], 1):
             total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
         writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
 
-    def _finished(self, node, names):
+    def _finished(self, node: node_def_pb2.NodeDef, names: set[str]) -> node_def_pb2.NodeDef:
         """Returns a node that names what has replaced others, and with its loop's rounds in order.
 
         Args:
@@ -311,26 +328,29 @@ class GraphWriter:
             node.attr["parallel_iterations"].i = 1
         return node
 
-    def _local_shape(self, node, tensor, original, i, dimension, place):
+    def _local_shape(self, node: node_def_pb2.NodeDef, tensor: str, original: str, i: int, dimension: int,
+                     place: Place) -> str:
         """Returns a shape in which a dimension has the size of this rank's rows."""
         prefix = f"{PREFIX}/{node.name}/local{i}"
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
         if self._is_known_reshape(node, dimension):
             # TensorFlow should know afterwards too what it knows for any number of rows.
-            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(self._sizes.static(node.name))])
+            static = self._sizes.static(node.name)
+            assert static is not None
+            sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
             return self._writer(prefix, "").constant(
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
         return writer.add("", "PoseidonLocalShape", [tensor, self.part(place)[0]], Tshape=dtype, dimension=dimension)
 
-    def _is_known_reshape(self, node, dimension):
+    def _is_known_reshape(self, node: node_def_pb2.NodeDef, dimension: int) -> bool:
         """Whether a node is a Reshape, of which TensorFlow knows all sizes but that of the rows."""
         static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         return node.op == "Reshape" and static is not None and many is not None and all(
-            size and many[d] is not None and many[d].constant == size
+            size and (known := many[d]) is not None and known.constant == size
             for d, size in enumerate(static) if d != dimension)
 
-    def _check(self, node, tensor, i, index, value):
+    def _check(self, node: node_def_pb2.NodeDef, tensor: str, i: int, index: int, value: int) -> str:
         """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
         dtype = propagate_lib.dtype_of(self._graph.node(self._graph.inputs(node)[i]), graph_lib.output_of(
             self._graph.inputs(node)[i]))
@@ -354,11 +374,11 @@ class GraphWriter:
 
     # ---- conversions --------------------------------------------------------------------------
 
-    def native_state(self, tensor):
+    def native_state(self, tensor: str) -> State:
         """Returns the state in which a tensor is made."""
         return self._propagated.states.get(canonical(tensor), WHOLE)
 
-    def tensor(self, tensor, state, marker=None):
+    def tensor(self, tensor: str, state: State | None, marker: str | None = None) -> str:
         """Returns the name of a tensor in a state.
 
         Args:
@@ -375,7 +395,7 @@ class GraphWriter:
             self._converted[key] = self._convert(name, native, state, marker)
         return self._converted[key]
 
-    def _convert(self, name, native, state, marker):
+    def _convert(self, name: str, native: State, state: State, marker: str | None) -> str:
         if native == OWN:
             raise own_lib.refusal(name)
         node = self._graph.node(name)
@@ -396,9 +416,10 @@ class GraphWriter:
             if self._is_at_hand(name):
                 return self._again(name)
             return self.gathered(value, native.dimension, dtype, prefix, place, name)
+        assert isinstance(native, Partial)
         return self.reduced(value, native, dtype, prefix, place, name)
 
-    def _is_at_hand(self, tensor):
+    def _is_at_hand(self, tensor: str) -> bool:
         """Whether a whole tensor can be had without an exchange: by a little arithmetic on what every rank has."""
         stack = [canonical(tensor)]
         while stack:
@@ -420,7 +441,7 @@ class GraphWriter:
             self._at_hand[name] = all(self._at_hand[t] for t in inputs)
         return self._at_hand[canonical(tensor)]
 
-    def _again(self, tensor):
+    def _again(self, tensor: str) -> str:
         """Computes a tensor a second time, whole."""
         stack = [canonical(tensor)]
         while stack:
@@ -443,20 +464,21 @@ class GraphWriter:
             self._converted[name, WHOLE] = propagate_lib.tensor_of(copy, graph_lib.output_of(name))
         return self._converted[canonical(tensor), WHOLE]
 
-    def _from_whole(self, value, state, dtype, prefix, place):
+    def _from_whole(self, value: str, state: State, dtype: int, prefix: str, place: Place) -> str:
         if isinstance(state, Rows):
             return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", place)
+        assert isinstance(state, Partial)
         if state.reduce in IDEMPOTENT:
             return value
         return self._selected(value, self.part(place)[2], dtype, f"{prefix}/summand")
 
-    def _selected(self, value, condition, dtype, prefix):
+    def _selected(self, value: str, condition: str, dtype: int, prefix: str) -> str:
         """Returns a tensor where a condition holds on this rank, zeros elsewhere."""
         writer = self._writer(prefix, self._device_of(value))
         zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
         return writer.add("", "SelectV2", [condition, value, zeros], T=dtype)
 
-    def _rows_of(self, value, dimension, dtype, prefix, place):
+    def _rows_of(self, value: str, dimension: int, dtype: int, prefix: str, place: Place) -> str:
         """Slices this rank's rows."""
         writer = self._writer(prefix, _HOST)
         shape = writer.add("shape", "Shape", [value], T=dtype, out_type=_INT64)
@@ -469,7 +491,7 @@ class GraphWriter:
                               begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
                               shrink_axis_mask=0)
 
-    def gathered(self, value, dimension, dtype, prefix, place, name):
+    def gathered(self, value: str, dimension: int, dtype: int, prefix: str, place: Place, name: str) -> str:
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
@@ -477,7 +499,9 @@ class GraphWriter:
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         if dimension:
-            rank = len(self._sizes.shape(name))
+            shape = self._sizes.shape(name)
+            assert shape is not None  # else it is kept whole
+            rank = len(shape)
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
         rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
@@ -486,17 +510,19 @@ class GraphWriter:
             return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
         return rows
 
-    def _constant_shape(self, tensor):
+    def _constant_shape(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape of a tensor, None for sizes that are unknown or depend on rows."""
         sizes = self._sizes.shape(tensor)
-        return None if sizes is None else tuple(size and size.constant for size in sizes)
+        return None if sizes is None else tuple(
+            None if size is None else size.constant for size in sizes)
 
     @staticmethod
-    def _transposed(writer, suffix, value, order, dtype):
-        order = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
-        return writer.add(suffix, "Transpose", [value, order], T=dtype, Tperm=types_pb2.DT_INT32)
+    def _transposed(writer: graph_lib.Writer, suffix: str, value: str, order: Sequence[int], dtype: int) -> str:
+        by = writer.constant(f"{suffix}order", np.array(order, np.int32), value)
+        return writer.add(suffix, "Transpose", [value, by], T=dtype, Tperm=types_pb2.DT_INT32)
 
-    def reduced(self, value, state, dtype, prefix, place, name, shape=None):
+    def reduced(self, value: str, state: Partial, dtype: int, prefix: str, place: Place, name: str,
+                shape: graph_lib.Shape | None = None) -> str:
         """Adds up the summands of all ranks, or reduces them otherwise."""
         is_held, state = state == HELD, SUM if state == HELD else state
         is_given = shape is not None
@@ -517,13 +543,14 @@ class GraphWriter:
         types = {} if op in ("All", "Any") else {"T": dtype}
         return writer.add("", op, [rows, axis], Tidx=types_pb2.DT_INT32, keep_dims=False, **types)
 
-    def taken_from_one(self, value, dtype, prefix, frame, name):
+    def taken_from_one(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
         """Gives every rank the value of rank 0."""
         exchange = self._exchange("value", name, self._constant_shape(name), dtype, frame)
         return self._writer(prefix, _HOST, exchange).add("", "PoseidonBroadcast", [value], T=dtype, root=0,
                                                          **exchange.attributes)
 
-    def _exchange(self, kind, name, shape, dtype, frame, is_gathered=True):
+    def _exchange(self, kind: str, name: str, shape: graph_lib.Shape | None, dtype: int, frame: frames_lib.Frame,
+                  is_gathered: bool = True) -> _Written:
         """Notes an exchange, and names its site; returns a `_Written`."""
         self._serialise(frame)
         scheme = planning.BROADCAST if kind == "value" else planning.GATHER if is_gathered else ""
@@ -538,7 +565,8 @@ class GraphWriter:
         if graph_lib.node_of(name) in self._graph.nodes:
             num_bytes = self._sizes.bytes(name, dtype)
         else:  # what was made for an op, of a shape that was given
-            num_bytes = report_lib.Bytes(fixed=int(np.prod(shape)) * tf.as_dtype(dtype).size)
+            assert graph_lib.is_known(shape)
+            num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
         variable = "" if is_gathered else self._trained.get(name, "")
         is_waited_for = self._is_waited_for_by_rows(name)
         self.exchanges.append(report_lib.Exchange(site, kind, name, shape, dtype, num_bytes, frame.name, variable,
@@ -546,52 +574,56 @@ class GraphWriter:
         meanwhile = "repeats" if frame.outer is not None else "waits" if is_waited_for else "computes"
         return _Written({"site": site, graph_lib.MEANWHILE: meanwhile}, provenance.Provenance(kind, site, scheme))
 
-    def _is_waited_for_by_rows(self, name):
+    def _is_waited_for_by_rows(self, name: str) -> bool:
         """Whether rows, or summands, are computed from the one-process value of a tensor."""
-        if self._before_rows is None:
-            queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
-                     for i, state in enumerate(outcome.gives) if state != WHOLE]
-            self._before_rows = set(queue)
-            while queue:
-                tensor = queue.pop()
-                inputs = self._graph.inputs(self._graph.node(tensor))
-                if self._graph.node(tensor).op == "IdentityN":
-                    inputs = [inputs[graph_lib.output_of(tensor)]]
-                found = set(map(canonical, inputs)) - self._before_rows
-                self._before_rows |= found
-                queue += found
         return any(canonical(tensor) == name and outcome.takes[i] == WHOLE and self._leads_to_rows(reader, i)
                    for reader in self._graph.consumers(graph_lib.node_of(name))
                    for outcome in [self._propagated.outcomes[reader.name]]
                    for i, tensor in enumerate(self._graph.inputs(reader)))
 
-    def _leads_to_rows(self, node, i):
+    @functools.cached_property
+    def _before_rows(self) -> set[str]:
+        """The tensors that are, or make, rows or summands."""
+        queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
+                 for i, state in enumerate(outcome.gives) if state != WHOLE]
+        before = set(queue)
+        while queue:
+            tensor = queue.pop()
+            inputs = self._graph.inputs(self._graph.node(tensor))
+            if self._graph.node(tensor).op == "IdentityN":
+                inputs = [inputs[graph_lib.output_of(tensor)]]
+            found = set(map(canonical, inputs)) - before
+            before |= found
+            queue += found
+        return before
+
+    def _leads_to_rows(self, node: node_def_pb2.NodeDef, i: int) -> bool:
         """Whether rows or summands are computed from what a node makes of an input."""
         outputs = [i] if node.op == "IdentityN" else range(len(self._propagated.outcomes[node.name].gives))
         return any(propagate_lib.tensor_of(node.name, output) in self._before_rows for output in outputs)
 
-    def _serialise(self, frame):
+    def _serialise(self, frame: frames_lib.Frame) -> None:
         while frame.outer is not None:
             self._serial.add(frame.name)
             frame = frame.outer
 
     # ---- rows ---------------------------------------------------------------------------------
 
-    def part(self, place):
+    def part(self, place: Place) -> _Part:
         """Returns the outputs of PoseidonPart, as a node of a loop reads them: (part, contributes, is first)."""
         if place not in self._parts:
             self._parts[place] = self._part_of_none() if place == Place(frames_lib.ROOT, None) else (
                 self._entered_part(place))
         return self._parts[place]
 
-    def _part_of_none(self):
+    def _part_of_none(self) -> _Part:
         """Writes a PoseidonPart that depends on no rows: what is not cut needs to know only which rank is the first."""
         writer = self._writer(OF_NO_ROWS, _HOST)
         part = writer.add("", "PoseidonPart", [writer.constant("one", np.array(1, np.int64))], N=1, site=PREFIX)
         graph_lib.set_names(writer.nodes[-1].attr["names"], ["one"])
         return part, f"{part}:1", f"{part}:2"
 
-    def _entered_part(self, place):
+    def _entered_part(self, place: Place) -> _Part:
         """Brings a PoseidonPart into a loop."""
         frame = place.frame
         if not frame.within(self._home) or frame.outer is None:
@@ -599,28 +631,32 @@ class GraphWriter:
                              "them is needed outside of it.")
         outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
         prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
-        return tuple(self._entered(f"{prefix}/{name}", tensor, dtype, frame)
-                     for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
+        part, contributes, is_first = (
+            self._entered(f"{prefix}/{name}", tensor, dtype, frame)
+            for name, tensor, dtype in zip(("part", "contributes", "is_first"), outer, types))
+        return part, contributes, is_first
 
-    def _entered(self, name, tensor, dtype, frame):
+    def _entered(self, name: str, tensor: str, dtype: int, frame: frames_lib.Frame) -> str:
         """Brings a tensor, which stays the same in all rounds, into a loop."""
         iterations = self._enters[frame.name].attr["parallel_iterations"].i
         return self._writer(name, _HOST).add("", "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
                                              parallel_iterations=iterations)
 
-    def _check_rows(self, node, inputs, outcome, place):
+    def _check_rows(self, node: node_def_pb2.NodeDef, inputs: Iterable[str], outcome: Outcome,
+                    place: Place) -> list[str]:
         """Writes checks that inputs of different markers have as many rows, where a node reads such.
 
         Returns:
             Control edges that wait for them.
         """
-        if len(self._markers) == 1 or all(takes == WHOLE for takes in outcome.takes):
+        mine = place.marker
+        if len(self._markers) == 1 or mine is None or all(takes == WHOLE for takes in outcome.takes):
             return []
         markers = {self._places[graph_lib.node_of(tensor)].marker for tensor in inputs if self._has_rows(tensor)}
-        return [f"^{self._same_rows(place.frame, place.marker, other)}"
-                for other in sorted(markers - {None, place.marker}) if place.marker]
+        others = sorted(other for other in markers if other is not None and other != mine)
+        return [f"^{self._same_rows(place.frame, mine, other)}" for other in others]
 
-    def _has_rows(self, tensor):
+    def _has_rows(self, tensor: str) -> bool:
         """Whether a tensor is as large as there are rows, or an integer that may say how many there are."""
         if isinstance(self.native_state(tensor), Rows):
             return True
@@ -628,9 +664,10 @@ class GraphWriter:
         return propagate_lib.dtype_of(node, graph_lib.output_of(tensor)) in (types_pb2.DT_INT32, _INT64) or any(
             size is not None and size.of_rows for size in self._sizes.shape(canonical(tensor)) or ())
 
-    def _same_rows(self, frame, marker, other):
+    def _same_rows(self, frame: frames_lib.Frame, marker: str, other: str) -> str:
         """Returns the name of the check that the inputs of two markers have as many rows."""
-        key = frame, *sorted((marker, other))
+        first, second = sorted((marker, other))
+        key = frame, first, second
         if key not in self._meetings:
             loop = f"/in/{frame.name}" if frame.name else ""
             writer = self._writer(f"{PREFIX}/rows_of/{marker}/and/{other}{loop}", _HOST)
@@ -649,11 +686,11 @@ class GraphWriter:
             self._meetings[key] = writer.nodes[-1].name
         return self._meetings[key]
 
-    def _device_of(self, tensor):
+    def _device_of(self, tensor: str) -> str:
         node = self._graph.nodes.get(graph_lib.node_of(tensor))
         return node.device if node is not None else ""
 
-    def _writer(self, prefix, device, exchange=None):
+    def _writer(self, prefix: str, device: str, exchange: _Written | None = None) -> graph_lib.Writer:
         """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes are there for."""
         writer = graph_lib.Writer(prefix, device, exchange and exchange.provenance)
         writer.nodes = self.nodes
@@ -669,7 +706,8 @@ class NodeWriter:
         states: These states.
     """
 
-    def __init__(self, graph_writer, node, inputs, states, controls, place):
+    def __init__(self, graph_writer: GraphWriter, node: node_def_pb2.NodeDef, inputs: Sequence[str],
+                 states: Sequence[State], controls: Sequence[str], place: Place) -> None:
         self.node = node
         self.inputs = inputs
         self.states = states
@@ -680,7 +718,7 @@ class NodeWriter:
         self._writer = graph_lib.Writer(f"{PREFIX}/of/{node.name}", node.device)
         self._writer.nodes = graph_writer.nodes
 
-    def add(self, suffix, op, inputs, **attributes):
+    def add(self, suffix: str, op: str, inputs: Iterable[str], **attributes: graph_lib.Attribute) -> str:
         """Adds a node, as of `graph.Writer.add`; without a suffix, it has the name of the op."""
         name = self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
         if suffix:
@@ -688,16 +726,16 @@ class NodeWriter:
         self._all.nodes[-1].name = self.node.name
         return self.node.name
 
-    def constant(self, suffix, value, beside):
+    def constant(self, suffix: str, value: npt.ArrayLike, beside: str) -> str:
         """Adds a Const, as of `graph.Writer.constant`."""
         return self._writer.constant(suffix, value, beside)
 
-    def type_of_input(self, i):
+    def type_of_input(self, i: int) -> int:
         """Returns the `types_pb2.DataType` of an input."""
         tensor = graph_lib.data_inputs(self.node)[i]
         return propagate_lib.dtype_of(self._all._graph.node(tensor), graph_lib.output_of(tensor))
 
-    def same(self, suffix):
+    def same(self, suffix: str) -> str:
         """Adds the op itself, and returns its first output."""
         self._all.nodes.append(type(self.node)())
         self._all.nodes[-1].CopyFrom(self.node)
@@ -705,7 +743,7 @@ class NodeWriter:
         self._all.nodes[-1].input[:] = [*self.inputs, *self._controls]
         return self._all.nodes[-1].name
 
-    def numbers_of_rows(self, dtype):
+    def numbers_of_rows(self, dtype: int) -> list[str]:
         """Returns the number of rows in one process, and of those that this rank computes, scalars of a type."""
         part = self._all.part(self._place)[0]
         with self._writer.placed(_HOST):
@@ -713,25 +751,27 @@ class NodeWriter:
             return [self.add(name, "Cast", [number], SrcT=_INT64, DstT=dtype)
                     for name, number in (("rows", numbers), ("own_rows", f"{numbers}:2"))]
 
-    def shape_of(self, tensor):
+    def shape_of(self, tensor: str) -> str:
         """Returns the shape of a tensor of this op, [rank] of int64, as this rank has it."""
         dtype = self.node.attr["T"].type
         return self.add(f"shape_of_{graph_lib.node_of(tensor).rpartition('/')[2]}", "Shape", [tensor], T=dtype,
                         out_type=_INT64)
 
-    def global_shape(self, i, out_type=_INT64, is_size=False):
+    def global_shape(self, i: int, out_type: int = _INT64, is_size: bool = False) -> str:
         """Returns the one-process shape, or number of elements, of an input with rows."""
+        state = self.states[i]
+        assert isinstance(state, Rows)
         local = self.add(f"of{i}/local", "Size" if is_size else "Shape", [self.inputs[i]], T=self.type_of_input(i),
                          out_type=out_type)
-        return self.made_global(local, 0 if is_size else self.states[i].dimension, out_type, f"of{i}")
+        return self.made_global(local, 0 if is_size else state.dimension, out_type, f"of{i}")
 
-    def made_global(self, shape, dimension, dtype, suffix=""):
+    def made_global(self, shape: str, dimension: int, dtype: int, suffix: str = "") -> str:
         """Returns a shape of this rank's rows as that of one process."""
         with self._writer.placed(_HOST):
             return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
                             dimension=dimension)
 
-    def made_whole(self, tensor, state, dtype=None):
+    def made_whole(self, tensor: str, state: Partial, dtype: int | None = None) -> str:
         """Returns what was made for this op, a summand of its output's shape, as the one-process value.
 
         Args:
@@ -741,12 +781,12 @@ class NodeWriter:
         return self._all.reduced(tensor, state, dtype or self.node.attr["T"].type, f"{PREFIX}/{tensor}", self._place,
                                  self.node.name)
 
-    def added_up(self, suffix, tensor, dtype, shape):
+    def added_up(self, suffix: str, tensor: str, dtype: int, shape: graph_lib.Shape) -> str:
         """Returns the sum over the ranks of a summand of a known shape that was made for this op."""
         return self._all.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._place, f"{self.node.name}/{suffix}",
                                  shape)
 
-    def of_one_rank(self, node):
+    def of_one_rank(self, node: str) -> list[str]:
         """Returns rank 0's values of the outputs of a node that was made for this op, and has the same outputs."""
         name = self.node.name
         return [self._all.taken_from_one(
@@ -754,16 +794,17 @@ class NodeWriter:
             propagate_lib.tensor_of(name, i)) for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
 
 
-def count_by_state(propagated):
+def count_by_state(propagated: propagate_lib.Propagated) -> tuple[int, int]:
     """Returns how many nodes have outputs in each kind of state."""
-    kinds = collections.Counter()
+    kinds: collections.Counter[type] = collections.Counter()
     for outcome in propagated.outcomes.values():
         kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
         kinds[kind] += 1
     return kinds[Rows], kinds[Partial]
 
 
-def _renamed(nodes, shown, graph):
+def _renamed(nodes: Sequence[node_def_pb2.NodeDef], shown: Mapping[str, Sequence[str]],
+             graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes, of which some have other names, and in their place others that show what is whole.
 
     Args:
@@ -793,12 +834,12 @@ def _renamed(nodes, shown, graph):
 _ON_ROWS = f"{PREFIX}/on_rows/"
 
 
-def _renamed_tensor(tensor, shown):
+def _renamed_tensor(tensor: str, shown: Collection[str]) -> str:
     if graph_lib.node_of(tensor) not in shown:
         return tensor
     return f"^{_ON_ROWS}{tensor[1:]}" if graph_lib.is_control(tensor) else f"{_ON_ROWS}{tensor}"
 
 
-def _input_of(marker):
+def _input_of(marker: str) -> str:
     """Returns what an input with rows is called in messages."""
     return marker.removeprefix(f"{PREFIX}/rows_of/")

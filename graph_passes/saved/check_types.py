@@ -5,9 +5,16 @@ the types that it takes, and calls functions of the types that it says. Loops ar
 node is named as what is inserted.
 """
 
+from collections.abc import Collection
+from collections.abc import Iterable
 import math
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
@@ -30,7 +37,7 @@ _MAX_RANK = 254
 _MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can say that it has more
 
 
-def check_types(graph_def, library):
+def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
     """Raises PoseidonError unless TensorFlow can read every node.
 
     Args:
@@ -71,7 +78,8 @@ def check_types(graph_def, library):
                                  f"{_name(types[output])}, expected {_name(wanted)}.")
 
 
-def _check_attribute(node, attr, value):
+def _check_attribute(node: node_def_pb2.NodeDef, attr: op_def_pb2.OpDef.AttrDef,
+                     value: attr_value_pb2.AttrValue) -> None:
     where = f"Attribute '{attr.name}' of node '{node.name}', a {node.op},"
     kind = attr.type.removeprefix("list(").removesuffix(")")
     field, is_list = _FIELDS.get(kind, kind), kind != attr.type
@@ -94,7 +102,7 @@ def _check_attribute(node, attr, value):
         raise GraphError(f"{where} is no valid shape.")
 
 
-def _check_constant(node):
+def _check_constant(node: node_def_pb2.NodeDef) -> None:
     tensor = node.attr["value"].tensor
     where = f"The value of constant '{node.name}'"
     if tensor.dtype != node.attr["dtype"].type:
@@ -106,7 +114,7 @@ def _check_constant(node):
         raise GraphError(f"{where} has {math.prod(sizes):,} elements, expected at most {_MAX_ELEMENTS:,}.")
 
 
-def _check_calls(node, op_def, library):
+def _check_calls(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, library: functions_lib.Library) -> None:
     for attributes, takes, gives in _CALLS.get(node.op, ()):
         for attribute in attributes:
             value = functions_lib.attribute(node, op_def, attribute)
@@ -116,7 +124,8 @@ def _check_calls(node, op_def, library):
                     for key in (takes, gives)))
 
 
-def _check_call(node, body, takes, gives):
+def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.FunctionBody,
+                takes: list[int] | None, gives: list[int] | None) -> None:
     """Checks that a function takes, and returns, tensors of some types; None for any one tensor."""
     arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]
     for what, types, wanted in (("takes", arguments, takes), ("returns", returns, gives)):
@@ -125,7 +134,7 @@ def _check_call(node, body, takes, gives):
                              f"{'one tensor' if wanted is None else _names(wanted)}.")
 
 
-def _check_loops(graph_def):
+def _check_loops(graph_def: graph_pb2.GraphDef) -> None:
     """Checks that loops are entered by Enter and left by Exit only."""
     if not any(node.op in frames_lib.ENTERS for node in graph_def.node):
         return
@@ -137,7 +146,7 @@ def _check_loops(graph_def):
             raise GraphError(f"Node '{node.name}' reads what is in {' and in '.join(names)}.")
 
 
-def _check_places(node):
+def _check_places(node: node_def_pb2.NodeDef) -> None:
     """Checks the names of the nodes beside which a node shall run."""
     try:
         for text in node.attr["_class"].list.s if "_class" in node.attr else ():
@@ -146,7 +155,7 @@ def _check_places(node):
         raise GraphError(f"Attribute '_class' of node '{node.name}', a {node.op}, is no text.") from error
 
 
-def _check_name_of_loop(node):
+def _check_name_of_loop(node: node_def_pb2.NodeDef) -> None:
     """Refuses loops that are named as no node can be: what is written next to a loop is named after it."""
     name = node.attr["frame_name"].s
     try:
@@ -157,13 +166,14 @@ def _check_name_of_loop(node):
         raise GraphError(f"Node '{node.name}' enters a loop named {name!r}, which is no name of a loop.")
 
 
-def _is_shape(shape):
+def _is_shape(shape: tensor_shape_pb2.TensorShapeProto) -> bool:
     sizes = [dim.size for dim in shape.dim]
     return (len(sizes) <= _MAX_RANK and min(sizes, default=0) >= -1
             and math.prod(size for size in sizes if size > 0) < 1 << 63)
 
 
-def _types(node, op_def, arguments):
+def _types(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef,
+           arguments: Iterable[op_def_pb2.OpDef.ArgDef]) -> list[int]:
     """Returns the DataTypes of a node's inputs, or outputs, as its op defines them."""
     found = []
     for argument in arguments:
@@ -177,11 +187,11 @@ def _types(node, op_def, arguments):
     return found
 
 
-def _names(types):
+def _names(types: Collection[int]) -> str:
     return f"{len(types)} tensors ({', '.join(map(_name, types))})" if types else "no tensors"
 
 
-def _name(dtype):
+def _name(dtype: int) -> str:
     try:
         return tf.as_dtype(dtype).name
     except TypeError:

@@ -3,9 +3,14 @@
 What has rows need not be known to be right: it decides only what is computed by rows.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
@@ -20,6 +25,9 @@ _HAS_SCALARS = 24
 # What the main graph names the PoseidonRows of an input, and a function the one of all.
 _MARKER = "poseidon/rows_of/"
 _MARKER_OF_ALL = "poseidon/rows"
+
+# What a caller says of an input: ROWS, SAME, or the dimension of its rows.
+Mark = str | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +52,20 @@ class Input:
     is_fed_alone: bool = False
     is_read: bool = False
 
-    def text(self):
+    def text(self) -> str:
         """Returns what it has, in words."""
         if self.dimension is None:
             return "the same for all rows"
         return "rows" if not self.dimension else f"rows in dimension {self.dimension}"
 
 
-def of_placeholder(node, name, is_fed_alone=False):
+def of_placeholder(node: node_def_pb2.NodeDef, name: str, is_fed_alone: bool = False) -> Input:
     """Returns the `Input` of a placeholder, which a user calls `name`."""
     return Input(name, node.name, node.attr["dtype"].type, _shape(node.attr["shape"].shape)
                  if "shape" in node.attr else None, is_fed_alone=is_fed_alone)
 
 
-def of_main(graph_def):
+def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
     """Returns the `Input`s of a main graph: placeholders, and what iterators and queues hand out."""
     found = []
     for node in graph_def.node:
@@ -76,7 +84,7 @@ def of_main(graph_def):
     return found
 
 
-def say_shapes(graph_def):
+def say_shapes(graph_def: graph_pb2.GraphDef) -> None:
     """Gives placeholders of graphs before TensorFlow 1.3 their shapes: no dimensions meant that they are unknown."""
     if graph_def.versions.producer >= _HAS_SCALARS:
         return
@@ -88,7 +96,7 @@ def say_shapes(graph_def):
                 node.attr["shape"].shape.CopyFrom(inferred[0])
 
 
-def decide(inputs, given):
+def decide(inputs: Sequence[Input], given: Mapping[str, Mark]) -> list[Input]:
     """Returns the inputs with their dimensions of rows.
 
     Those have rows whose first dimension is unknown; if there are none, those that all have the same first
@@ -117,7 +125,7 @@ def decide(inputs, given):
     return decided
 
 
-def check_names(inputs, given):
+def check_names(inputs: Iterable[Input], given: Iterable[str]) -> None:
     """Refuses names that no input has.
 
     Args:
@@ -132,38 +140,38 @@ def check_names(inputs, given):
                              f"{', '.join(names) or 'none'}.")
 
 
-def _aliases(name):
+def _aliases(name: str) -> tuple[str, str, str]:
     return (name, name.removesuffix(":0"), name if ":" in name else f"{name}:0")
 
 
-def _dimension(each, mark):
+def _dimension(each: Input, mark: Mark | None) -> int | None:
     rank = None if each.shape is None else len(each.shape)
     if mark is None:
-        return 0 if rank and each.shape[0] is None else None
+        return 0 if each.shape and each.shape[0] is None else None
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
         raise GraphError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
                          "a dimension.")
-    dimension = 0 if mark == ROWS else mark
+    dimension = mark if isinstance(mark, int) else 0
     if dimension < 0 or rank is not None and dimension >= rank:
         raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
                          f"{dimension}; say 'same' of inputs without rows.")
     return dimension
 
 
-def with_marker(graph_def, inputs):
+def with_marker(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which all inputs with rows go through one PoseidonRows: they are fed together."""
     return _with_markers(graph_def, {_MARKER_OF_ALL: [each for each in inputs if each.dimension is not None]})
 
 
-def with_markers(graph_def, inputs):
+def with_markers(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
     """Returns a GraphDef in which each input with rows goes through a PoseidonRows of its own."""
     return _with_markers(graph_def, {f"{_MARKER}{each.name.removesuffix(':0').replace(':', '_output')}": [each]
                                      for each in inputs if each.dimension is not None})
 
 
-def _with_markers(graph_def, markers):
+def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[Input]]) -> graph_pb2.GraphDef:
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     nodes = {node.name: node for node in result.node}
@@ -187,5 +195,5 @@ def _with_markers(graph_def, markers):
     return result
 
 
-def _shape(proto):
+def _shape(proto: tensor_shape_pb2.TensorShapeProto) -> graph_lib.Shape | None:
     return None if proto.unknown_rank else tuple(dim.size if dim.size >= 0 else None for dim in proto.dim)

@@ -4,8 +4,11 @@ What a node was inserted for, its provenance says; names are not looked at.
 """
 
 import collections
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
@@ -99,15 +102,15 @@ def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Itera
                    f"{_line(old.get(differing[0]))} -> {_line(new.get(differing[0]))}")
 
 
-def _bodies(graph_def):
+def _bodies(graph_def: graph_pb2.GraphDef) -> dict[str, Sequence[node_def_pb2.NodeDef]]:
     return {"": graph_def.node, **{f.signature.name: f.node_def for f in graph_def.library.function}}
 
 
-def _is_step(nodes):
+def _is_step(nodes: Iterable[node_def_pb2.NodeDef]) -> bool:
     return any(node.op == step_lib.OP for node in nodes)
 
 
-def _notes(nodes):
+def _notes(nodes: Iterable[node_def_pb2.NodeDef]) -> set[str]:
     """Returns the names of the nodes that hold the original graph."""
     return {node.name for node in nodes
             if (about := provenance.of(node)) is not None and about.role == provenance.ORIGINAL}
@@ -117,7 +120,8 @@ def _notes(nodes):
 
 
 def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
-    sites, ops = {}, collections.defaultdict(collections.Counter)
+    sites: dict[str, provenance.Provenance] = {}
+    ops: collections.defaultdict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for node in nodes:
         about = provenance.of(node)
         if about is not None and about.site:
@@ -133,7 +137,7 @@ def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
 # ---- what else differs ------------------------------------------------------------------------------
 
 
-def _leading_to(bodies):
+def _leading_to(bodies: Mapping[str, Sequence[node_def_pb2.NodeDef]]) -> set[str]:
     """Returns the names of the functions that are steps, or call such."""
     callers = collections.defaultdict(list)
     for function, nodes in bodies.items():
@@ -149,7 +153,7 @@ def _leading_to(bodies):
     return found
 
 
-def _comparable(node, leading):
+def _comparable(node: node_def_pb2.NodeDef, leading: Collection[str]) -> node_def_pb2.NodeDef:
     """Returns a node without what follows from others: shapes, and that a function that it calls has effects."""
     changed = type(node)()
     changed.CopyFrom(node)
@@ -159,7 +163,7 @@ def _comparable(node, leading):
     return changed
 
 
-def _part_of_step(before, after):
+def _part_of_step(before: Iterable[node_def_pb2.NodeDef], after: Sequence[node_def_pb2.NodeDef]) -> set[str]:
     """Returns the names of what was inserted, what reads that, and all that these need, now or in the original."""
     needs = _inputs(after)
     readers = collections.defaultdict(set)
@@ -170,11 +174,11 @@ def _part_of_step(before, after):
     return _closure(_closure(_closure(inserted, readers), needs), _inputs(before))
 
 
-def _inputs(nodes):
+def _inputs(nodes: Iterable[node_def_pb2.NodeDef]) -> dict[str, set[str]]:
     return {node.name: {graph_lib.node_of(tensor) for tensor in node.input} for node in nodes}
 
 
-def _closure(names, edges):
+def _closure(names: Iterable[str], edges: Mapping[str, Iterable[str]]) -> set[str]:
     queue, found = list(names), set()
     while queue:
         name = queue.pop()
@@ -184,5 +188,5 @@ def _closure(names, edges):
     return found
 
 
-def _line(node):
+def _line(node: node_def_pb2.NodeDef | None) -> str:
     return "missing" if node is None else f"{node.op}({', '.join(node.input)})"

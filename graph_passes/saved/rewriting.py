@@ -7,10 +7,15 @@ A step is either a function, as TensorFlow 2 saves it, or some nodes of the main
 partitioned by rows (`partition/`), and what it sums is planned and rewritten as anywhere (`session.py`).
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
@@ -54,16 +59,16 @@ class Options:
     """
 
     planner: planning.Planner
-    add_shapes: object
-    inputs: dict
+    add_shapes: graph_lib.AddShapes
+    inputs: Mapping[str, inputs_lib.Mark]
     rows: int | None = None
     wire_dtype: str | None = None
     strict: bool = False
     writer: type[SiteWriter] = SendReceive
-    progress: object = staticmethod(lambda what: None)
+    progress: Callable[[str], object] = staticmethod(lambda what: None)
 
     @property
-    def global_rows(self):
+    def global_rows(self) -> int | None:
         """Rows of a full batch of all workers, None if unknown."""
         return self.rows and self.rows * self.planner.cluster.workers
 
@@ -82,7 +87,7 @@ class Step:
     plan: planning.Plan
     exchanges: report_lib.Report
 
-    def __str__(self):
+    def __str__(self) -> str:
         inputs = tables.aligned([(each.name, each.text()) for each in self.inputs], left=(0, 1), indent="  ")
         return "\n".join([str(self.plan), "", str(self.exchanges), "inputs:", *inputs])
 
@@ -100,7 +105,8 @@ class Rewritten:
     steps: dict[str, Step]
 
 
-def rewrite(graph_def, steps, has_functions, options):
+def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], has_functions: bool,
+            options: Options) -> Rewritten:
     """Rewrites a saved graph.
 
     Args:
@@ -119,10 +125,12 @@ def rewrite(graph_def, steps, has_functions, options):
     options.progress("reading the graph")
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
-    result, found, taken = graph_pb2.GraphDef(), {}, set()
+    result = graph_pb2.GraphDef()
+    found: dict[str, Step] = {}
+    taken: set[str] = set()
     result.CopyFrom(graph_def)
     if has_functions:
-        by_function = {}  # signatures may share one
+        by_function: dict[str, Step] = {}  # signatures may share one
         for name, targets in steps.items():
             function, arguments = _function_of(library, name, targets)
             if function not in by_function:
@@ -140,10 +148,11 @@ def rewrite(graph_def, steps, has_functions, options):
 # ---- functions --------------------------------------------------------------------------------------
 
 
-def _rewrite_function(result, library, name, function, arguments, options, taken):
+def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library, name: str, function: str,
+                      arguments: "Sequence[_Argument]", options: Options, taken: set[str]) -> Step:
     """Rewrites, in `result`, a function that is called with some `_Argument`s; returns the `Step`."""
     _check_bodies(library, function)
-    body, main = library.body(function), library.body("")
+    body, main = library.body(function), library.main
     by_name = {argument: given for (argument, _), given in zip(body.arguments, arguments)}
     function_def = library.functions[function]
     shapes = {argument.name: function_def.arg_attr[i].attr["_output_shapes"].list.shape[0]
@@ -151,7 +160,7 @@ def _rewrite_function(result, library, name, function, arguments, options, taken
               if i in function_def.arg_attr and "_output_shapes" in function_def.arg_attr[i].attr
               and function_def.arg_attr[i].attr["_output_shapes"].list.shape}
 
-    def describe(argument):
+    def describe(argument: str) -> dict[str, attr_value_pb2.AttrValue]:
         """Returns what a placeholder has to say of an argument: of a variable, what it holds."""
         source = main.nodes[graph_lib.node_of(by_name[argument].source)]
         if source.op in _HANDLES and {"dtype", "shape"} <= set(source.attr):
@@ -197,7 +206,7 @@ class _Argument:
     source: str
 
 
-def _function_of(library, name, targets):
+def _function_of(library: functions_lib.Library, name: str, targets: Sequence[str]) -> tuple[str, list[_Argument]]:
     """Returns (name, `_Argument`s) of the function that a signature calls.
 
     Signatures call functions that only call those that programs call too: it is the innermost one.
@@ -224,9 +233,9 @@ def _function_of(library, name, targets):
         seen.add(function)
 
 
-def _call_of(library, name, targets):
+def _call_of(library: functions_lib.Library, name: str, targets: Sequence[str]) -> node_def_pb2.NodeDef:
     """Returns the node of the main graph that calls the function of a signature."""
-    main = library.body("")
+    main = library.main
     calls = {main.parse(target)[0] for target in targets}
     nodes = [main.nodes[each] for each in calls]
     if len(nodes) != 1 or nodes[0].op not in _CALLS:
@@ -235,7 +244,7 @@ def _call_of(library, name, targets):
     return nodes[0]
 
 
-def _make_stateful(graph_def, function):
+def _make_stateful(graph_def: graph_pb2.GraphDef, function: str) -> None:
     """Lets calls of a function that exchanges something now say that it has effects."""
     for body in (graph_def, *graph_def.library.function):
         is_changed = False
@@ -250,13 +259,14 @@ def _make_stateful(graph_def, function):
 # ---- the main graph ---------------------------------------------------------------------------------
 
 
-def _rewrite_main(result, library, targets, options, taken):
+def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, targets: Sequence[str], options: Options,
+                  taken: set[str]) -> Step:
     """Rewrites, in `result`, the nodes of the main graph that steps need; returns the `Step`.
 
     Other nodes stay, and read what they did: of what the step computes by rows, there is the whole too, gathered
     where something asks for it.
     """
-    main = library.body("")
+    main = library.main
     _check_flat(result, library)
     names = [_node_of_target(library, main, target) for target in targets]
     frames = frames_lib.find_frames(graph_lib.in_order(result))
@@ -289,9 +299,10 @@ def _rewrite_main(result, library, targets, options, taken):
     return Step(tuple(inputs), plan, partitioned.report)
 
 
-def _needed(main, names, frames):
+def _needed(main: functions_lib.MainBody, names: Iterable[str],
+            frames: Mapping[str, frames_lib.Frame]) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes that some nodes need, in the order of the graph; loops are not taken apart."""
-    by_loop = {}
+    by_loop: dict[str, list[str]] = {}
     for name, frame in frames.items():
         if frame != frames_lib.ROOT:
             by_loop.setdefault(frame.name, []).append(name)
@@ -308,7 +319,7 @@ def _needed(main, names, frames):
     return [node for name, node in main.nodes.items() if name in seen]
 
 
-def _node_of_target(library, main, target):
+def _node_of_target(library: functions_lib.Library, main: functions_lib.MainBody, target: str) -> str:
     """Returns the name of the node of what a user says makes a step."""
     name, output = main.parse(target)
     if output is None or ":" in target and output >= _num_outputs(library, main.nodes[name]):
@@ -316,25 +327,25 @@ def _node_of_target(library, main, target):
     return name
 
 
-def _num_outputs(library, node):
+def _num_outputs(library: functions_lib.Library, node: node_def_pb2.NodeDef) -> int:
     return len(library.types(node))
 
 
 # ---- both -------------------------------------------------------------------------------------------
 
 
-def _check_flat(graph_def, library):
+def _check_flat(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
     """Refuses a graph that TensorFlow cannot read: it ends the process over some."""
     if problem := check.problem_of(graph_def):
         raise GraphError(f"The graph is not valid: {problem}.")
     check_types.check_types(graph_def, library)
 
 
-def _check_bodies(library, *functions):
+def _check_bodies(library: functions_lib.Library, *functions: str) -> None:
     """Checks some functions, and all that they call."""
     done, path = set(), []
 
-    def visit(function):
+    def visit(function: str) -> None:
         if function in path:
             raise GraphError(f"Function '{function}' calls itself; such a step cannot be partitioned.")
         if function in done:
@@ -351,11 +362,11 @@ def _check_bodies(library, *functions):
         visit(function)
 
 
-def _full(tensor):
+def _full(tensor: str) -> str:
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
-def _renamed_sites(partitioned, name, taken):
+def _renamed_sites(partitioned: partition_lib.Partitioned, name: str, taken: set[str]) -> partition_lib.Partitioned:
     """Gives exchanges the step's name too where another step has exchanges of theirs."""
     new = {exchange.site: f"{name}/{exchange.site}" for exchange in partitioned.report.exchanges
            if exchange.site in taken}
@@ -374,7 +385,8 @@ def _renamed_sites(partitioned, name, taken):
                                report=dataclasses.replace(partitioned.report, exchanges=exchanges))
 
 
-def _with_comparison(partitioned, inputs, options):
+def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[inputs_lib.Input],
+                     options: Options) -> tuple[partition_lib.Partitioned, list[str]]:
     """Lets ranks compare their graphs and inputs before anything is cut into rows.
 
     Returns:
@@ -389,7 +401,7 @@ def _with_comparison(partitioned, inputs, options):
     wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}
     compared = []
 
-    def compare(name, values):
+    def compare(name: object, values: Sequence[inputs_lib.Input]) -> str:
         compared.append(writer.add(f"compare{name}", "PoseidonCompare", [each.tensor for each in values],
                                    T=[each.dtype for each in values], site=f"{_PREFIX}/compare{name}"))
         graph_lib.set_names(writer.nodes[-1].attr["names"], [each.name for each in values])
@@ -417,7 +429,7 @@ def _with_comparison(partitioned, inputs, options):
     return dataclasses.replace(partitioned, graph_def=result), [agree, *compared]
 
 
-def _planned(partitioned, options):
+def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[graph_pb2.GraphDef, planning.Plan]:
     """Returns (GraphDef, plan): the partitioned graph in which sums travel as planned."""
     options.progress("recognising factors and planning")
     graph_def = graph_pb2.GraphDef()
@@ -435,14 +447,16 @@ def _planned(partitioned, options):
     result.CopyFrom(outcome.graph_def or partitioned.graph_def)
     _set_rows(result, -1)
     plan = outcome.plan or options.planner.plan(())
-    step_lib.node_of(result).attr["plan"].s = plan.form().encode()
+    agree = step_lib.node_of(result)
+    assert agree is not None  # `_with_comparison` has added it
+    agree.attr["plan"].s = plan.form().encode()
     for node in result.node:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
     return result, plan
 
 
-def _set_rows(graph_def, rows):
+def _set_rows(graph_def: graph_pb2.GraphDef, rows: int) -> None:
     """Says how many rows shape inference shall take one rank to have."""
     for node in graph_def.node:
         if node.op == "PoseidonRows":

@@ -37,6 +37,7 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
         GraphError: If it is damaged, or was made by another version.
     """
     node = _note(graph_def)
+    assert node is not None
     provenance.of(node)  # checks the version
     try:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))

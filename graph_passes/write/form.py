@@ -5,12 +5,14 @@ import collections
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find import foreign
+from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.write import site_writer
 
 
 def form_of(known: passes.TrainingGraph) -> str:
     """Returns what ranks have to have in common to follow the plan of a graph: a line for each site."""
     plan, riders = known.plan, collections.defaultdict(list)
+    assert plan is not None
     for decision in plan.decisions:
         if decision.leader:
             riders[decision.leader].append(decision.site)
@@ -18,7 +20,9 @@ def form_of(known: passes.TrainingGraph) -> str:
     rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
     for decision in sorted(plan.decisions, key=lambda d: d.site):
         if decision.scheme == planning.SFB and not decision.leader:
-            form = site_writer.form_of(known.matches[decision.site], riders[decision.site], known.digest)
+            match = known.matches[decision.site]
+            assert isinstance(match, Match) and known.digest is not None
+            form = site_writer.form_of(match, riders[decision.site], known.digest)
             rows = rows_of[decision.site] if _fixes_rows(known) else "any"
             lines.append(f"'{decision.site}' {rows} rows, {form}")
     return "\n".join(lines)
@@ -29,9 +33,13 @@ def fits(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
     if not _fixes_rows(known):
         return True
     rows = {site.name: site.factors.k for site in known.sites if site.factors}
-    return all(rows.get(site.name) is None or rows[site.name] <= site.factors.k
-               for site, decision in zip(plan.sites, plan.decisions)
-               if decision.scheme == planning.SFB and not decision.leader)
+    for site, decision in zip(plan.sites, plan.decisions):
+        if decision.scheme == planning.SFB and not decision.leader:
+            assert site.factors is not None
+            k = rows.get(site.name)
+            if k is not None and k > site.factors.rows:
+                return False
+    return True
 
 
 def lines_of(known: passes.TrainingGraph) -> list[str]:

@@ -3,7 +3,13 @@
 The other ranks know an op of Horovod by the last part of its name, so these names are made of the site's.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
 import numpy as np
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.find import foreign
@@ -24,13 +30,13 @@ class HorovodOps(collectives.Collectives):
     with an error, instead of waiting for ever.
     """
 
-    def _all_reduced(self, suffix, tensor, what=""):
+    def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
         with self.writer.placed(self._where_run("HorovodAllreduce")):
             dtype = self.marker.dtype
             if not self._contributes_always:
                 zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
                 tensor = self.writer.add(f"{what}contribution", "SelectV2",
-                                         [self.marker.contributes, tensor, zero], T=dtype)
+                                         [self._contributes, tensor, zero], T=dtype)
             wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
             tensor = self._cast(f"{what}wide", tensor, dtype, wire)
             if self._graph.node(self.marker.gradient).op == "Const":  # as for coefficients
@@ -41,7 +47,8 @@ class HorovodOps(collectives.Collectives):
                 return self.writer.add(suffix, "Identity", [total], T=dtype)
             return self._cast(suffix, total, wire, dtype)
 
-    def _gathered(self, tensors, types, columns, others):
+    def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
+                  others: Sequence[str]) -> list[str]:
         with self.writer.placed(self._where_run("HorovodAllgather")):
             controls = collectives.after([*tensors, *others])
             gathered, limit = [], self._limit(tensors[0])
@@ -60,7 +67,7 @@ class HorovodOps(collectives.Collectives):
                 gathered.append(tensor)
             return gathered
 
-    def _rescaled(self, total):
+    def _rescaled(self, total: str) -> str:
         if not self.marker.is_foreign:
             return total
         attr, dtype = self._node.attr, self.marker.dtype
@@ -75,38 +82,38 @@ class HorovodOps(collectives.Collectives):
             total = self.writer.add("average", "RealDiv", [total, size], T=dtype)
         return total
 
-    def _horovod(self, name, op, inputs, **attributes):
+    def _horovod(self, name: str, op: str, inputs: Iterable[str], **attributes: graph_lib.Attribute) -> str:
         return self.writer.add(name, op, [*inputs, *self._controls], ignore_name_scope=True, process_set_id=0,
                                **attributes)
 
-    def _where_run(self, op):
+    def _where_run(self, op: str) -> str:
         """Returns where an op of Horovod runs: beside the gradient, if it has a kernel for that device."""
         return self._gradient_device if devices.has_kernel(op, self._gradient_device) else self._host
 
-    def _opaque(self, name, tensor, dtype):
+    def _opaque(self, name: str, tensor: str, dtype: int) -> str:
         with self.writer.placed(self._host):
             return self.writer.add(name, "PoseidonOpaque", [tensor], T=dtype)
 
     @property
-    def _contributes_always(self):
+    def _contributes_always(self) -> bool:
         if self.marker.is_foreign:
             return True
-        constant = self._graph.constant(self.marker.contributes)
+        constant = self._graph.constant(self._contributes)
         return constant is not None and bool(constant)
 
-    def _name(self, suffix=""):
+    def _name(self, suffix: str = "") -> str:
         """Returns the name by which other ranks know an op."""
         return f"poseidon.{collectives.encoded(self.marker.site)}{suffix}"
 
-    def _limit(self, beside):
+    def _limit(self, beside: str) -> str | None:
         """Returns where the rows that a rank gives end, a vector; None if it always gives all."""
         if self._contributes_always:
             return None
         every, none = (self.writer.constant(name, np.array([rows], np.int32), beside)
                        for name, rows in (("every", 2**31 - 1), ("none", 0)))
-        return self.writer.add("limit", "SelectV2", [self.marker.contributes, every, none], T=_INT32)
+        return self.writer.add("limit", "SelectV2", [self._contributes, every, none], T=_INT32)
 
-    def _rows_before(self, limit, name, tensor, dtype):
+    def _rows_before(self, limit: str, name: str, tensor: str, dtype: int) -> str:
         begin, stride = (self.writer.constant(f"{name}_{what}", np.array([number], np.int32), tensor)
                          for what, number in (("begin", 0), ("stride", 1)))
         return self.writer.add(name, "StridedSlice", [tensor, begin, limit, stride], T=dtype, Index=_INT32,
@@ -114,7 +121,7 @@ class HorovodOps(collectives.Collectives):
                                shrink_axis_mask=0)
 
 
-def grouped(graph_def, groups):
+def grouped(graph_def: graph_pb2.GraphDef, groups: Mapping[str, Iterable[str]]) -> graph_pb2.GraphDef:
     """Lets Horovod sum the gradients of a group by one op, where none of them depends on another's sum.
 
     Args:
@@ -126,7 +133,7 @@ def grouped(graph_def, groups):
     """
     for group, names in groups.items():
         nodes = {node.name: node for node in graph_def.node}
-        by_type = {}
+        by_type: dict[int, list[node_def_pb2.NodeDef]] = {}
         for name in names:
             by_type.setdefault(nodes[name].attr["T"].type, []).append(nodes[name])
         for dtype, members in by_type.items():

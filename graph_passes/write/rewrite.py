@@ -4,6 +4,7 @@ Requires: a plan with a decision for each marker. Ensures: no undecided marker i
 and its inputs, and what read a marker reads its sum.
 """
 
+from collections.abc import Mapping
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
@@ -36,10 +37,11 @@ class Write(passes.Pass):
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        rewritten = rewrite(PlannedGraph.of(known), self._engine)
+        planned = PlannedGraph.of(known)
+        rewritten = rewrite(planned, self._engine)
         agree = step.node_of(rewritten)
         if agree is not None:
-            agree.attr["plan"].s = known.plan.form().encode()
+            agree.attr["plan"].s = planned.plan.form().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
@@ -53,9 +55,11 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
         planned: What it is made from.
         engine: As of `Write`.
     """
-    graph, plan = planned.known.graph, planned.known.plan
-    nodes, groups, bundles = [], {}, {}
-    waits = {}  # by node that computes a gradient: what it has to wait for
+    graph, plan = planned.known.graph, planned.plan
+    nodes: list[node_def_pb2.NodeDef] = []
+    groups: dict[str, list[str]] = {}
+    bundles: dict[str, list[Marker]] = {}
+    waits: dict[str, str] = {}  # by node that computes a gradient: what it has to wait for
     for marker in planned.known.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
@@ -74,7 +78,8 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
     return horovod_ops.grouped(graph_lib.with_nodes(graph.graph_def, kept + nodes), groups)
 
 
-def _in_group(node, grouped, sizes):
+def _in_group(node: node_def_pb2.NodeDef, grouped: Mapping[str, str],
+              sizes: Mapping[str | None, int]) -> node_def_pb2.NodeDef:
     """Returns a node that exchanges something beside gradients with the group that it travels with."""
     group = grouped.get(node.attr["site"].s.decode()) if graph_lib.meanwhile(node) else None
     if group is None:
@@ -86,7 +91,7 @@ def _in_group(node, grouped, sizes):
     return changed
 
 
-def _waiting(node, control):
+def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.NodeDef:
     if control is None:
         return node
     changed = type(node)()

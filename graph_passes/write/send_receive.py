@@ -21,11 +21,15 @@ Send and Recv are on the host, whatever device the gradient is on; so TensorFlow
 and what has come up: by "ps" the gradient and the sum, by "sfb" this rank's U and V, and those of all.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence
+
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import BETWEEN
+from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.write import site_writer
 
@@ -45,7 +49,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def slices(self) -> None:
         """Keeps the marker, and notes that it has been decided about."""
-        self.writer.copy(self._node, **{graph_lib.PLANNED: True})
+        self.writer.copy(self._node, **graph_lib.DECIDED)
 
     def factors(self) -> None:
         """Sends the factors of all products, concatenated, and the coefficients of all terms; or what rides on them."""
@@ -55,11 +59,14 @@ class SendReceive(site_writer.SiteWriter):
         else:
             self._products(match)
         # What computes this rank's own gradient runs only where the dense branch needs it.
-        self.waits = dict.fromkeys(self._only_for_dense(self.match), f"{leader}/is_dense")
+        own = self._bias_match if self.decision.leader else match
+        self.waits = dict.fromkeys(self._only_for_dense(own), f"{leader}/is_dense")
 
-    def _products(self, match):
+    def _products(self, match: Match) -> None:
         parts, types, columns = self._parts(match)
-        form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), self.planned.known.digest)
+        digest = self.planned.known.digest
+        assert digest is not None
+        form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
                                       [(None, c) for c in columns], form)
         is_complete = f"{recv}:{len(parts)}"
@@ -72,9 +79,9 @@ class SendReceive(site_writer.SiteWriter):
             self._merge_with_dense(total, is_complete)
         self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
 
-    def _bias(self, leader, match):
+    def _bias(self, leader: str, match: Match) -> None:
         """Adds up the rows of a factor that another site has received."""
-        bias = self.match
+        bias = self._bias_match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
@@ -82,7 +89,7 @@ class SendReceive(site_writer.SiteWriter):
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
         self._merge_with_dense(self._after_controls(self._sum_of_rows(gathered, dtype), bias), is_complete)
 
-    def _only_for_dense(self, match):
+    def _only_for_dense(self, match: Match | BiasMatch) -> list[str]:
         """Returns the nodes that compute this rank's own gradient, for the dense branch alone."""
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
         found, queue, readers = [], [self.marker.gradient], {self.marker.node}
@@ -99,20 +106,21 @@ class SendReceive(site_writer.SiteWriter):
 
     # ---- parts --------------------------------------------------------------------------------
 
-    def _send_and_receive(self, prefix, send, recv, tensors, scheme, types, shapes,
-                          form="", is_fallback=False):
+    def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
+                          types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
+                          is_fallback: bool = False) -> str:
         # What some ranks have to send after all does not wait for others.
         group = self.decision.group
         grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
-                f"{prefix}{send}", "PoseidonSend", [*tensors, self.marker.contributes, *self._controls],
+                f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
                 strict=self.planned.known.facts.strict, **grouped, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
-    def _exchange_dense(self, prefix, gradient, name):
+    def _exchange_dense(self, prefix: str, gradient: str, name: str) -> str:
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
         dtype, wire = self.marker.dtype, self._on_wire(self.marker.dtype)
         sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
@@ -121,16 +129,16 @@ class SendReceive(site_writer.SiteWriter):
                                        [self.marker.shape], is_fallback=bool(prefix))
         return self._cast(name, total, wire, dtype)
 
-    def _switch_on(self, is_complete):
+    def _switch_on(self, is_complete: str) -> None:
         """Makes the node whose control edge lets something run in the dense branch only."""
         switch = self.writer.add("is_complete", "Switch", [is_complete, is_complete],
                                  T=types_pb2.DT_BOOL)
         self.writer.add("is_dense", "Identity", [switch], T=types_pb2.DT_BOOL)
 
-    def _if_complete(self, name, tensor, is_complete, dtype):
+    def _if_complete(self, name: str, tensor: str, is_complete: str, dtype: int) -> str:
         return self.writer.add(name, "Switch", [tensor, is_complete], T=dtype) + ":1"
 
-    def _merge_with_dense(self, total, is_complete):
+    def _merge_with_dense(self, total: str, is_complete: str) -> None:
         dtype = self.marker.dtype
         with self.writer.placed(self._gradient_device):  # else it would be copied before
             gradient = self.writer.add("dense_gradient", "Switch", [self.marker.gradient, is_complete],

@@ -8,10 +8,14 @@ gradients rebuilt there of the factors of all: no gradient is copied that travel
 """
 
 import collections
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
@@ -23,8 +27,12 @@ from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.match.factors import BETWEEN
+from tf_poseidon.graph_passes.match.matches import BiasMatch
+from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import Match
+from tf_poseidon.graph_passes.match.matches import Scalar
+from tf_poseidon.graph_passes.match.matches import Scale
 
 _FLOAT = types_pb2.DT_FLOAT
 HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -36,6 +44,7 @@ class PlannedGraph:
 
     Attributes:
         known: The `TrainingGraph`, planned.
+        plan: Its plan.
         decisions: The `Decision`s of its plan, by site.
         markers: Its `Marker`s, by site.
         riders: By site, what else is made from its factors, as texts.
@@ -44,6 +53,7 @@ class PlannedGraph:
     """
 
     known: passes.TrainingGraph
+    plan: planning.Plan
     decisions: Mapping[str, planning.Decision]
     markers: Mapping[str, Marker]
     riders: Mapping[str, list[str]]
@@ -54,14 +64,18 @@ class PlannedGraph:
     def of(cls, known: passes.TrainingGraph) -> "PlannedGraph":
         """Returns that of a training graph."""
         plan, riders = known.plan, collections.defaultdict(list)
+        assert plan is not None
         for decision in plan.decisions:
             if decision.leader:
-                riders[decision.leader].append(f"{decision.site} from {known.matches[decision.site].factor}")
-        return cls(known, {decision.site: decision for decision in plan.decisions},
+                match = known.matches[decision.site]
+                assert isinstance(match, BiasMatch)
+                riders[decision.leader].append(f"{decision.site} from {match.factor}")
+        return cls(known, plan, {decision.site: decision for decision in plan.decisions},
                    {marker.site: marker for marker in known.markers}, riders,
                    {node.attr["site"].s.decode(): node for node in known.graph.graph_def.node
                     if node.op == "PoseidonVerify"},
-                   collections.Counter(each.group for each in (*plan.decisions, *plan.exchanges)))
+                   collections.Counter([*(decision.group for decision in plan.decisions),
+                                        *(exchange.group for exchange in plan.exchanges)]))
 
 
 class SiteWriter:
@@ -100,11 +114,31 @@ class SiteWriter:
     def leader(self) -> tuple[str, Match]:
         """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
         site = self.decision.leader or self.marker.site
-        return self.planned.markers[site].prefix, self.planned.known.matches[site]
+        match = self.planned.known.matches[site]
+        assert isinstance(match, Match)
+        return self.planned.markers[site].prefix, match
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """The gradient's shape, where it is known."""
+        assert graph_lib.is_known(self.marker.shape)
+        return self.marker.shape
+
+    @property
+    def _contributes(self) -> str:
+        """Whether this rank has rows of its own, a tensor; only a marker of ours says so."""
+        assert self.marker.contributes is not None
+        return self.marker.contributes
+
+    @property
+    def _bias_match(self) -> BiasMatch:
+        """What was found out about a gradient that is made from another site's factors."""
+        assert isinstance(self.match, BiasMatch)
+        return self.match
 
     # ---- factors --------------------------------------------------------------------------------
 
-    def _parts(self, match):
+    def _parts(self, match: Match) -> tuple[list[str], list[int], list[int]]:
         """Returns (tensors, types, columns), beside the gradient: what this rank gives for it to be rebuilt.
 
         These are U and V, with the rows of all products under each other, and the coefficient of each
@@ -126,15 +160,15 @@ class SiteWriter:
                 columns.append(1)
         return tensors, types, columns
 
-    def _where_rebuilt(self, dtype):
+    def _where_rebuilt(self, dtype: int) -> str:
         """Returns the gradient's device if that can multiply factors of `dtype`, else the host."""
         can_multiply = devices.can_multiply(self._gradient_device, T=dtype, Tout=self._made_of(dtype))
         return self._gradient_device if can_multiply else self._host
 
-    def _masks(self, match):
+    def _masks(self, match: Match) -> list[str]:
         return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
 
-    def _rebuild(self, match, masks, gathered, dtype):
+    def _rebuild(self, match: Match, masks: Sequence[str], gathered: Sequence[str], dtype: int) -> str:
         """Returns the gradient, made of what all ranks have given.
 
         Args:
@@ -161,7 +195,7 @@ class SiteWriter:
             total = self.writer.add(f"sum{i}", "AddV2", [total, factor], T=self.marker.dtype)
         return total
 
-    def _after_controls(self, total, match):
+    def _after_controls(self, total: str, match: Match | BiasMatch) -> str:
         """Returns a rebuilt gradient that waits for what this rank's own one waits for, on the way from its products.
 
         Programs of TensorFlow 1 let an update wait so until all have read the variable, of which they have a reference.
@@ -181,13 +215,13 @@ class SiteWriter:
             return total
         return self.writer.add("after", "Identity", [total, *controls], T=self.marker.dtype)
 
-    def _sum_of_rows(self, gathered, dtype):
+    def _sum_of_rows(self, gathered: str, dtype: int) -> str:
         """Returns a bias' gradient, made of the rows of all ranks."""
         out_type = self._made_of(dtype)
         total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,)
         return self._as_gradient(total, out_type, self.marker.shape)
 
-    def _matrices(self, name, factors, dtype, scales=None):
+    def _matrices(self, name: str, factors: Sequence[Factor], dtype: int, scales: Sequence[Scale] | None = None) -> str:
         """Returns one matrix with the rows of all factors, scaled."""
         matrices = []
         for i, factor in enumerate(factors):
@@ -204,7 +238,7 @@ class SiteWriter:
             matrices.append(tensor)
         return self._concatenated(name, matrices, 0, dtype)
 
-    def _verify_by(self, factors, types, masks=()):
+    def _verify_by(self, factors: Sequence[str], types: Sequence[int], masks: Sequence[str] = ()) -> None:
         """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
         if self._verifier is None:
             return
@@ -216,49 +250,56 @@ class SiteWriter:
 
     # ---- slices ---------------------------------------------------------------------------------
 
-    def _dense_of_slices(self):
+    def _dense_of_slices(self) -> str:
         """Returns this rank's slices as a dense gradient."""
         marker = self.marker
-        return self.writer.add("dense", "PoseidonDenseSlices", [marker.indices, marker.gradient],
+        return self.writer.add("dense", "PoseidonDenseSlices", [self._indices, marker.gradient],
                                T=marker.dtype, Tidx=self._index_type, shape=marker.shape)
 
-    def _as_slices(self, total):
+    def _as_slices(self, total: str) -> None:
         """Puts a dense sum in the marker's place: slices with all indices."""
         limits = [self.writer.constant(name, array(value, self._index_type), total)
-                  for name, value in (("start", 0), ("limit", self.marker.shape[0]), ("delta", 1))]
+                  for name, value in (("start", 0), ("limit", self._shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
         self.writer.add("", "IdentityN", [indices, total], T=[self._index_type, self.marker.dtype])
 
     @property
-    def _index_type(self):
+    def _indices(self) -> str:
+        """The indices of a gradient that is slices."""
+        assert self.marker.indices is not None
+        return self.marker.indices
+
+    @property
+    def _index_type(self) -> int:
         return self._node.attr["Tidx"].type
 
     # ---- parts ----------------------------------------------------------------------------------
 
-    def _on_wire(self, dtype):
+    def _on_wire(self, dtype: int) -> int:
         """Returns the type that values of `dtype` travel in."""
         wire = self.marker.wire_dtype
         return wire if wire is not None and dtype not in HALVES else dtype
 
-    def _made_of(self, dtype):
+    def _made_of(self, dtype: int) -> int:
         """Returns the type that is made of factors of `dtype`: no rounding to half in between."""
         return _FLOAT if dtype in HALVES and self.marker.dtype not in HALVES else dtype
 
-    def _cast(self, name, tensor, source, target):
+    def _cast(self, name: str, tensor: str, source: int, target: int) -> str:
         if source == target:
             return tensor
         return self.writer.add(name, "Cast", [tensor], SrcT=source, DstT=target)
 
-    def _concatenated(self, name, tensors, axis, dtype):
+    def _concatenated(self, name: str, tensors: Sequence[str], axis: int, dtype: int) -> str:
         if len(tensors) == 1:
             return tensors[0]
         along = self.writer.constant(f"{name}_axis", np.int32(axis), tensors[0])
         return self.writer.add(name, "ConcatV2", [*tensors, along], T=dtype, N=len(tensors),
                                Tidx=types_pb2.DT_INT32)
 
-    def _scaled(self, name, tensor, scalars, dtype):
+    def _scaled(self, name: str, tensor: str, scalars: Iterable[Scalar], dtype: int) -> str:
         for i, scalar in enumerate(scalars):
             if scalar.tensor is None:
+                assert scalar.value is not None
                 operand = self.writer.constant(f"{name}_by{i}", array(scalar.value, dtype), tensor)
             elif self._graph.shape(scalar.tensor) == ():
                 operand = scalar.tensor
@@ -268,24 +309,24 @@ class SiteWriter:
                                      [tensor, operand], T=dtype)
         return tensor
 
-    def _reshaped(self, name, tensor, shape, dtype):
+    def _reshaped(self, name: str, tensor: str, shape: Sequence[int], dtype: int) -> str:
         to = self.writer.constant(f"{name}_shape", np.array(shape, np.int32), tensor)
         return self.writer.add(f"{name}_reshaped", "Reshape", [tensor, to], T=dtype,
                                Tshape=types_pb2.DT_INT32)
 
-    def _same_shape(self, name, tensor):
+    def _same_shape(self, name: str, tensor: str) -> str:
         if self._graph.shape(tensor) == self.marker.shape:
             return tensor
-        return self._reshaped(name, tensor, self.marker.shape, self.marker.dtype)
+        return self._reshaped(name, tensor, self._shape, self.marker.dtype)
 
-    def _as_gradient(self, tensor, dtype, shape):
+    def _as_gradient(self, tensor: str, dtype: int, shape: graph_lib.Shape | None) -> str:
         tensor = self._cast("cast", tensor, dtype, self.marker.dtype)
         if shape != self.marker.shape:
-            tensor = self._reshaped("gradient", tensor, self.marker.shape, self.marker.dtype)
+            tensor = self._reshaped("gradient", tensor, self._shape, self.marker.dtype)
         return tensor
 
 
-def form_of(match, riders, digest):
+def form_of(match: Match, riders: Iterable[str], digest: Callable[[Iterable[str]], str]) -> str:
     """Returns a text of what is made of factors: ranks that exchange them have to have the same.
 
     Args:
@@ -297,6 +338,6 @@ def form_of(match, riders, digest):
                       *(f"term {digest(term.tensors)}" for term in match.terms), *sorted(riders)])
 
 
-def array(value, dtype):
+def array(value: npt.ArrayLike, dtype: int) -> np.ndarray:
     """Returns an array of a `types_pb2.DataType`."""
     return np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)

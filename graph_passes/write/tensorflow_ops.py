@@ -1,5 +1,7 @@
 """TensorFlow's own collectives in the place of those of tf.distribute."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from tensorflow.core.framework import types_pb2
 
@@ -32,9 +34,14 @@ class TensorFlowOps(collectives.Collectives):
                              f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
-    def _gathered(self, tensors, types, columns, others):
-        site = next(site for site in self.planned.known.plan.sites if site.name == self.marker.site)
-        rows, dtype = site.factors.k, types[0]
+    def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
+        raise NotImplementedError("tf.distribute's own all-reduces stay where they are")
+
+    def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
+                  others: Sequence[str]) -> list[str]:
+        site = next(site for site in self.planned.plan.sites if site.name == self.marker.site)
+        assert site.factors is not None
+        rows, dtype = site.factors.rows, types[0]
         matrix = self._concatenated("parts", [self._filled_up(f"part{i}", tensor, rows, dtype)
                                               for i, tensor in enumerate(tensors)], 1, dtype)
         _, size, group, instance, *token = graph_lib.data_inputs(self._node)
@@ -51,29 +58,31 @@ class TensorFlowOps(collectives.Collectives):
                                  num_split=len(columns))
         return [f"{pieces}:{i}" for i in range(len(columns))]
 
-    def _filled_up(self, name, tensor, rows, dtype):
+    def _filled_up(self, name: str, tensor: str, rows: int, dtype: int) -> str:
         """Returns a matrix with as many rows as on all ranks."""
-        if (self._graph.shape(tensor) if tensor in self._graph.nodes else (None,))[0] == rows:
+        shape = self._graph.shape(tensor) if tensor in self._graph.nodes else None
+        if shape and shape[0] == rows:
             return tensor
         wanted = self.writer.constant(f"{name}_wanted", np.array([rows, 0], np.int32), tensor)
-        shape = self.writer.add(f"{name}_shape", "Shape", [tensor], T=dtype, out_type=_INT32)
+        sizes = self.writer.add(f"{name}_shape", "Shape", [tensor], T=dtype, out_type=_INT32)
         # [rows, 0] - shape * [1, 0]: only rows are added, and a rank that has too many fails.
         first = self.writer.constant(f"{name}_first", np.array([1, 0], np.int32), tensor)
-        shape = self.writer.add(f"{name}_rows", "Mul", [shape, first], T=_INT32)
-        missing = self.writer.add(f"{name}_missing", "Sub", [wanted, shape], T=_INT32)
+        own = self.writer.add(f"{name}_rows", "Mul", [sizes, first], T=_INT32)
+        missing = self.writer.add(f"{name}_missing", "Sub", [wanted, own], T=_INT32)
         before = self.writer.add(f"{name}_before", "ZerosLike", [missing], T=_INT32)
         paddings = self.writer.add(f"{name}_paddings", "Pack", [before, missing], T=_INT32, N=2, axis=1)
         return self.writer.add(f"{name}_filled_up_to_{rows}_rows", "Pad", [tensor, paddings], T=dtype,
                                Tpaddings=_INT32)
 
-    def _instance_key(self, key):
+    def _instance_key(self, key: str) -> str:
         """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
         if self.marker.bundle is None:
             return key
+        assert self._number is not None
         factor = self.writer.constant("keys", np.int32(-_MOST_LAYERS), key)
         number = self.writer.constant("key_of_part", np.int32(-self._number), key)
         key = self.writer.add("key_of_bundle", "Mul", [key, factor], T=_INT32)
         return self.writer.add("key", "Add", [key, number], T=_INT32)
 
-    def _rescaled(self, total):
+    def _rescaled(self, total: str) -> str:
         return total

@@ -5,6 +5,7 @@ the sum under the marker's name, and a line below for each engine that can carry
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.find import foreign
@@ -17,7 +18,8 @@ from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
 
 # By the class of an engine, or one that it is derived from, and the name of a scheme.
-WRITERS: dict[tuple[type[SiteWriter], str], Callable[[SiteWriter], None]] = {
+# They take an object of that class.
+WRITERS: dict[tuple[type[SiteWriter], str], Callable[[Any], None]] = {
     (SendReceive, "ps"): SendReceive.summed,
     (SendReceive, "sfb"): SendReceive.factors,
     (SendReceive, "sparse"): SendReceive.slices,

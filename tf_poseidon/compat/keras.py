@@ -3,9 +3,15 @@
 They are those of one version of Keras: creating a strategy under another is refused. Nothing here imports Keras.
 """
 
+from typing import Any
+from typing import TYPE_CHECKING
+
 from tf_poseidon import supported
 from tf_poseidon.compat.table import Name
 from tf_poseidon.compat.table import Table
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 
@@ -29,46 +35,46 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
 ))
 
 
-def value(variable):
+def value(variable: Any) -> "tf.Variable":
     """Returns the `tf.Variable` of a Keras variable."""
     return variable._value
 
 
-def strategy_of(optimizer):
+def strategy_of(optimizer: Any) -> "tf.distribute.Strategy":
     """Returns the strategy in whose scope an optimizer was created."""
     return optimizer._distribution_strategy
 
 
-def trainable_variables(optimizer):
+def trainable_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return optimizer._trainable_variables
 
 
-def accumulated_gradients(optimizer):
+def accumulated_gradients(optimizer: Any) -> list[Any]:
     """Returns the variables in which an optimizer accumulates gradients; only of one that is built and does so."""
     return optimizer._accumulated_gradients
 
 
-def dataset_of(iterator):
+def dataset_of(iterator: Any) -> "tf.data.Dataset":
     """Returns the dataset that an iterator of Keras' steps reads."""
     return iterator._distributed_dataset
 
 
-def initial_epoch(model):
+def initial_epoch(model: Any) -> int | None:
     """Returns the epoch at which `fit` begins, None for that which it was given."""
     return model._initial_epoch
 
 
-def set_initial_epoch(model, epoch):
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Lets `fit` begin at another epoch, None for that which it was given."""
     model._initial_epoch = epoch
 
 
-def build(model, specs):
+def build(model: Any, specs: Any) -> None:
     """Builds a compiled model, with its metrics and optimizer, for batches of some specs."""
     model._symbolic_build(data_batch=specs)
 
 
-def functional(sequential):
+def functional(sequential: Any) -> Any:
     """Returns the functional model that a `keras.Sequential` is inside, None of one that is not built."""
     return sequential._functional

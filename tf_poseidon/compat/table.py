@@ -5,6 +5,7 @@ import dis
 import functools
 import importlib
 import inspect
+from typing import Any
 
 from packaging import requirements
 
@@ -27,7 +28,7 @@ class Name:
     why: str
     parameters: tuple[str, ...] = ()
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.module}.{self.name}" + (f"({', '.join(self.parameters)})" if self.parameters else "")
 
 
@@ -47,7 +48,7 @@ class Table:
     remedy: str
     names: tuple[Name, ...]
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> Any:
         """Returns what a name of the table stands for; before the first one, checks the table.
 
         Args:
@@ -56,10 +57,10 @@ class Table:
         return self._found[key]
 
     @functools.cached_property
-    def _found(self):
+    def _found(self) -> dict[str, Any]:
         return self.check()
 
-    def check(self):
+    def check(self) -> dict[str, Any]:
         """Returns what all names stand for, by their keys.
 
         Raises:
@@ -72,11 +73,11 @@ class Table:
         return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names}
 
     @property
-    def version(self):
+    def version(self) -> str:
         """The installed version."""
         return importlib.import_module(requirements.Requirement(self.requirement).name).__version__
 
-    def resolve(self, name):
+    def resolve(self, name: Name) -> tuple[Any, str, Any]:
         """Returns (owner, attribute, value) of a `Name`; the value is None of an attribute that objects get.
 
         Raises:
@@ -98,7 +99,7 @@ class Table:
         return owner, attribute, value
 
 
-def _gives(owner, attribute):
+def _gives(owner: object, attribute: str) -> bool:
     """Whether a method of a class assigns an attribute of an object."""
     if not inspect.isclass(owner):
         return False

@@ -4,9 +4,25 @@ They are those of one series of TensorFlow, which is checked with the op library
 Nothing here imports TensorFlow before.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
 from tf_poseidon import supported
 from tf_poseidon.compat.table import Name
 from tf_poseidon.compat.table import Table
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework import graph_pb2
+    from tensorflow.core.framework import kernel_def_pb2
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.core.protobuf import meta_graph_pb2
+
+T = TypeVar("T")
 
 _PYTHON = "tensorflow.python"
 _DATA = f"{_PYTHON}.data.ops"
@@ -96,49 +112,49 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
 ))
 
 
-def one_device_extended():
+def one_device_extended() -> type:
     """Returns the class of what extends a strategy of one device."""
     return TABLE["one_device_strategy.OneDeviceExtended"]
 
 
-def func_graph(name):
+def func_graph(name: str) -> "tf.Graph":
     """Returns a new graph of a function."""
     return TABLE["func_graph.FuncGraph"](name)
 
 
-def outer_graph(graph):
+def outer_graph(graph: "tf.Graph") -> "tf.Graph | None":
     """Returns the graph in which a function's graph is under construction; None of one that is no function's."""
     return graph.outer_graph if isinstance(graph, TABLE["func_graph.FuncGraph"]) else None
 
 
-def is_branch(graph):
+def is_branch(graph: "tf.Graph") -> bool:
     """Whether a graph is that of a branch of a tf.cond."""
     return isinstance(graph, TABLE["control_flow_v2_func_graphs.CondBranchFuncGraph"])
 
 
-def dismantle(graph):
+def dismantle(graph: "tf.Graph") -> None:
     """Frees what a function's graph holds; it cannot be used again."""
     TABLE["func_graph.dismantle_func_graph"](graph)
 
 
-def concrete_function(graph, function_type):
+def concrete_function(graph: "tf.Graph", function_type: Any) -> "tf.types.experimental.ConcreteFunction":
     """Returns the ConcreteFunction of a function's graph, with the type of another."""
     return TABLE["concrete_function.ConcreteFunction.from_func_graph"](graph, function_type, {})
 
 
-def run_independently(operation):
+def run_independently(operation: "tf.Operation") -> None:
     """Takes an operation under construction out of the program order of its function."""
     manager = operation.graph.experimental_acd_manager
     if manager is not None:
         manager.run_independently(operation)
 
 
-def unconverted(function):
+def unconverted(function: T) -> T:
     """Lets AutoGraph call a function, or an object that can be called, as it is; returns it."""
     return TABLE["api.autograph_artifact"](function)
 
 
-def optimize(config, meta_graph):
+def optimize(config: "config_pb2.ConfigProto", meta_graph: "meta_graph_pb2.MetaGraphDef") -> "graph_pb2.GraphDef":
     """Runs TensorFlow's graph optimizer.
 
     Args:
@@ -151,22 +167,22 @@ def optimize(config, meta_graph):
     return TABLE["tf_optimizer.OptimizeGraph"](config, meta_graph)
 
 
-def handle_data(tensor):
+def handle_data(tensor: "tf.Tensor") -> Any:
     """Returns what the resource in a tensor of a graph holds: a `CppShapeInferenceResult.HandleData`."""
     return TABLE["handle_data_util.get_resource_handle_data"](tensor)
 
 
-def op_def(op):
+def op_def(op: str) -> "op_def_pb2.OpDef | None":
     """Returns the OpDef of an op's name; None of one that this process does not know."""
     return TABLE["op_def_registry.get"](op)
 
 
-def kernels(op):
+def kernels(op: str) -> "Sequence[kernel_def_pb2.KernelDef]":
     """Returns the `KernelDef`s of an op."""
     return TABLE["kernels.get_registered_kernels_for_op"](op).kernel
 
 
-def execute(op, num_outputs, inputs, attributes):
+def execute(op: str, num_outputs: int, inputs: "Sequence[tf.Tensor]", attributes: Iterable[Any]) -> "list[tf.Tensor]":
     """Runs an op eagerly.
 
     Args:
@@ -182,22 +198,22 @@ def execute(op, num_outputs, inputs, attributes):
     return TABLE["execute.quick_execute"](op.encode(), num_outputs, inputs, tuple(attributes), context)
 
 
-def global_seed():
+def global_seed() -> int | None:
     """Returns what `tf.random.set_seed` was given; None without it."""
     return TABLE["context.global_seed"]()
 
 
-def tell_others(key, text):
+def tell_others(key: str, text: str) -> None:
     """Notes a text with the coordination service of tf.distribute."""
     TABLE["context.context"]().set_config_key_value(key, text)
 
 
-def told_by_others(key, timeout_ms):
+def told_by_others(key: str, timeout_ms: int) -> str:
     """Returns the text that a process has noted under a key, waiting for it."""
     return TABLE["context.context"]().get_config_key_value(key, timeout_ms)
 
 
-def batch_size(dataset):
+def batch_size(dataset: "tf.data.Dataset") -> int:
     """Returns the batch size of a dataset that ends in `batch`, -1 if it is unknown."""
     keep_rows = {TABLE[kind] for kind in _KEEP_ROWS}
     while type(dataset) in keep_rows:
@@ -206,16 +222,16 @@ def batch_size(dataset):
     return int(dataset._batch_size) if is_batch else -1
 
 
-def dataset_of(iterator):
+def dataset_of(iterator: Any) -> "tf.data.Dataset | None":
     """Returns the dataset that an iterator reads; None if that is unknown, or it is no iterator of TensorFlow."""
     return getattr(iterator, "_dataset", None) if isinstance(iterator, TABLE["iterator_ops.OwnedIterator"]) else None
 
 
-def fingerprint(folder):
+def fingerprint(folder: str) -> bytes:
     """Returns the fingerprint of a SavedModel, serialized."""
     return TABLE["fingerprinting.CreateFingerprintDef"](folder)
 
 
-def xspace():
+def xspace() -> Any:
     """Returns an empty `XSpace`, what the profiler of TensorBoard reads."""
     return TABLE["xplane_pb2.XSpace"]()

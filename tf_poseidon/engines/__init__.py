@@ -3,6 +3,7 @@
 Another engine is another module in this package that has what `Engine` says.
 """
 
+from collections.abc import Mapping
 import importlib
 import os
 import pathlib
@@ -11,7 +12,11 @@ import typing
 from tf_poseidon.errors import ConfigurationError
 
 if typing.TYPE_CHECKING:  # it imports TensorFlow, which the names of engines can do without
+    import numpy as np
+
+    from tf_poseidon.communicator import Communicator
     from tf_poseidon.graph_passes.write.site_writer import SiteWriter
+    from tf_poseidon.options import JobOptions
 
 DEFAULT = "mpi"
 
@@ -26,33 +31,33 @@ class Engine(typing.Protocol):
 
     writer: "type[SiteWriter]"
 
-    def launched_size(self, environment) -> tuple[int, str | None]:
+    def launched_size(self, environment: Mapping[str, str]) -> tuple[int, str | None]:
         """Returns (processes, variable): how many its launcher says it started, and where it says so.
 
         Without its launcher this is (1, None).
         """
 
-    def local_rank(self, environment) -> int | None:
+    def local_rank(self, environment: Mapping[str, str]) -> int | None:
         """Returns which of this machine's processes its launcher says this is, None if it does not say."""
 
-    def join(self, size, options):
+    def join(self, size: int, options: "JobOptions") -> "Communicator":
         """Returns the `Communicator` of this process in a job of `size` processes, with these `JobOptions`.
 
         Raises:
             PoseidonError: If the job cannot be joined.
         """
 
-    def register_ops(self):
+    def register_ops(self) -> None:
         """Makes the engine's own ops known to TensorFlow, and starts nothing.
 
         Raises:
             PoseidonError: If they are not installed.
         """
 
-    def start_alone(self):
+    def start_alone(self) -> None:
         """Lets the engine's own ops run in a process that was started by itself."""
 
-    def sum_in_place(self, communicator, site, value):
+    def sum_in_place(self, communicator: "Communicator", site: str, value: "np.ndarray") -> None:
         """Sums an array over all ranks as gradients are summed, to measure how long that takes."""
 
 
@@ -68,17 +73,17 @@ class Launch(typing.NamedTuple):
     size: int
 
 
-def names():
+def names() -> list[str]:
     """Returns the names of all engines."""
     return sorted(path.stem for path in pathlib.Path(__file__).parent.glob("[a-z]*.py"))
 
 
-def load(name):
+def load(name: str) -> Engine:
     """Returns the module of an engine."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def launch(engine=None, environment=os.environ):
+def launch(engine: str | None = None, environment: Mapping[str, str] = os.environ) -> Launch:
     """Returns the `Launch` of this process.
 
     Args:

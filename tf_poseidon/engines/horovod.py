@@ -5,6 +5,8 @@ agreeing, failing with a reason and leaving, is a matter of messages between two
 connections of our own, whose addresses the ranks tell each other over Horovod.
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hmac
@@ -13,16 +15,23 @@ import secrets
 import socket
 import threading
 import time
+import types
+
+import numpy as np
 
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
+from tf_poseidon.options import JobOptions
 
 writer = horovod_ops.HorovodOps
 
 # What horovodrun --gloo tells its processes. With MPI it is mpiexec that starts them.
 _SIZE_VARIABLE = "HOROVOD_SIZE"
+
+# Where a rank can be reached: the addresses of its host, the port, and what it shows who it is by.
+_Address = tuple[list[str], int, bytes]
 
 _TOKEN_BYTES = 16
 _CONNECT_S = 5.0
@@ -30,20 +39,20 @@ _CONNECT_S = 5.0
 _GRACE_S = 10.0
 
 
-def launched_size(environment=os.environ):
+def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
     """Returns (processes, variable): how many horovodrun says it started, and where it says so."""
     if _SIZE_VARIABLE in environment:
         return int(environment[_SIZE_VARIABLE]), _SIZE_VARIABLE
     return 1, None
 
 
-def local_rank(environment=os.environ):
+def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """Returns which of this machine's processes this is, as horovodrun or MPI's launcher says; None if unknown."""
     found = environment.get("HOROVOD_LOCAL_RANK")
     return mpi.local_rank(environment) if found is None else int(found)
 
 
-def join(size, options):
+def join(size: int, options: JobOptions) -> communicator_lib.Communicator:
     """Joins the job that this process was launched in.
 
     Which ranks share a node is Horovod's matter.
@@ -67,7 +76,7 @@ def join(size, options):
     return connect(options)
 
 
-def connect(options, may_leave=False):
+def connect(options: JobOptions, may_leave: bool = False) -> communicator_lib.Communicator:
     """Returns a `Communicator` between the ranks of Horovod, which is initialised.
 
     Args:
@@ -82,24 +91,24 @@ def connect(options, may_leave=False):
     return joined
 
 
-def register_ops():
+def register_ops() -> None:
     """Makes Horovod's ops known to TensorFlow."""
     _horovod()
 
 
-def start_alone():
+def start_alone() -> None:
     """Lets Horovod's ops run in a process that was started by itself."""
     _horovod().init()
 
 
-def sum_in_place(communicator, site, value):
+def sum_in_place(communicator: communicator_lib.Communicator, site: str, value: np.ndarray) -> None:
     """Sums an array over all ranks, as gradients are; all ranks do it in the same order."""
     del communicator, site
     hvd = _horovod()
     hvd.allreduce(value, op=hvd.Sum)
 
 
-def _horovod():
+def _horovod() -> types.ModuleType:
     try:
         import horovod.tensorflow as hvd  # late: it is optional, and imports TensorFlow
     except ImportError as error:
@@ -108,7 +117,7 @@ def _horovod():
     return hvd
 
 
-def _sockets(hvd, timeout_s):
+def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | None]:
     """Returns a connected socket for each rank, None for this one."""
     rank, deadline = hvd.rank(), time.monotonic() + timeout_s
     with socket.create_server(("", 0), backlog=hvd.size()) as listener:
@@ -134,7 +143,7 @@ def _sockets(hvd, timeout_s):
     return sockets
 
 
-def _addresses():
+def _addresses() -> list[str]:
     """Returns the IPv4 addresses of this host, those that only it can reach first."""
     import psutil  # with Horovod
     found = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries
@@ -142,7 +151,7 @@ def _addresses():
     return sorted(found, key=lambda address: (not address.startswith("127."), address))
 
 
-def _connect_to(peer, rank, everyone, deadline):
+def _connect_to(peer: int, rank: int, everyone: Sequence[_Address], deadline: float) -> socket.socket:
     """Returns a connection to a lower rank, at whichever of its addresses it answers."""
     addresses, port, token = everyone[peer]
     own = everyone[rank][2]
@@ -168,7 +177,8 @@ def _connect_to(peer, rank, everyone, deadline):
         "let the hosts reach each other on all TCP ports.")
 
 
-def _accept(listener, rank, everyone, deadline):
+def _accept(listener: socket.socket, rank: int, everyone: Sequence[_Address],
+            deadline: float) -> tuple[int, socket.socket] | None:
     """Returns (peer, connection) of a higher rank, or None if the time is over."""
     while (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
@@ -188,12 +198,12 @@ def _accept(listener, rank, everyone, deadline):
     return None
 
 
-def _proof(mine, yours):
+def _proof(mine: bytes, yours: bytes) -> bytes:
     """Returns what only a rank of this job can say to another one."""
     return hmac.digest(mine, yours, "sha256")
 
 
-def _read(connection, num_bytes):
+def _read(connection: socket.socket, num_bytes: int) -> bytes:
     data = b""
     while len(data) < num_bytes:
         part = connection.recv(num_bytes - len(data))
@@ -203,7 +213,7 @@ def _read(connection, num_bytes):
     return data
 
 
-def _end_with_job(communicator, may_leave):
+def _end_with_job(communicator: communicator_lib.Communicator, may_leave: bool) -> None:
     """Ends the process some time after the job has failed, but for the loss of a rank that may leave.
 
     Operations of Horovod that wait for a rank which never comes cannot be called back, and the program

@@ -1,14 +1,18 @@
 """MPI as the engine: whether this process was launched as one of several, and joining them."""
 
+from collections.abc import Mapping
 import ctypes
 import importlib.metadata
 import os
 import pathlib
 
+import numpy as np
+
 from tf_poseidon import communicator
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import send_receive
+from tf_poseidon.options import JobOptions
 
 _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 
@@ -22,7 +26,7 @@ _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM
 writer = send_receive.SendReceive
 
 
-def launched_size(environment=os.environ):
+def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
     """Returns (processes, variable): how many a launcher says it started, and where it says so."""
     for variable in _SIZE_VARIABLES:
         if variable in environment:
@@ -30,12 +34,12 @@ def launched_size(environment=os.environ):
     return 1, None
 
 
-def local_rank(environment=os.environ):
+def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """Returns which of this machine's processes a launcher says this is, None if none says so."""
     return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), None)
 
 
-def join(size, options):
+def join(size: int, options: JobOptions) -> "communicator.Communicator":
     """Joins the job that this process was launched in.
 
     Raises:
@@ -63,20 +67,20 @@ def join(size, options):
     return joined
 
 
-def register_ops():
+def register_ops() -> None:
     """Nothing: there are none but ours."""
 
 
-def start_alone():
+def start_alone() -> None:
     """Nothing, as above."""
 
 
-def sum_in_place(communicator, site, value):
+def sum_in_place(communicator: "communicator.Communicator", site: str, value: np.ndarray) -> None:
     """Sums an array over all ranks, as gradients are."""
     communicator.submit(site, value, out=value)()
 
 
-def _check_only_mpi():
+def _check_only_mpi() -> None:
     """Refuses a second MPI: Horovod, for one, loads its own such that ours would call its functions."""
     libraries = set()
     with open("/proc/self/maps") as maps:
@@ -91,7 +95,7 @@ def _check_only_mpi():
             "(scripts/install_horovod.sh), or without MPI.")
 
 
-def _load_mpich_wheel():
+def _load_mpich_wheel() -> None:
     """Loads libmpi from the mpich wheel, where the dynamic linker does not look by itself."""
     try:
         files = importlib.metadata.files("mpich") or []

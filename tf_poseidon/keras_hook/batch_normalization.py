@@ -4,9 +4,13 @@ This is the one thing in which steps of `fit` on N processes differ from those o
 runs between `ops.own` and `ops.join`, and its moving statistics are averaged over the ranks.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import threading
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_poseidon import one_process
@@ -16,7 +20,8 @@ from tf_poseidon.keras_hook.common import replaced
 _thread = threading.local()
 
 
-def call(original, layer, inputs, training=None, mask=None):
+def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Tensor, training: bool | None = None,
+         mask: tf.Tensor | None = None) -> tf.Tensor:
     """Normalises each rank's rows by themselves."""
     is_of_all = layer.synchronized or getattr(_thread, "is_of_all", False) or getattr(
         tf.distribute.get_strategy().extended, "global_batch_norm", False)
@@ -34,7 +39,7 @@ def call(original, layer, inputs, training=None, mask=None):
 
 
 @contextlib.contextmanager
-def of_all_rows():
+def of_all_rows() -> Iterator[None]:
     """While layers are traced as in a job with `global_batch_norm=True`."""
     _thread.is_of_all = True
     try:
@@ -43,13 +48,13 @@ def of_all_rows():
         _thread.is_of_all = False
 
 
-def is_own():
+def is_own() -> bool:
     """Whether a layer computes of each rank's rows by themselves in this thread."""
     return getattr(_thread, "is_own", False)
 
 
 @contextlib.contextmanager
-def _own():
+def _own() -> Iterator[None]:
     _thread.is_own = True
     try:
         yield

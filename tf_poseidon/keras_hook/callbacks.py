@@ -5,11 +5,16 @@ rank 0 only. Two callbacks of ours go around those of the user: the first makes 
 whole before it can be written, the last agrees on what the others have decided or restored.
 """
 
+from collections.abc import Mapping
+from collections.abc import Set
 import logging
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
@@ -32,7 +37,8 @@ _BATCH_METHODS = {
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def coordinate(callbacks, communicator, method):
+def coordinate(callbacks: Any, communicator: Communicator,
+               method: str) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
     """Returns the callbacks that this rank runs.
 
     Args:
@@ -59,7 +65,7 @@ def coordinate(callbacks, communicator, method):
     return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
 
 
-def _acts_on_batches(callback, phase):
+def _acts_on_batches(callback: keras.callbacks.Callback, phase: str) -> bool:
     return type(callback) not in _PASSIVE and any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
         for name in _BATCH_METHODS[phase])
@@ -68,23 +74,23 @@ def _acts_on_batches(callback, phase):
 class _Complete(keras.callbacks.Callback):
     """Runs first: makes the state of rank 0 that of the job, for those that write it."""
 
-    def __init__(self, communicator, needs):
+    def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
         self._communicator = communicator
         if "write in epochs" in needs:
             self.on_train_batch_end = self._fold
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._fold()
 
-    def _fold(self, *_, **__):
+    def _fold(self, *_: object, **__: object) -> None:
         fold_accumulators(self.model, self._communicator)
 
 
 class _Agree(keras.callbacks.Callback):
     """Runs last: lets all ranks begin with the state of rank 0, and stop if one of them stops."""
 
-    def __init__(self, communicator, needs):
+    def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
         self._communicator = communicator
         self._restores = "restore" in needs
@@ -93,18 +99,18 @@ class _Agree(keras.callbacks.Callback):
             setattr(self, f"on_{phase}_batch_end", lambda *_, p=phase, **__: self._agree(p))
         self._has_shared = False
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._share()
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._share()
 
-    def _share(self):
+    def _share(self) -> None:
         if not self._has_shared:  # fit has, when it evaluates
             self._has_shared = True
             share_state(self.model, self._communicator, self._restores)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         self._share()
         comparing.begin(self.model)
         share_accumulators(self.model, self._communicator)
@@ -112,23 +118,23 @@ class _Agree(keras.callbacks.Callback):
         epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
         keras_compat.set_initial_epoch(self.model, int(epoch) or None)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")  # also: what rank 0 writes at the end of an epoch is written
         compare_state(self.model, f"the end of epoch {epoch + 1}")
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")
 
-    def _agree(self, phase):
+    def _agree(self, phase: str) -> None:
         name = _STOP[phase]
         stops = np.array(bool(getattr(self.model, name)), np.int64)
         setattr(self.model, name, bool(self._communicator.sum(f"model.{name}", stops)))
 
 
-def share_state(model, communicator, is_expected):
+def share_state(model: keras.Model, communicator: Communicator, is_expected: bool) -> None:
     """Gives all ranks rank 0's variables, where they differ.
 
     Args:
@@ -150,19 +156,19 @@ def share_state(model, communicator, is_expected):
                      "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
 
 
-def compare_state(model, when):
+def compare_state(model: keras.Model, when: str) -> None:
     """Ends the job if ranks differ in what they should have in common; `when` says when this is."""
     comparing.compare(model, common_variables(model), when)
 
 
-def common_variables(model):
+def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that all ranks have in common."""
     local = {id(v) for v in _held_accumulators(model)}
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
     return list({id(v): v for v in candidates if id(v) not in local}.values())
 
 
-def share_accumulators(model, communicator):
+def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
     """Moves accumulated gradients to rank 0; those that all ranks have loaded count once."""
     accumulators = _held_accumulators(model)
     differs = comparing.differ_from_rank_0(accumulators, communicator)
@@ -172,7 +178,7 @@ def share_accumulators(model, communicator):
     fold_accumulators(model, communicator)
 
 
-def fold_accumulators(model, communicator):
+def fold_accumulators(model: keras.Model, communicator: Communicator) -> None:
     """Moves the gradients that ranks have accumulated to rank 0; their sum stays what it is.
 
     So what rank 0 saves is what one process would, and any number of ranks can go on with it.
@@ -185,7 +191,7 @@ def fold_accumulators(model, communicator):
         variable.assign(total if communicator.rank == 0 else np.zeros_like(total))
 
 
-def optimizers_of(model):
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers of a model: the compiled one, and others among its attributes."""
     found = {}
     for value in vars(model).values():
@@ -196,17 +202,17 @@ def optimizers_of(model):
     return list(found.values())
 
 
-def accumulators(model):
+def accumulators(model: keras.Model) -> list[tf.Variable]:
     """Returns the `tf.Variable`s in which the optimizers of a model accumulate gradients."""
     return [variable.value for variable in _accumulators(model)]
 
 
-def _held_accumulators(model):
+def _held_accumulators(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables in which each rank adds up gradients of its own rows."""
     held = model.distribute_strategy.extended.held
     return [variable for variable in _accumulators(model) if held.holds(variable.value)]
 
 
-def _accumulators(model):
+def _accumulators(model: keras.Model) -> list[keras.Variable]:
     return [variable for optimizer in optimizers_of(model) for o in optimizers.with_inner(optimizer)
             if o.gradient_accumulation_steps and o.built for variable in keras_compat.accumulated_gradients(o)]

@@ -1,16 +1,19 @@
 """What several hooks use."""
 
+from collections.abc import Iterator
 import contextlib
 
+import tensorflow as tf
 
-def is_ours(strategy):
+
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is a PoseidonStrategy in a job of several processes."""
     # By what it can do, since strategy.py imports the hooks.
     return getattr(strategy.extended, "communicator", None) is not None
 
 
 @contextlib.contextmanager
-def replaced(owner, name, value):
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
     """While a Keras object has another attribute, set past Keras, which would track it."""
     attributes = vars(owner)
     own = {name: attributes[name]} if name in attributes else {}

@@ -4,11 +4,14 @@ Steps keep them the same. What a callback, say, does on one rank alone is found 
 number of steps, before anybody trusts the result.
 """
 
+from collections.abc import Sequence
 import hashlib
 import weakref
 
+import keras
 import numpy as np
 
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import JobError
 
 # After how many calls of a training function: seldom enough that it costs nothing to speak of.
@@ -17,12 +20,12 @@ EVERY = 1000
 _last = weakref.WeakKeyDictionary()  # by model: when its variables were compared last
 
 
-def begin(model):
+def begin(model: keras.Model) -> None:
     """Notes that the variables of a model were made the same."""
     _last[model] = "the start of training"
 
 
-def compare(model, variables, when):
+def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) -> None:
     """Compares variables of a model between ranks.
 
     Args:
@@ -53,13 +56,13 @@ def compare(model, variables, when):
         "all.")
 
 
-def differ_from_rank_0(variables, communicator):
+def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Communicator) -> np.ndarray:
     """Returns an array of 0 and 1, for each variable whether this rank's differs."""
     mine = np.array([_checksum(variable) for variable in variables], np.int64)
     return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
 
 
-def _checksum(variable):
+def _checksum(variable: keras.Variable) -> int:
     value = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
     digest = hashlib.blake2b(value, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

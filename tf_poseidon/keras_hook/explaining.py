@@ -1,10 +1,14 @@
 """Says how a model's gradients would travel, on any number of ranks: in one process, without any of them."""
 
+from collections.abc import Mapping
 import contextlib
 import numbers
+import os
+from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
@@ -28,9 +32,10 @@ from tf_poseidon.keras_hook import hooks
 _CALLS = 2 * "StatefulPartitionedCall/"
 
 
-def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data=None, servers=0,
-            latency_us=50.0, gflops=1000.0, accelerators=False, ranks_per_node=1, pins=None,
-            wire_dtype=None, merge=False, global_batch_norm=False):
+def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
+            data: Any | None = None, servers: int = 0, latency_us: float = 50.0, gflops: float = 1000.0,
+            accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
+            wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
@@ -108,7 +113,7 @@ def explain(model, batch_size, workers, bandwidth_gbps=10.0, policy="auto", data
     return graph_pass.plan
 
 
-def load(path):
+def load(path: str | os.PathLike[str]) -> keras.Model:
     """Returns the model in a file that `model.save` has written.
 
     Raises:
@@ -123,7 +128,7 @@ def load(path):
                          "by poseidon.explain(model, ...) in your program.") from error
 
 
-def _check_can_be_planned(model):
+def _check_can_be_planned(model: keras.Model) -> None:
     """Refuses what fit would refuse, or run without a plan."""
     if tf.distribute.has_strategy():
         raise GraphError("explain was called inside of a strategy's scope, where it would trace the step for "
@@ -137,7 +142,7 @@ def _check_can_be_planned(model):
                          "every rank computes the whole batch; use compile(run_eagerly=False).")
 
 
-def _element(model, data):
+def _element(model: keras.Model, data: Any) -> tuple[Any, ...]:
     """Returns the specs of one row of a batch: nested like what `fit` hands to a step."""
     if data is not None:
         rows = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(data)).element_spec
@@ -162,7 +167,7 @@ def _element(model, data):
     return x, keras.tree.pack_sequence_as(outputs, list(map(_target, flat, losses)))
 
 
-def _target(output, loss):
+def _target(output: keras.KerasTensor, loss: Any) -> tf.TensorSpec:
     """Returns the spec of one row of the targets of an output."""
     row = _row(output)
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
@@ -170,7 +175,7 @@ def _target(output, loss):
     return tf.TensorSpec(row.shape[:-1], tf.int32) if is_sparse else row
 
 
-def _row(tensor):
+def _row(tensor: keras.KerasTensor) -> tf.TensorSpec:
     """Returns the spec of one row of a KerasTensor."""
     if None in tensor.shape[1:]:
         raise GraphError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
@@ -178,7 +183,7 @@ def _row(tensor):
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
 
-def _trace(model, element, total):
+def _trace(model: keras.Model, element: Any, total: int) -> tf.types.experimental.ConcreteFunction:
     """Returns the training step of a model, as one process runs it on batches of `total` rows: a ConcreteFunction."""
     strategy = model.distribute_strategy
     with tf.Graph().as_default():  # where tensors take no memory
@@ -198,7 +203,7 @@ def _trace(model, element, total):
         return one_process.traced(step, call, strategy.extended.one_replica)
 
 
-def _plain_step(model, batch):
+def _plain_step(model: keras.Model, batch: tuple[Any, ...]) -> None:
     """A training step of a model that is not compiled."""
     with tf.GradientTape() as tape:
         outputs = keras.tree.flatten(model(batch[0], training=True))
@@ -211,7 +216,7 @@ def _plain_step(model, batch):
             variable.assign_sub(gradient)
 
 
-def _optimize(step):
+def _optimize(step: tf.types.experimental.ConcreteFunction) -> None:
     """Runs TensorFlow's graph optimizer, and with it our passes, on a partitioned step."""
     graph_def = step.graph.as_graph_def(add_shapes=True)
     nodes = {node.name: node for node in graph_def.node}
@@ -233,7 +238,7 @@ def _optimize(step):
     tf_compat.optimize(config, meta_graph)
 
 
-def _make_argument(node, index, tensor):
+def _make_argument(node: node_def_pb2.NodeDef, index: int, tensor: tf.Tensor) -> None:
     """Makes of a variable's placeholder what it is when a function runs: an argument, which knows what it holds."""
     node.op = "_Arg"
     node.attr.clear()

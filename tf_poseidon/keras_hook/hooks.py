@@ -1,9 +1,11 @@
 """Every function of Keras that is wrapped, and why."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
+from typing import Any
 
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table
@@ -24,7 +26,7 @@ class Hook(table.Name):
         alone: Whether it is also of use to one process.
     """
 
-    wrapper: Callable
+    wrapper: Callable[..., Any]
     alone: bool = False
 
 
@@ -65,7 +67,7 @@ HOOKS = (
 
 
 @contextlib.contextmanager
-def installed():
+def installed() -> Iterator[None]:
     """While the functions of HOOKS are wrapped."""
     replaced = install()
     try:
@@ -75,7 +77,7 @@ def installed():
             setattr(owner, attribute, original)
 
 
-def install(alone=False):
+def install(alone: bool = False) -> list[tuple[type, str, Callable[..., Any]]]:
     """Wraps the functions of HOOKS, once per process.
 
     Args:
@@ -94,7 +96,8 @@ def install(alone=False):
             continue
 
         @functools.wraps(original)
-        def wrapped(*args, _original=original, _wrapper=hook.wrapper, **kwargs):
+        def wrapped(*args: Any, _original: Callable[..., Any] = original, _wrapper: Callable[..., Any] = hook.wrapper,
+                    **kwargs: Any) -> Any:
             return _wrapper(_original, *args, **kwargs)
 
         wrapped._is_poseidon_hook = True
@@ -103,6 +106,6 @@ def install(alone=False):
     return replaced
 
 
-def resolve(hook):
+def resolve(hook: Hook) -> tuple[type, str, Callable[..., Any]]:
     """Returns (owner, attribute, function) of a hook; raises PoseidonError as `table.Table.resolve`."""
     return keras_compat.TABLE.resolve(hook)

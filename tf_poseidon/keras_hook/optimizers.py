@@ -4,6 +4,12 @@ Keras alone clips first and sums then, and lets each replica decide whether its 
 those of one process, and need none of this.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 from tf_poseidon import one_process
@@ -13,7 +19,8 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook.common import is_ours
 
 
-def apply(original, optimizer, grads, trainable_variables=None):
+def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, grads: Sequence[step_lib.Gradient],
+          trainable_variables: Iterable[keras.Variable] | None = None) -> Any:
     """In `strategy.run`, synchronises gradients before the outermost optimizer clips, decides or accumulates."""
     step = step_lib.current()
     if step is None:
@@ -40,13 +47,13 @@ def apply(original, optimizer, grads, trainable_variables=None):
         return original(optimizer, grads, variables)
 
 
-def with_inner(optimizer):
+def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """Returns an optimizer and those that it wraps."""
     inner = [*getattr(optimizer, "optimizers", ()), getattr(optimizer, "inner_optimizer", None)]
     return [optimizer, *(found for o in inner if o is not None for found in with_inner(o))]
 
 
-def _check_variables(variables):
+def _check_variables(variables: Iterable[keras.Variable]) -> None:
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise GraphError(

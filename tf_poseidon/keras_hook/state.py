@@ -1,5 +1,9 @@
 """Variables that a step assigns: moving statistics, metrics, and the seeds of random layers."""
 
+from collections.abc import Callable
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 from tf_poseidon import ops
@@ -8,7 +12,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import batch_normalization
 
 
-def assign(original, variable, value):
+def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Tensor) -> Any:
     """Keeps what a borrowed row computes out of state, and moving statistics equal on all ranks."""
     if batch_normalization.is_own():
         return original(variable, ops.join(value, by="mean"))
@@ -24,7 +28,8 @@ def assign(original, variable, value):
     return original(variable, step.select(tf.cast(value, native.dtype), native))
 
 
-def next_seed(original, generator, *args, **kwargs):
+def next_seed(original: Callable[..., Any], generator: keras.random.SeedGenerator, *args: Any,
+              **kwargs: Any) -> tf.Tensor:
     """Draws other random numbers on every rank, from state that is equal on all of them."""
     seed = original(generator, *args, **kwargs)
     if step_lib.current() is None:

@@ -1,8 +1,10 @@
 """What Keras' fit, evaluate and predict do in a job of several processes."""
 
+from collections.abc import Callable
 import functools
 import inspect
 import itertools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,7 +19,7 @@ from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook.common import is_ours
 
 
-def run(original, model, *args, **kwargs):
+def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy = check_model(model)
     _check_function(model, original.__name__)
@@ -30,14 +32,14 @@ def run(original, model, *args, **kwargs):
     return original(*bound.args, **bound.kwargs)
 
 
-def on_batch(original, model, *args, **kwargs):
+def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model; then trains, tests or predicts with one global batch."""
     check_model(model)
     _check_function(model, original.__name__)
     return original(model, *args, **kwargs)
 
 
-def check_model(model):
+def check_model(model: keras.Model) -> tf.distribute.Strategy:
     """Returns the strategy of a model that can be used in this job, or says why it cannot."""
     strategy = model.distribute_strategy
     if not is_ours(strategy):
@@ -67,7 +69,7 @@ _PHASES = {"fit": "train", "train_on_batch": "train", "evaluate": "test", "test_
            "predict": "predict", "predict_on_batch": "predict"}
 
 
-def _check_function(model, method):
+def _check_function(model: keras.Model, method: str) -> None:
     """Refuses models that make functions of their own of global batches: nothing would say that these are those."""
     phase = _PHASES[method]
     make = f"make_{phase}_function"
@@ -80,7 +82,8 @@ def _check_function(model, method):
             f"override {phase}_step instead, or call super().{make}().")
 
 
-def maybe_symbolic_build(original, model, iterator=None, data_batch=None):
+def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, iterator: Any = None,
+                         data_batch: Any = None) -> Any:
     """Builds the model by the shapes of the data; Keras would read a batch, and a generator lose it."""
     is_alone_or_ours = hasattr(model.distribute_strategy.extended, "communicator")
     if is_alone_or_ours and type(model).call is keras.Model.call:
@@ -93,27 +96,28 @@ def maybe_symbolic_build(original, model, iterator=None, data_batch=None):
     return original(model, iterator, data_batch)
 
 
-def _tensor_spec(spec):
+def _tensor_spec(spec: Any) -> Any:
     """Returns the spec of one part of a batch as Keras' steps see it."""
     if isinstance(spec, data.Rows.Spec):
         return spec.value
     return None if isinstance(spec, tf.OptionalSpec) else spec
 
 
-def get_tf_dataset(original, adapter):
+def get_tf_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
     """Remembers the batch size of arrays, which their dataset does not tell."""
     dataset = original(adapter)
     data.batch_sizes[dataset] = adapter.batch_size
     return dataset
 
 
-def make_function(original, model, step_function):
+def make_function(original: Callable[..., Any], model: keras.Model,
+                  step_function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras' train or test function run steps of one process."""
     trains = step_function == model.train_step
     return _running(model.distribute_strategy, original(model, step_function), trains, model)
 
 
-def make_predict_function(original, model, force=False):
+def make_predict_function(original: Callable[..., Any], model: keras.Model, force: bool = False) -> None:
     """Makes Keras' predict function run steps of one process."""
     before = model.predict_function
     original(model, force)
@@ -121,7 +125,8 @@ def make_predict_function(original, model, force=False):
         model.predict_function = _running(model.distribute_strategy, model.predict_function)
 
 
-def _running(strategy, function, trains=False, model=None):
+def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], trains: bool = False,
+             model: keras.Model | None = None) -> Callable[..., Any]:
     """Returns a function of Keras in which `strategy.run` runs steps of one process.
 
     Args:
@@ -138,7 +143,7 @@ def _running(strategy, function, trains=False, model=None):
     calls = itertools.count(1)
 
     @functools.wraps(function)
-    def running(batches):
+    def running(batches: Any) -> Any:
         with steps.current(data.usual_rows(batches)):
             result = function(batches)
         if trains and (number := next(calls)) % comparing.EVERY == 0:
@@ -149,7 +154,7 @@ def _running(strategy, function, trains=False, model=None):
     return running
 
 
-def make_iterator(original, iterator, *args, **kwargs):
+def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
     """Lets Keras read global batches: its functions are those of one process."""
     with one_process.inside():
         original(iterator, *args, **kwargs)

@@ -3,7 +3,9 @@
 Names of sites: every call of a step must have its own, equal on all ranks.
 """
 
+from collections.abc import Iterable
 import ctypes
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -12,10 +14,13 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.ops import library
 
+T = TypeVar("T")
+
 SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-def sync(gradient, site, contributes=True, shape=None, wire_dtype=None):
+def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, shape: tf.TensorShape | None = None,
+         wire_dtype: str | None = None) -> tf.Tensor:
     """Returns the sum of one variable's gradient over all ranks.
 
     This is the marker of a gradient site, and by itself a complete synchronisation.
@@ -36,7 +41,8 @@ def sync(gradient, site, contributes=True, shape=None, wire_dtype=None):
             shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
 
 
-def sync_slices(gradient, shape, site, contributes=True, wire_dtype=None):
+def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, contributes: tf.Tensor | bool = True,
+                wire_dtype: str | None = None) -> tf.IndexedSlices:
     """Returns the sum of one variable's gradient, which is slices, over all ranks.
 
     Like `sync`, a marker and by itself a complete synchronisation.
@@ -63,14 +69,15 @@ def sync_slices(gradient, shape, site, contributes=True, wire_dtype=None):
                                 tf.constant(shape.as_list()))
 
 
-def dense_slices(gradient, shape):
+def dense_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor:
     """Returns `tf.IndexedSlices` as a tensor of a known shape, adding rows in their order."""
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_dense_slices(
             indices=gradient.indices, values=gradient.values, shape=shape)
 
 
-def all_gather(value, site, contributes=True):
+def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
+               contributes: tf.Tensor | bool = True) -> tf.Tensor | tf.RaggedTensor:
     """Returns the rows of all ranks, in rank order.
 
     Args:
@@ -93,7 +100,7 @@ def all_gather(value, site, contributes=True):
             value=value, contributes=contributes, site=site)
 
 
-def _all_gather_texts(value, site, contributes):
+def _all_gather_texts(value: tf.Tensor, site: str, contributes: tf.Tensor | bool) -> tf.Tensor:
     """Gathers the bytes of all texts, and how many each of them has."""
     with tf.device("CPU:0"):
         texts = tf.reshape(value, [-1])
@@ -106,7 +113,7 @@ def _all_gather_texts(value, site, contributes):
         return tf.reshape(tf.strings.reduce_join(ragged, axis=-1), shape)
 
 
-def all_reduce(value, site, contributes=True, ordered=True):
+def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, ordered: bool = True) -> tf.Tensor:
     """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient.
 
     Args:
@@ -130,7 +137,7 @@ def all_reduce(value, site, contributes=True, ordered=True):
         return total if ordered else _unordered(total)
 
 
-def own(value, joins="rows"):
+def own(value: tf.Tensor, joins: str = "rows") -> tf.Tensor:
     """Begins what each rank computes of its own rows alone, in a function that is partitioned.
 
     What is computed from it sees this rank's rows only, until it leaves by `join`. Every tensor of which a gradient is
@@ -146,7 +153,7 @@ def own(value, joins="rows"):
     return library.load()[0].poseidon_own(value=value, joins=joins)
 
 
-def join(value, by):
+def join(value: tf.Tensor, by: str) -> tf.Tensor:
     """Ends what `own` begins.
 
     Args:
@@ -160,13 +167,13 @@ def join(value, by):
     return library.load()[0].poseidon_join(own=value, by=by)
 
 
-def broadcast(value, site, root=0):
+def broadcast(value: tf.Tensor, site: str, root: int = 0) -> tf.Tensor:
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
 
 
-def agree(sites, rows, static_rows, strict, whole=""):
+def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, whole: str = "") -> None:
     """Compares with rank 0, once, what the function under construction synchronises.
 
     The graph pass also finds here what it has to know about the step.
@@ -184,7 +191,8 @@ def agree(sites, rows, static_rows, strict, whole=""):
             static_rows=-1 if static_rows is None else static_rows, strict=strict, whole=whole)
 
 
-def verify(gradient, synchronised, site, contributes, is_due):
+def verify(gradient: tf.Tensor, synchronised: tf.Tensor, site: str, contributes: tf.Tensor | bool,
+           is_due: tf.Tensor) -> tf.Operation | None:
     """Ends the job if a gradient was not synchronised as it should be.
 
     Args:
@@ -200,9 +208,9 @@ def verify(gradient, synchronised, site, contributes, is_due):
     return None if operation is None else _unordered(operation)
 
 
-def abort_unless(condition, reason):
+def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
     """Ends the job with a reason, a string tensor or Python string, unless a scalar is true."""
-    def abort():
+    def abort() -> bool:
         with tf.device("CPU:0"):
             library.load()[0].poseidon_abort(reason=reason)
         return False
@@ -210,7 +218,7 @@ def abort_unless(condition, reason):
     tf.cond(condition, lambda: True, abort)
 
 
-def outer_product(u, v, dtype=None):
+def outer_product(u: tf.Tensor, v: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns U^T V, the gradient of a dense layer from its sufficient factors.
 
     On the CPU products are added in the order of the rows whatever the number of threads. Half and
@@ -228,7 +236,7 @@ def outer_product(u, v, dtype=None):
     return library.load()[0].sufficient_factor_outer_product(u=u, v=v, Tout=dtype or u.dtype)
 
 
-def sum_of_rows(v, dtype=None):
+def sum_of_rows(v: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns the sum of the rows of V, the gradient of a dense layer's bias.
 
     Args:
@@ -241,7 +249,7 @@ def sum_of_rows(v, dtype=None):
     return library.load()[0].sufficient_factor_bias(v=v, Tout=dtype or v.dtype)
 
 
-def multiplying_device():
+def multiplying_device() -> tf.config.PhysicalDevice:
     """Returns the `tf.config.PhysicalDevice` that multiplies factors in this process: its GPU, or its CPU."""
     library.load()
     gpus = tf.config.get_visible_devices("GPU")
@@ -249,7 +257,7 @@ def multiplying_device():
     return gpus[0] if on_gpu else tf.config.get_visible_devices("CPU")[0]
 
 
-def rounding():
+def rounding() -> str:
     """Returns how this process multiplies and adds factors, since other ways give other bits."""
     fused = library.load()[1].poseidon_has_fused_multiply_add
     fused.restype = ctypes.c_bool
@@ -263,7 +271,7 @@ def rounding():
     return result
 
 
-def _unordered(output):
+def _unordered(output: T) -> T:
     """Frees a stateful op in a `tf.function` from running in program order.
 
     Its site must then be its own in the whole function, or two exchanges could be mixed up.
@@ -277,19 +285,19 @@ def _unordered(output):
 
 
 @tf.RegisterGradient("PoseidonAllReduce")
-def _all_reduce_gradient(op, gradient):
+def _all_reduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tuple[tf.Tensor, None]:
     # Each rank's value adds to every rank's sum, so its gradient is the sum of all gradients.
     site = op.get_attr("site").decode() + "/gradient"
     return all_reduce(gradient, site, op.inputs[1]), None
 
 
 @tf.RegisterGradient("PoseidonOwn")
-def _own_gradient(op, gradient):
+def _own_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return join(gradient, by=op.get_attr("joins").decode())
 
 
 @tf.RegisterGradient("PoseidonJoin")
-def _join_gradient(op, gradient):
+def _join_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     by = op.get_attr("by").decode()
     if by == "mean":
         raise LookupError(

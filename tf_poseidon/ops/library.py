@@ -6,6 +6,7 @@ import functools
 import logging
 import pathlib
 import re
+import types
 
 import tensorflow as tf
 
@@ -21,7 +22,7 @@ _REBUILD = ("Build it again for the installed TensorFlow: `pip install --no-buil
 
 
 @functools.cache
-def load():
+def load() -> tuple[types.ModuleType, ctypes.CDLL]:
     """Loads the op library once per process.
 
     Returns:
@@ -56,12 +57,12 @@ def _warn(text):
     _log.warning("%s", text.decode(errors="replace"))
 
 
-def built_for(library_bytes):
+def built_for(library_bytes: bytes) -> str:
     """Returns the TensorFlow version that the library's file names (kernels/version.cc)."""
     return re.search(rb"poseidon built for TensorFlow ([\w.+-]+)", library_bytes)[1].decode()
 
 
-def check_version(built_for_version, running):
+def check_version(built_for_version: str, running: str) -> None:
     """Raises PoseidonError unless the library was built for the TensorFlow that runs."""
     if built_for_version != running:
         raise ConfigurationError(

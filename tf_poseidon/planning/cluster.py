@@ -3,8 +3,12 @@
 import dataclasses
 import math
 import numbers
+from typing import TypeGuard
 
 from tf_poseidon.errors import ConfigurationError
+
+# (workers, servers, ranks that combine).
+Shape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Cluster:
     accelerators: bool = False
     ranks_per_node: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
@@ -59,42 +63,42 @@ class Cluster:
             raise ConfigurationError(f"latency_us={self.latency_us!r}, expected 0 or more.")
 
     @property
-    def nodes(self):
+    def nodes(self) -> int:
         return math.ceil(self.workers / self.ranks_per_node)
 
     @property
-    def server_nodes(self):
+    def server_nodes(self) -> int:
         """How many nodes have servers, if these are spread evenly."""
         return min(self.servers, self.nodes)
 
     @property
-    def shape(self):
+    def shape(self) -> Shape:
         """What decides how bytes are cut and routed: (workers, servers, ranks that combine)."""
         return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
 
-    def send_seconds(self, num_bytes):
+    def send_seconds(self, num_bytes: float) -> float:
         """Returns how long a node takes to send as many bytes while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
 
-    def compute_seconds(self, operations):
+    def compute_seconds(self, operations: float) -> float:
         """Returns how long a rank takes for as many additions and multiplications."""
         return operations / (self.gflops * 1e9)
 
     @property
-    def latency_seconds(self):
+    def latency_seconds(self) -> float:
         return self.latency_us / 1e6
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
                 f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else ""))
 
 
-def describe(shape):
+def describe(shape: Shape) -> str:
     """Returns a `Cluster.shape` as text."""
     workers, servers, ranks_per_node = shape
     text = f"{workers} workers, {servers} servers"
     return text if ranks_per_node == 1 else f"{text}, {ranks_per_node} to a node"
 
 
-def _is_number(value):
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and math.isfinite(value)

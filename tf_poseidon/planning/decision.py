@@ -47,12 +47,12 @@ class Decision:
     @property
     def num_bytes(self) -> float | None:
         """Payload that a node, worker and server, sends plus receives; None if unknown."""
-        return self.cost and self.cost.num_bytes
+        return None if self.cost is None else self.cost.num_bytes
 
     @property
     def seconds(self) -> float | None:
         """Predicted time of this exchange by itself, rebuilding included; None if unknown."""
-        return self.cost and self.cost.seconds
+        return None if self.cost is None else self.cost.seconds
 
     def __str__(self) -> str:
         """Returns what ranks compare."""

@@ -60,4 +60,5 @@ class Exchange:
 
     def cost(self, cluster: Cluster) -> Cost | None:
         """Returns the `Cost` in a step; None if that is not known before the step."""
-        return self.traffic and self.traffic.cost(cluster)
+        traffic = self.traffic
+        return None if traffic is None else traffic.cost(cluster)

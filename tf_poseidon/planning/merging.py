@@ -11,8 +11,8 @@ import dataclasses
 import typing
 
 from tf_poseidon.planning.cluster import Cluster
+from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
-from tf_poseidon.planning.plan import Decision
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 
@@ -26,7 +26,7 @@ class _Message(typing.NamedTuple):
     """What a rank sends to one other at once."""
 
     site: str
-    num_bytes: int
+    num_bytes: float
     operations: float
     depth: int
 
@@ -44,18 +44,19 @@ def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges:
     # Ties in the order of backpropagation, which is that of the variables from last to first.
     small = [_Message(site.name, num_bytes, site.operations, site.depth)
              for decision, site in reversed(list(zip(decisions, sites, strict=True)))
-             if (num_bytes := _message_bytes(decision, site)) is not None]
-    small += [_Message(e.site, e.num_bytes, e.operations, e.depth) for e in exchanges if e.num_bytes is not None]
-    small = [message for message in small if message.num_bytes <= LARGEST_MESSAGE and message.depth is not None]
-    groups, last = [], None
+             if (num_bytes := _message_bytes(decision, site)) is not None and site.depth is not None]
+    small += [_Message(e.site, e.num_bytes, e.operations, e.depth) for e in exchanges
+              if e.num_bytes is not None and e.depth is not None]
+    small = [message for message in small if message.num_bytes <= LARGEST_MESSAGE]
+    groups: list[list[_Message]] = []
     for message in sorted(small, key=lambda message: (message.depth, message.operations)):
-        fits = groups and sum(m.num_bytes for m in groups[-1]) + message.num_bytes <= LARGEST_GROUP
-        if fits and message.depth == last.depth and (
+        last = groups[-1][-1] if groups else None
+        if last is not None and sum(m.num_bytes for m in groups[-1]) + message.num_bytes <= LARGEST_GROUP and (
+                message.depth == last.depth) and (
                 cluster.compute_seconds(message.operations - last.operations) < cluster.latency_seconds):
             groups[-1].append(message)
         else:
             groups.append([message])
-        last = message
     names = {message.site: group[0].site for group in groups if len(group) > 1 for message in group}
     return (tuple(dataclasses.replace(d, group=names.get(d.site)) for d in decisions),
             tuple(dataclasses.replace(e, group=names.get(e.site)) for e in exchanges))

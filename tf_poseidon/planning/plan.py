@@ -1,10 +1,12 @@
 """What will be done: the scheme of every site, with the reason."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import os
 import pathlib
+from typing import Any
 
 from tf_poseidon import tables
 from tf_poseidon.errors import PlanError
@@ -13,6 +15,7 @@ from tf_poseidon.planning import plan_file
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
+from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.schemes import PS
@@ -48,46 +51,53 @@ class Plan:
     whole: tuple[WholeOp, ...] = ()
 
     @property
-    def total_bytes(self):
+    def total_bytes(self) -> float | None:
         """Payload that a node, worker and server, sends plus receives in a step; None if unknown."""
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
-        parts = [*(decision.num_bytes for decision in self.decisions), *(cost and cost.num_bytes for cost in others)]
-        return None if None in parts else sum(parts)
+        parts = [*(decision.num_bytes for decision in self.decisions),
+                 *(None if cost is None else cost.num_bytes for cost in others)]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
 
     @property
-    def step_seconds(self):
+    def step_seconds(self) -> float | None:
         """Predicted time of a step, None if its arithmetic is unknown."""
-        return self._times()[0]
+        times = self._times()
+        return None if times is None else times[0]
 
     @property
-    def compute_seconds(self):
+    def compute_seconds(self) -> float | None:
         """Predicted time of a step of one rank by itself, None if its arithmetic is unknown."""
-        return self._times()[1]
+        times = self._times()
+        return None if times is None else times[1]
 
     @property
-    def is_slower_than_one_process(self):
+    def is_slower_than_one_process(self) -> bool | None:
         """Whether one process would be done with the rows of all ranks sooner; None if unknown."""
-        step, compute = self._times()
-        return None if step is None else step > self.cluster.workers * compute
+        times = self._times()
+        if times is None:
+            return None
+        step, compute = times
+        return step > self.cluster.workers * compute
 
-    def _times(self):
+    def _times(self) -> tuple[float, float] | None:
         if not self.operations:
-            return None, None
+            return None
         sent = step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
         return step_time.step_seconds(sent, self.cluster, self.operations)
 
-    def form(self):
+    def form(self) -> str:
         """Returns what ranks compare: a line for each site, in the order of their names."""
         decisions = sorted(self.decisions, key=lambda d: d.site)
         return "\n".join([describe(self.cluster.shape), *map(str, decisions)])
 
     @property
-    def digest(self):
+    def digest(self) -> str:
         """A short text that two plans have in common if they do the same to the same graph."""
         sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
         return hashlib.sha256("\n".join([self.form(), *sites]).encode()).hexdigest()[:16]
 
-    def check(self, sites, cluster):
+    def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph, or a job, that the plan was not made for.
 
         Args:
@@ -118,7 +128,7 @@ class Plan:
             fingerprints[site.name] = site.fingerprint() + SCHEMES[scheme].common(site, carried)
         return fingerprints
 
-    def diff(self, other):
+    def diff(self, other: "Plan") -> str:
         """Returns what another plan does differently: a line for each site, empty if nothing."""
         lines = []
         if (a := str(self.cluster)) != (b := str(other.cluster)):
@@ -130,12 +140,12 @@ class Plan:
                 lines.append(f"'{name}': {a} -> {b}")
         return "\n".join(lines)
 
-    def predictions(self):
+    def predictions(self) -> dict[str, Any]:
         """Returns what the table says, as values for JSON."""
-        def cost(cost):
-            return cost and {"bytes": cost.num_bytes, "seconds": cost.seconds}
+        def cost(cost: Cost | None) -> dict[str, float] | None:
+            return None if cost is None else {"bytes": cost.num_bytes, "seconds": cost.seconds}
 
-        step, compute = self._times()
+        step, compute = self._times() or (None, None)
         return {
             "policy": self.policy, "cluster": dataclasses.asdict(self.cluster), "digest": self.digest,
             "total_bytes": self.total_bytes, "step_seconds": step, "compute_seconds": compute,
@@ -221,19 +231,21 @@ class Plan:
             raise ValueError("its sites are not distinct")
         str(self)  # numbers have to be numbers
         for site, decision in zip(self.sites, self.decisions, strict=True):
-            scheme, leader = SCHEMES.get(decision.scheme), decisions.get(decision.leader)
+            scheme = SCHEMES.get(decision.scheme)
+            leader = None if decision.leader is None else decisions.get(decision.leader)
             if scheme is None or decision.site != site.name:
                 is_possible = False
             elif decision.carried is None:
                 is_possible = not scheme.mismatch(site) and not scheme.refusal(site)
             else:
-                is_leader = leader is not None and leader.scheme == decision.scheme and leader.leader is None
-                is_possible = scheme.can_follow(site, decision.carried, sites[leader.site] if is_leader else None)
+                if leader is not None and (leader.scheme != decision.scheme or leader.leader is not None):
+                    leader = None
+                is_possible = scheme.can_follow(site, decision.carried, None if leader is None else sites[leader.site])
             if not is_possible:
                 raise PlanError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
                                 f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
 
-    def __str__(self):
+    def __str__(self) -> str:
         if self.refusal:
             return f"Not rewritten, all gradients travel dense: {self.refusal}"
         rows = [("variable", "shape", "scheme", "bytes", "ms", "runner-up", "reason")]
@@ -242,7 +254,8 @@ class Plan:
             rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
         for exchange in self.exchanges:
             known = exchange.cost(self.cluster)
-            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme, _bytes(known and known.num_bytes),
+            rows.append((exchange.site, _shape(exchange.shape), exchange.scheme,
+                         _bytes(None if known is None else known.num_bytes),
                          _ms(known), "", exchange.reason))
         others = [exchange.cost(self.cluster) for exchange in self.exchanges]
         total = [cost for cost in (*(d.cost for d in self.decisions), *others) if cost]
@@ -253,18 +266,19 @@ class Plan:
         return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}",
                           *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation()])
 
-    def _whole_ops(self):
+    def _whole_ops(self) -> list[str]:
         """Returns what every rank computes for the rows of all, as lines of text."""
         if not self.whole:
             return []
         return ["computed by every rank for the rows of all, since nobody has said how to partition it:",
                 *(f"  {op}" for op in self.whole)]
 
-    def _expectation(self):
+    def _expectation(self) -> list[str]:
         """Returns what the step is expected to take, as lines of text."""
-        step, compute = self._times()
-        if step is None:
+        times = self._times()
+        if times is None:
             return []
+        step, compute = times
         workers = self.cluster.workers
         lines = [f"expected: {1e3 * step:.3g} ms for a step, {1e3 * compute:.3g} ms without other "
                  f"ranks: {workers * compute / step:.3g} times as fast as one process"]
@@ -275,19 +289,19 @@ class Plan:
         return lines
 
 
-def _shape(shape):
+def _shape(shape: Sequence[int] | None) -> str:
     return "?" if shape is None else "x".join(map(str, shape))
 
 
-def _summary(decision):
+def _summary(decision: Decision | None) -> str:
     if decision is None:
         return "missing"
     return f"{decision.scheme}{decision.carried or ''}, {_bytes(decision.num_bytes)} bytes, {_ms(decision.cost)} ms"
 
 
-def _bytes(number):
+def _bytes(number: float | None) -> str:
     return "unknown" if number is None else f"{number:,.0f}"
 
 
-def _ms(cost):
+def _ms(cost: Cost | None) -> str:
     return "unknown" if cost is None else f"{1e3 * cost.seconds:.3g}"

@@ -70,7 +70,8 @@ def _filled(value: Any) -> dict[str, Any]:
         if field.name == "carried":
             filled |= dataclasses.asdict(part) if part else {}
         elif part != field.default:
-            filled[field.name] = dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part
+            filled[field.name] = (
+                dataclasses.asdict(part) if dataclasses.is_dataclass(part) and not isinstance(part, type) else part)
     return filled
 
 

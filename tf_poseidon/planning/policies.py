@@ -26,7 +26,7 @@ from tf_poseidon.planning.schemes import SFB
 from tf_poseidon.planning.schemes import SPARSE
 from tf_poseidon.planning.site import Site
 
-Costs = Mapping[str, Cost | None]
+Costs = Mapping[str, Cost]
 Policy = Callable[[Site, Costs, Cluster], tuple[str, str]]
 Pins = Sequence[tuple[str, str]]
 
@@ -56,10 +56,12 @@ def _paper(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
         return _sparse(site, costs, cluster)
     if SFB not in costs:
         return PS, _why_dense(site)
-    m, n = site.factors.m, site.factors.n
-    sfb = cost_lib.gathered_bytes(site.factors.k * (m + n), cluster)
+    factors = site.factors
+    assert factors is not None  # else factor broadcasting has no cost
+    m, n = factors.m, factors.n
+    sfb = cost_lib.gathered_bytes(factors.rows * (m + n), cluster)
     ps = cost_lib.dense_bytes(m * n, cluster)
-    k = site.factors.k * cluster.ranks_per_node
+    k = factors.rows * cluster.ranks_per_node
     relation = "at most" if sfb <= ps else "more than"
     return (SFB if sfb <= ps else PS,
             f"2K(P1-1)(M+N) = {sfb:,.0f} is {relation} 2MN(P1+P2-2)/P2 = {ps:,.0f} for K={k}, "
@@ -68,11 +70,11 @@ def _paper(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 
 def _sparse(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
-    sparse = costs[SPARSE].num_bytes
-    ps = cost_lib.dense_bytes(site.num_bytes, cluster)
+    assert site.slices is not None  # else slice broadcasting has no cost
+    sparse, ps = costs[SPARSE].num_bytes, costs[PS].num_bytes
     relation = "at most" if sparse <= ps else "more than"
     return (SPARSE if sparse <= ps else PS,
-            f"{site.slices.k * cluster.ranks_per_node} slices to {cluster.nodes - 1} others are "
+            f"{site.slices.rows * cluster.ranks_per_node} slices to {cluster.nodes - 1} others are "
             f"{sparse:,.0f} bytes, {relation} the {ps:,.0f} of the dense gradient")
 
 
@@ -125,7 +127,7 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
                                      f"{', '.join(SCHEMES)}.")
     sites, exchanges = tuple(sites), tuple(exchanges)
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
-    decisions = chooser.decisions(sites)
+    decisions: Sequence[Decision] = chooser.decisions(sites)
     if policy == "auto" and cluster.accelerators and operations:
         decisions = _with_overlap(chooser, decisions, sites, operations, exchanges)
     exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
@@ -134,8 +136,8 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges)
 
 
-def _with_overlap(chooser: "_Chooser", decisions: list[Decision], sites: Sequence[Site], operations: float,
-                  exchanges: Sequence[Exchange]) -> list[Decision]:
+def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
+                  exchanges: Sequence[Exchange]) -> Sequence[Decision]:
     """Returns the decisions, changed one by one while that makes the step shorter; as they are if not by 5 %.
 
     By itself a gradient may take less time as factors. But its bytes are hidden by backpropagation where
@@ -147,7 +149,8 @@ def _with_overlap(chooser: "_Chooser", decisions: list[Decision], sites: Sequenc
         sent = step_time.messages(decisions, sites, exchanges, chooser.cluster)
         return step_time.step_seconds(sent, chooser.cluster, operations)[0]
 
-    by_themselves, changed = decisions, {}
+    by_themselves = decisions
+    changed: dict[str, str] = {}
     best = at_first = seconds(decisions)
     costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
              if d.runner_up and not d.leader and _pin(site.name, chooser.pins) is None}
@@ -177,19 +180,19 @@ class _Chooser:
         changed = changed or {}
         by_name = {site.name: site for site in sites}
         alone = {site.name: self._decide(site, changed.get(site.name)) for site in sites if site.bias_of is None}
-        return [alone.get(site.name) or self._follow(site, by_name[site.bias_of], alone[site.bias_of])
-                for site in sites]
+        return [alone[site.name] if site.bias_of is None else
+                self._follow(site, by_name[site.bias_of], alone[site.bias_of]) for site in sites]
 
-    def costs(self, site: Site) -> dict[str, Cost | None]:
+    def costs(self, site: Site) -> dict[str, Cost]:
         """Returns the `Cost` of each scheme that a site can travel by, by its name.
 
-        That of the parameter server is None if it is unknown; then there is no other to compare with.
+        Empty if that of the parameter server is unknown; then there is none to compare with.
         """
-        possible = (SCHEMES[name] for name in self.schemes)
-        possible = [scheme for scheme in possible if not scheme.mismatch(site) and not scheme.refusal(site)]
+        schemes = (SCHEMES[name] for name in self.schemes)
+        possible = [scheme for scheme in schemes if not scheme.mismatch(site) and not scheme.refusal(site)]
         costs = {scheme.name: traffic.cost(self.cluster) for scheme in possible
                  if (traffic := scheme.traffic(site)) is not None}
-        return costs if PS in costs else {PS: None}
+        return costs if PS in costs else {}
 
     def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:
         """Returns the `Decision` for a bias: it uses the exchange of its layer if the scheme of that allows it."""
@@ -202,13 +205,13 @@ class _Chooser:
 
     def _decide(self, site: Site, changed: str | None = None) -> Decision:
         costs, pin = self.costs(site), _pin(site.name, self.pins)
-        if pin in costs:
+        if pin is not None and pin in (costs or (PS,)):
             scheme, reason = pin, f"pinned to '{pin}'"
         elif pin is not None:
             wanted = SCHEMES[pin]
             why_not = wanted.mismatch(site) or wanted.refusal(site) or "the engine cannot carry it out"
             scheme, reason = PS, f"pinned to '{pin}', which it cannot: {why_not}"
-        elif len(costs) == 1:
+        elif len(costs) <= 1:
             scheme, reason = PS, _why_dense(site)
         else:
             scheme, reason = POLICIES[self.policy](site, costs, self.cluster)
@@ -218,7 +221,7 @@ class _Chooser:
         others = sorted(((cost, name) for name, cost in costs.items() if name != scheme),
                         key=lambda pair: pair[0].seconds)
         runner_up_cost, runner_up = others[0] if others else (None, None)
-        return Decision(site.name, scheme, costs[scheme], reason, runner_up=runner_up,
+        return Decision(site.name, scheme, costs.get(scheme), reason, runner_up=runner_up,
                         runner_up_cost=runner_up_cost)
 
 

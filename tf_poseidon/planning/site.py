@@ -23,9 +23,15 @@ class Factors:
     extra_bytes: int = 0
 
     @property
+    def rows(self) -> int:
+        """K where it is known."""
+        assert self.k is not None
+        return self.k
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of one worker's factors."""
-        return self.k * (self.m + self.n) * self.itemsize + self.extra_bytes
+        return self.rows * (self.m + self.n) * self.itemsize + self.extra_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +48,15 @@ class Slices:
     row_bytes: int
 
     @property
+    def rows(self) -> int:
+        """`k` where it is known."""
+        assert self.k is not None
+        return self.k
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of one worker's slices, when no index occurs twice."""
-        return self.k * self.row_bytes
+        return self.rows * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +95,7 @@ class Site:
     def num_bytes(self) -> int | None:
         """Bytes of the dense gradient, None where its shape is unknown."""
         if self.shape is None:
-            return self.factors and self.factors.m * self.factors.n * self.itemsize
+            return None if self.factors is None else self.factors.m * self.factors.n * self.itemsize
         return math.prod(self.shape) * self.itemsize
 
     def fingerprint(self) -> str:

@@ -5,9 +5,15 @@ it is there, and a rank's link carries one after the other. Rebuilding takes the
 backpropagation, whenever it happens. What is waited for stops computing until it is there.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 
+from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.decision import Decision
+from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.site import Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Message:
     is_waited_for: bool = False
 
 
-def messages(decisions, sites, exchanges, cluster):
+def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
+             cluster: Cluster) -> list[Message]:
     """Returns the `Message`s of a step.
 
     Args:
@@ -41,7 +48,7 @@ def messages(decisions, sites, exchanges, cluster):
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
-def step_seconds(sent, cluster, operations):
+def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float) -> tuple[float, float]:
     """Returns (seconds of a step, seconds of its arithmetic without any other rank).
 
     Args:

@@ -1,5 +1,6 @@
 """What a step computes on every rank, as one process does: ops that nobody has said how to partition."""
 
+from collections.abc import Sequence
 import dataclasses
 import json
 
@@ -18,16 +19,16 @@ class WholeOp:
     op: str
     bytes_per_row: int | None = None
 
-    def __str__(self):
+    def __str__(self) -> str:
         size = "?" if self.bytes_per_row is None else f"{self.bytes_per_row:,}"
         return f"{self.op} '{self.node}', with {size} bytes a row"
 
 
-def dumps(ops):
+def dumps(ops: Sequence[WholeOp]) -> str:
     """Returns `WholeOp`s as text; "" for none."""
     return json.dumps([dataclasses.asdict(op) for op in ops]) if ops else ""
 
 
-def loads(text):
+def loads(text: str) -> tuple[WholeOp, ...]:
     """Returns the `WholeOp`s of `dumps`."""
     return tuple(WholeOp(**fields) for fields in json.loads(text or "[]"))

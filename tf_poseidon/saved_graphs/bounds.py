@@ -4,13 +4,22 @@ Nothing is known about a step, so that is measured: its original runs again, twi
 place. The bound of a value is a factor times the sum of what that changes in it and a last place of its largest number.
 """
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.saved_graphs import formats
+
+# ("variable" or "output", its name).
+Key = tuple[str, str]
 
 # How often the original runs with other last places, and how much more than it shows then may come of rounding.
 RERUNS, _FACTOR = 2, 32
@@ -19,7 +28,7 @@ _FLOATS = (tf.bfloat16, tf.half, tf.float32, tf.float64)
 _COMPLEX = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 
-def changed(value, epsilon, rng):
+def changed(value: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
     """Returns an array of which each element is a last place larger or smaller; only of floats."""
     if not _is_float(value.dtype):
         return value
@@ -28,7 +37,8 @@ def changed(value, epsilon, rng):
         return np.asarray(_wide(value) * (1 + epsilon * signs), value.dtype)
 
 
-def measured(exact, others, epsilon):
+def measured(exact: Mapping[Key, np.ndarray], others: Sequence[Mapping[Key, np.ndarray]],
+             epsilon: float) -> dict[Key, float]:
     """Returns how far floats may be from those of one process, by the keys of `exact`; of what is no float, nothing.
 
     Args:
@@ -45,7 +55,7 @@ def measured(exact, others, epsilon):
     return found
 
 
-def error(value, wanted, bound):
+def error(value: np.ndarray, wanted: np.ndarray, bound: float) -> float:
     """Returns the largest error in parts of its bound; infinite where only one of both is finite."""
     value, wanted = _wide(value), _wide(wanted)
     if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):
@@ -54,12 +64,12 @@ def error(value, wanted, bound):
     return difference / bound if bound else (np.inf if difference else 0.0)
 
 
-def num_finite(value):
+def num_finite(value: np.ndarray) -> int:
     """Returns how many elements are finite: those whose errors count."""
     return int(np.isfinite(_wide(value)).sum())
 
 
-def epsilon(graph, targets):
+def epsilon(graph: formats.Saved, targets: Iterable[str]) -> float:
     """Returns the last place of 1 in the narrowest type of floats that a step computes with.
 
     That of the rewritten graph: it may round what ranks exchange.
@@ -73,7 +83,7 @@ def epsilon(graph, targets):
     return float(ml_dtypes.finfo(narrowest.as_numpy_dtype).eps)
 
 
-def _nodes_of_step(graph, targets):
+def _nodes_of_step(graph: formats.Saved, targets: Iterable[str]) -> list[node_def_pb2.NodeDef]:
     """Returns the nodes that some tensors need, and those of the functions that these call."""
     main = {node.name: node for node in graph.graph_def.node}
     functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
@@ -93,14 +103,14 @@ def _nodes_of_step(graph, targets):
     return nodes
 
 
-def _is_float(dtype):
+def _is_float(dtype: np.dtype) -> bool:
     return dtype.kind != "O" and (tf.as_dtype(dtype) in _FLOATS or tf.as_dtype(dtype) in _COMPLEX)
 
 
-def _wide(value):
+def _wide(value: np.ndarray) -> np.ndarray:
     return np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64)
 
 
-def _largest(difference):
+def _largest(difference: np.ndarray) -> float:
     """Returns the largest magnitude among what is finite."""
     return float(np.max(np.abs(difference), where=np.isfinite(difference), initial=0))

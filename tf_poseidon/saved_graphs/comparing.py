@@ -3,15 +3,21 @@
 What is found is noted in a `verifying.Verification`.
 """
 
+from collections.abc import Mapping
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_poseidon import runtime
 from tf_poseidon.saved_graphs import bounds
 
+if TYPE_CHECKING:  # it imports this module
+    from tf_poseidon.saved_graphs.verifying import Verification
 
-def with_one_process(result, values, expected, allowed):
+
+def with_one_process(result: "Verification", values: Mapping[tuple[str, str], np.ndarray],
+                     expected: Mapping[tuple[str, str], np.ndarray], allowed: Mapping[tuple[str, str], float]) -> None:
     """Notes how far values are from those of one process.
 
     Args:
@@ -32,7 +38,7 @@ def with_one_process(result, values, expected, allowed):
         result.errors[key] = number + compared, max(largest, error)
 
 
-def between_ranks(result, step, values):
+def between_ranks(result: "Verification", step: int, values: Mapping[tuple[str, str], np.ndarray]) -> None:
     """Notes what ranks do not have with the same bits; all of them have to call it.
 
     Args:
@@ -50,6 +56,6 @@ def between_ranks(result, step, values):
     result.differing = sorted({*result.differing, *differing})
 
 
-def _digest(value):
+def _digest(value: np.ndarray) -> bytes:
     data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
     return hashlib.sha256(f"{value.dtype} {value.shape} ".encode() + data).digest()

@@ -1,6 +1,7 @@
 """Says what a rewritten graph has that the original has not."""
 
 import dataclasses
+import os
 
 from tf_poseidon import tables
 from tf_poseidon.errors import GraphError
@@ -22,14 +23,14 @@ class Difference:
     steps: tuple[inserted.Step, ...]
     others: tuple[str, ...]
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [line for step in self.steps for line in _lines(step)]
         if not self.others:
             return "\n".join([*lines, "nothing else differs"])
         return "\n".join([*lines, "the graphs differ otherwise:", *(f"  {other}" for other in self.others)])
 
 
-def diff(source, target):
+def diff(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Difference:
     """Returns the `Difference` between a graph and the one that it was rewritten to.
 
     Args:
@@ -50,7 +51,7 @@ def diff(source, target):
     return Difference(inserted.steps(original, rewritten), tuple(inserted.others(original, rewritten)))
 
 
-def _lines(step):
+def _lines(step: inserted.Step) -> list[str]:
     """Returns the table of a step."""
     every = [exchange for exchange in step.exchanges if not exchange.is_fetched]
     fetched = len(step.exchanges) - len(every)

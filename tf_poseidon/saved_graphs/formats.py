@@ -4,10 +4,14 @@ What is written appears whole or not at all: it is made under another name and t
 """
 
 import abc
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import glob
 import os
 import shutil
+from typing import TypeVar
 
 from google.protobuf import message
 from google.protobuf import text_format
@@ -18,8 +22,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 
+M = TypeVar("M", bound=message.Message)
 
-def read(path):
+
+def read(path: str | os.PathLike[str]) -> "Saved":
     """Returns the graph in a file or folder, a `SavedModel`, `MetaGraph` or `GraphDef`.
 
     Raises:
@@ -47,20 +53,21 @@ class Saved(abc.ABC):
 
     kind = ""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.path = path
 
     @property
     @abc.abstractmethod
-    def graph_def(self):
+    def graph_def(self) -> graph_pb2.GraphDef:
         """The GraphDef, to be read or changed in place."""
 
     @property
-    def has_functions(self):
+    def has_functions(self) -> bool:
         """Whether signatures call functions (TensorFlow 2), which programs load too; else the main graph has them."""
         return False
 
-    def steps(self, signature=None, train_op=()):
+    def steps(self, signature: str | Sequence[str] | None = None,
+              train_op: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
         """Returns the tensors, or nodes, that make each step, by name of the step.
 
         Args:
@@ -79,12 +86,12 @@ class Saved(abc.ABC):
             raise GraphError(f"signature={signature!r}, expected the name of a signature, or a list of some.")
         return {name: self._outputs(name) for name in names}
 
-    def targets(self, signature=None, train_op=()):
+    def targets(self, signature: str | Sequence[str] | None = None, train_op: Sequence[str] = ()) -> tuple[str, ...]:
         """Returns the names of what makes a training step; arguments as of `steps`."""
         return tuple(dict.fromkeys(target for targets in self.steps(signature, train_op).values()
                                    for target in targets))
 
-    def _outputs(self, name):
+    def _outputs(self, name: str) -> tuple[str, ...]:
         """Returns the tensors of a signature."""
         signatures = self._signatures()
         if name not in signatures:
@@ -99,18 +106,18 @@ class Saved(abc.ABC):
                              "when it is called; let it return the loss.")
         return tuple(sorted(outputs))
 
-    def checkpoint(self):
+    def checkpoint(self) -> tuple[str, str, str] | None:
         """Returns (op that restores, tensor that takes the path, path) of TensorFlow 1's checkpoint, or None."""
         return None
 
-    def _signatures(self):
+    def _signatures(self) -> Mapping[str, meta_graph_pb2.SignatureDef]:
         return {}
 
-    def _train_ops(self):
+    def _train_ops(self) -> tuple[str, ...]:
         return ()
 
     @abc.abstractmethod
-    def write(self, target):
+    def write(self, target: str | os.PathLike[str]) -> None:
         """Writes it to another path, with what belongs to it.
 
         Raises:
@@ -124,7 +131,7 @@ class SavedModel(Saved):
     kind = "SavedModel"
     _PROTO, _TEXT, _FINGERPRINT = "saved_model.pb", "saved_model.pbtxt", "fingerprint.pb"
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         super().__init__(path)
         files = [name for name in (self._PROTO, self._TEXT) if os.path.exists(os.path.join(path, name))]
         if not files:
@@ -135,25 +142,25 @@ class SavedModel(Saved):
             raise GraphError(f"The SavedModel '{path}' holds {len(self._proto.meta_graphs)} graphs, expected one.")
 
     @property
-    def graph_def(self):
+    def graph_def(self) -> graph_pb2.GraphDef:
         return self._proto.meta_graphs[0].graph_def
 
     @property
-    def has_functions(self):
+    def has_functions(self) -> bool:
         return bool(self._proto.meta_graphs[0].object_graph_def.nodes)
 
     @property
-    def tags(self):
+    def tags(self) -> Sequence[str]:
         """The tags of its graph, by which TensorFlow 1 loads it."""
         return self._proto.meta_graphs[0].meta_info_def.tags
 
-    def _signatures(self):
+    def _signatures(self) -> Mapping[str, meta_graph_pb2.SignatureDef]:
         return self._proto.meta_graphs[0].signature_def
 
-    def _train_ops(self):
+    def _train_ops(self) -> tuple[str, ...]:
         return _collected(self._proto.meta_graphs[0])
 
-    def write(self, target):
+    def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target).rstrip("/")
         with _whole(target) as folder:
             others = shutil.ignore_patterns(self._PROTO, self._TEXT, self._FINGERPRINT)
@@ -169,21 +176,21 @@ class MetaGraph(Saved):
 
     kind = "MetaGraph"
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         super().__init__(path)
         self._proto = _parse(path, meta_graph_pb2.MetaGraphDef)
 
     @property
-    def graph_def(self):
+    def graph_def(self) -> graph_pb2.GraphDef:
         return self._proto.graph_def
 
-    def _signatures(self):
+    def _signatures(self) -> Mapping[str, meta_graph_pb2.SignatureDef]:
         return self._proto.signature_def
 
-    def _train_ops(self):
+    def _train_ops(self) -> tuple[str, ...]:
         return _collected(self._proto)
 
-    def write(self, target):
+    def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target)
         if not target.endswith(".meta"):
             raise GraphError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
@@ -197,7 +204,7 @@ class MetaGraph(Saved):
                 copy = stack.enter_context(_whole(prefix + file.removeprefix(own)))
                 shutil.copyfile(file, copy)
 
-    def checkpoint(self):
+    def checkpoint(self) -> tuple[str, str, str] | None:
         saver, prefix = self._proto.saver_def, self.path.removesuffix(".meta")
         if not saver.restore_op_name or not os.path.exists(f"{prefix}.index"):
             return None
@@ -209,15 +216,15 @@ class GraphDef(Saved):
 
     kind = "GraphDef"
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         super().__init__(path)
         self._proto = _parse(path, graph_pb2.GraphDef)
 
     @property
-    def graph_def(self):
+    def graph_def(self) -> graph_pb2.GraphDef:
         return self._proto
 
-    def write(self, target):
+    def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target)
         if not target.endswith((".pb", ".pbtxt")):
             raise GraphError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
@@ -226,13 +233,13 @@ class GraphDef(Saved):
             _serialize(self._proto, file, is_text=target.endswith(".pbtxt"))
 
 
-def _collected(meta_graph):
+def _collected(meta_graph: meta_graph_pb2.MetaGraphDef) -> tuple[str, ...]:
     """Returns the names in TensorFlow 1's collection of training ops."""
     return tuple(meta_graph.collection_def["train_op"].node_list.value
                  if "train_op" in meta_graph.collection_def else ())
 
 
-def _parse(path, kind):
+def _parse(path: str, kind: type[M]) -> M:
     """Returns the message in a file; one without any node is none."""
     proto = kind()
     try:
@@ -249,7 +256,7 @@ def _parse(path, kind):
     return proto
 
 
-def _serialize(proto, path, is_text=None):
+def _serialize(proto: message.Message, path: str, is_text: bool | None = None) -> None:
     if path.endswith(".pbtxt") if is_text is None else is_text:
         data = text_format.MessageToString(proto).encode()
     else:
@@ -259,7 +266,7 @@ def _serialize(proto, path, is_text=None):
 
 
 @contextlib.contextmanager
-def _whole(target):
+def _whole(target: str) -> Iterator[str]:
     """Gives a path to write to, which becomes `target` at the end; nothing stays after a failure."""
     folder, name = os.path.split(target)
     if os.path.lexists(target):

@@ -1,5 +1,7 @@
 """Shows on the terminal what a long command is doing."""
 
+from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import sys
 
@@ -8,7 +10,7 @@ from rich import progress
 
 
 @contextlib.contextmanager
-def shown():
+def shown() -> Iterator[Callable[[str], None]]:
     """Gives a function that is told what is done next; it shows that and how long it takes."""
     columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
     with progress.Progress(*columns, console=console.Console(file=sys.stderr), transient=True) as bar:

@@ -1,15 +1,22 @@
 """Runs the original of a rewritten graph in one process: what each step of the latter is compared with."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from tf_poseidon.saved_graphs import bounds
+from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
+
+# By name.
+Arrays = Mapping[str, np.ndarray]
 
 
 class Reference:
     """The original graph in this process."""
 
-    def __init__(self, original, what, epsilon, seed):
+    def __init__(self, original: formats.Saved, what: Mapping[str, Any], epsilon: float, seed: int) -> None:
         """Loads the graph.
 
         Args:
@@ -23,7 +30,8 @@ class Reference:
         self._epsilon = epsilon
         self._rng = np.random.default_rng([seed, 1])
 
-    def step(self, batch, state):
+    def step(self, batch: Arrays,
+             state: Arrays) -> tuple[dict[tuple[str, str], np.ndarray], dict[tuple[str, str], float]]:
         """Runs a step.
 
         Args:
@@ -37,15 +45,16 @@ class Reference:
         exact, *others = [self._run(runner, batch, state, is_exact=not i) for i, runner in enumerate(self._runners)]
         return exact, bounds.measured(exact, others, self._epsilon)
 
-    def _run(self, runner, batch, state, is_exact):
-        def change(value):
+    def _run(self, runner: running.Runner, batch: Arrays, state: Arrays,
+             is_exact: bool) -> dict[tuple[str, str], np.ndarray]:
+        def change(value: np.ndarray) -> np.ndarray:
             return value if is_exact else bounds.changed(value, self._epsilon, self._rng)
 
         runner.set_state([change(state[name]) for name in runner.variables])
         return run_step(runner, {name: change(value) for name, value in batch.items()})
 
 
-def run_step(runner, batch):
+def run_step(runner: running.Runner, batch: Arrays) -> dict[tuple[str, str], np.ndarray]:
     """Runs a step; returns what there is afterwards, arrays by ("variable" or "output", name)."""
     outputs = runner.run(batch)
     return {**{("variable", name): value for name, value in zip(runner.variables, runner.state())},

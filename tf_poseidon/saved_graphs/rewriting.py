@@ -1,7 +1,12 @@
 """Rewrites saved training graphs, which know nothing of other ranks, so that they train on several."""
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import os
+from typing import Any
+from typing import TypeVar
 
 from tf_poseidon import engines
 from tf_poseidon import grappler
@@ -13,6 +18,8 @@ from tf_poseidon.graph_passes.saved import rewriting as rewriting_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
+
+S = TypeVar("S", bound=formats.Saved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +33,18 @@ class Report:
     steps: dict[str, rewriting_lib.Step]
 
     @property
-    def plan(self):
+    def plan(self) -> planning.Plan:
         """The `Plan` of the first step."""
         return next(iter(self.steps.values())).plan
 
-    def __str__(self):
+    def __str__(self) -> str:
         if len(self.steps) == 1:
             return str(next(iter(self.steps.values())))
         return "\n\n".join(f"{name}:\n{step}" for name, step in self.steps.items())
 
 
-def rewrite_saved_model(source, target, signature="train", **options):
+def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLike[str],
+                        signature: str | Sequence[str] = "train", **options: Any) -> Report:
     """Rewrites a SavedModel for several ranks.
 
     ```python
@@ -74,7 +82,9 @@ def rewrite_saved_model(source, target, signature="train", **options):
     return _rewrite(_of_kind(source, formats.SavedModel), target, signature, (), **options)
 
 
-def rewrite_meta_graph(source, target, train_op=(), signature=None, **options):
+def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike[str],
+                       train_op: str | Sequence[str] = (), signature: str | Sequence[str] | None = None,
+                       **options: Any) -> Report:
     """Rewrites a MetaGraph of TensorFlow 1, with the checkpoint of the same name.
 
     Args:
@@ -91,7 +101,8 @@ def rewrite_meta_graph(source, target, train_op=(), signature=None, **options):
     return _rewrite(_of_kind(source, formats.MetaGraph), target, signature, train_op, **options)
 
 
-def rewrite_graph_def(source, target, train_op, **options):
+def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[str], train_op: str | Sequence[str],
+                      **options: Any) -> Report:
     """Rewrites a GraphDef.
 
     Whoever runs it gives all ranks the same initial values: only what a step assigns is kept equal.
@@ -109,7 +120,8 @@ def rewrite_graph_def(source, target, train_op, **options):
     return _rewrite(_of_kind(source, formats.GraphDef), target, None, train_op, **options)
 
 
-def rewrite(source, target, signature=None, train_op=(), **options):
+def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
+            signature: str | Sequence[str] | None = None, train_op: str | Sequence[str] = (), **options: Any) -> Report:
     """Rewrites whatever a path holds; arguments as those of the functions above."""
     graph = formats.read(source)
     if isinstance(graph, formats.GraphDef) and not train_op:
@@ -118,7 +130,7 @@ def rewrite(source, target, signature=None, train_op=(), **options):
     return _rewrite(graph, target, signature, train_op, **options)
 
 
-def strip(source, target):
+def strip(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Writes the graph that a rewritten one was made of: the same, node for node.
 
     Raises:
@@ -131,17 +143,20 @@ def strip(source, target):
     graph.write(target)
 
 
-def _of_kind(path, kind):
+def _of_kind(path: str | os.PathLike[str], kind: type[S]) -> S:
     graph = formats.read(path)
     if not isinstance(graph, kind):
         raise ConfigurationError(f"'{path}' is a {graph.kind}, expected a {kind.kind}.")
     return graph
 
 
-def _rewrite(graph, target, signature, train_op, *, workers=None, batch_size=None, bandwidth_gbps=10.0,
-             latency_us=50.0, gflops=1000.0, accelerators=False, servers=0, ranks_per_node=1,
-             policy="auto", pins=None, merge=False, plan=None, inputs=None, wire_dtype=None, strict=False,
-             engine=engines.DEFAULT, progress=lambda what: None):
+def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: str | Sequence[str] | None,
+             train_op: str | Sequence[str], *, workers: int | None = None, batch_size: int | None = None,
+             bandwidth_gbps: float = 10.0, latency_us: float = 50.0, gflops: float = 1000.0, accelerators: bool = False,
+             servers: int = 0, ranks_per_node: int = 1, policy: str = "auto", pins: Mapping[str, str] | None = None,
+             merge: bool = False, plan: planning.Plan | str | os.PathLike[str] | None = None,
+             inputs: Mapping[str, str | int] | None = None, wire_dtype: str | None = None, strict: bool = False,
+             engine: str = engines.DEFAULT, progress: Callable[[str], object] = lambda what: None) -> Report:
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise ConfigurationError(f"train_op={train_op!r}, expected names of ops.")

@@ -1,7 +1,11 @@
 """Runs the training step of a saved graph, for verification: with given inputs, from a given state."""
 
 import collections
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import tempfile
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +16,8 @@ from tf_poseidon.saved_graphs import formats
 v1 = tf.compat.v1
 
 
-def runner(graph, signature=None, train_op=(), initializer=None):
+def runner(graph: formats.Saved, signature: str | None = None, train_op: Sequence[str] = (),
+           initializer: Sequence[str] | None = None) -> "Runner":
     """Returns what runs a graph of `formats.read`.
 
     Args:
@@ -33,7 +38,7 @@ class _FunctionRunner:
         variables: Names of the variables that the step uses, each another one.
     """
 
-    def __init__(self, graph, signature):
+    def __init__(self, graph: formats.Saved, signature: str | None) -> None:
         self._folder = tempfile.TemporaryDirectory()
         path = f"{self._folder.name}/model"
         graph.write(path)
@@ -48,16 +53,16 @@ class _FunctionRunner:
         self._variables = list({id(v): v for v in self._step.variables}.values())
         self.variables = _numbered(v.name.partition(":")[0] for v in self._variables)
 
-    def state(self):
+    def state(self) -> list[np.ndarray]:
         """Returns the values of all variables, in the order of `variables`."""
         return [_array(v.numpy()) for v in self._variables]
 
-    def set_state(self, state):
+    def set_state(self, state: Iterable[np.ndarray]) -> None:
         """Gives all variables their values, in the same order."""
         for variable, value in zip(self._variables, state):
             variable.assign(value)
 
-    def run(self, inputs):
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a step, and returns what it returns: arrays by name."""
         outputs = self._step(**{key: tf.constant(value) for key, value in inputs.items()})
         return {name: _array(tensor.numpy()) for name, tensor in outputs.items()}
@@ -69,7 +74,7 @@ class _SessionRunner:
     Its variables are all that have a value: a rewritten graph may need fewer than the original.
     """
 
-    def __init__(self, graph, targets, initializer):
+    def __init__(self, graph: formats.Saved, targets: Iterable[str], initializer: Sequence[str] | None) -> None:
         config = v1.ConfigProto(intra_op_parallelism_threads=1)
         options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them by themselves
         config.graph_options.rewrite_options.disable_meta_optimizer = options.get("disable_meta_optimizer", False)
@@ -91,7 +96,7 @@ class _SessionRunner:
         self._used = [i for i, is_ready in enumerate(ready) if is_ready]
         self.variables = [self._names[i] for i in self._used]
 
-    def _load(self, graph):
+    def _load(self, graph: formats.Saved) -> bool:
         """Loads a graph; returns whether its variables have values then."""
         if not isinstance(graph, formats.SavedModel):
             tf.import_graph_def(graph.graph_def, name="")
@@ -102,7 +107,7 @@ class _SessionRunner:
             v1.saved_model.load(self._session, graph.tags, path)
         return True
 
-    def _make_accessors(self):
+    def _make_accessors(self) -> None:
         """Adds what reads and assigns each variable, and finds the inputs."""
         self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
         needed = _needed(self._targets.values())
@@ -124,19 +129,22 @@ class _SessionRunner:
                 self._names.append(op.name)
                 self._feeds.append(feed)
 
-    def state(self):
+    def state(self) -> list[np.ndarray]:
         return self._session.run([self._reads[i] for i in self._used])
 
-    def set_state(self, state):
+    def set_state(self, state: Iterable[np.ndarray]) -> None:
         self._session.run([self._assigns[i] for i in self._used],
                           {self._feeds[i]: value for i, value in zip(self._used, state)})
 
-    def run(self, inputs):
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         values = self._session.run(self._targets, inputs)  # None of an op
         return {name: _array(value) for name, value in values.items() if value is not None}
 
 
-def _numbered(names):
+Runner = _FunctionRunner | _SessionRunner
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
     """Returns names of which each is there once: the second "v" is "v (2)"."""
     counts, found = collections.Counter(), []
     for name in names:
@@ -145,12 +153,12 @@ def _numbered(names):
     return found
 
 
-def _array(value):
+def _array(value: Any) -> np.ndarray:
     """Returns a value as an array; strings as objects, since NumPy cuts off the zeros that end its own."""
     return np.asarray(value, object if isinstance(value, bytes) else None)
 
 
-def _needed(targets):
+def _needed(targets: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
     """Returns the operations that some tensors or operations need."""
     queue, seen = [getattr(target, "op", target) for target in targets], set()
     while queue:
@@ -161,7 +169,7 @@ def _needed(targets):
     return seen
 
 
-def random_inputs(inputs, rows, seed):
+def random_inputs(inputs: Mapping[str, tuple[tf.DType, tf.TensorShape]], rows: int, seed: Any) -> dict[str, np.ndarray]:
     """Returns random arrays for the inputs of a step: normal numbers, and zeros and ones of integers.
 
     Args:

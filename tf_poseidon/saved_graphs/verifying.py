@@ -5,11 +5,17 @@ it on the same global batch (`reference.py`). `bounds.py` says how far floats ma
 `comparing.py` how far they are, and whether all ranks have the same bits.
 """
 
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
+import os
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import job
 from tf_poseidon import tables
@@ -45,7 +51,7 @@ class Verification:
     differing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [("", "", "values", "largest error / bound"),
                 *((kind, name, f"{number:,}", f"{error:.3g}") for (kind, name), (number, error) in self.errors.items())]
         lines = [f"{self.steps} steps on {self.size} ranks, against the original in one process:",
@@ -56,8 +62,9 @@ class Verification:
                           "wrong" if self.failures else "all right"])
 
 
-def verify(source, target, signature=None, train_op=(), initializer=(), batch_size=4, steps=2, inputs=None,
-           seed=0, engine=None):
+def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signature: str | None = None,
+           train_op: Sequence[str] = (), initializer: Sequence[str] = (), batch_size: int = 4, steps: int = 2,
+           inputs: Mapping[str, npt.ArrayLike] | None = None, seed: int = 0, engine: str | None = None) -> Verification:
     """Runs a rewritten graph, and the original in one process, and compares them. All ranks have to call it.
 
     Args:
@@ -115,7 +122,7 @@ def verify(source, target, signature=None, train_op=(), initializer=(), batch_si
     return result
 
 
-def _set_seeds(graph_def):
+def _set_seeds(graph_def: graph_pb2.GraphDef) -> None:
     """Gives random ops a seed that have none, so that every process draws the same numbers."""
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         for node in nodes:
@@ -123,7 +130,8 @@ def _set_seeds(graph_def):
                 node.attr["seed"].i, node.attr["seed2"].i = _SEEDS
 
 
-def _checked(inputs, specs):
+def _checked(inputs: Mapping[str, npt.ArrayLike],
+             specs: Mapping[str, tuple[tf.DType, tf.TensorShape]]) -> dict[str, np.ndarray]:
     """Returns the arrays of a batch in the types that a step takes."""
     if set(inputs) != set(specs):
         raise ConfigurationError(f"The arrays are {', '.join(sorted(inputs)) or 'none'}, but the step takes "
@@ -132,7 +140,7 @@ def _checked(inputs, specs):
 
 
 @contextlib.contextmanager
-def _unoptimised():
+def _unoptimised() -> Iterator[None]:
     """While TensorFlow runs graphs as they are: otherwise both would be rounded in other places."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -143,5 +151,5 @@ def _unoptimised():
             {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)})
 
 
-def _bytes(graph_def):
+def _bytes(graph_def: graph_pb2.GraphDef) -> bytes:
     return graph_def.SerializeToString(deterministic=True)

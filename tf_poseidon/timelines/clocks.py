@@ -1,10 +1,15 @@
 """Puts what ranks have recorded on one clock, that of rank 0."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
 from tf_poseidon.timelines.steps import Event
 from tf_poseidon.timelines.steps import Rank
 
 
-def clock_offset(own, of_rank_0):
+def clock_offset(own: Sequence[tuple[float, float]],
+                 of_rank_0: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Returns (time, offset, error): by how much this rank's clock was ahead of rank 0's, and when.
 
     In an exchange of all with all, nobody is done before everybody has begun. So the offset is at least this
@@ -21,7 +26,7 @@ def clock_offset(own, of_rank_0):
     return time, (low + high) / 2, (high - low) / 2
 
 
-def aligned(recorded):
+def aligned(recorded: Sequence[Mapping[str, Any]]) -> list[Rank]:
     """Returns the `Rank`s with all times on rank 0's clock.
 
     Args:
@@ -34,7 +39,7 @@ def aligned(recorded):
             for key in ("before", "after"))
         drift = (last_offset - offset) / (last - first) if rank else 0.0
 
-        def to_rank_0(time, offset=offset, drift=drift, first=first):
+        def to_rank_0(time: float, offset: float = offset, drift: float = drift, first: float = first) -> float:
             return time - offset - drift * (time - first)
 
         events = [Event(row, site, to_rank_0(1e-9 * begin), to_rank_0(1e-9 * end), *rest)

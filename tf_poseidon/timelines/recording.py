@@ -1,19 +1,27 @@
 """Recording the timeline of a job: what `strategy.timeline` does."""
 
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import gzip
 import json
+import os
 import pathlib
 import socket
+from typing import Any
 import zlib
 
 import numpy as np
 
+from tf_poseidon import planning
+from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace
 from tf_poseidon.timelines import xplane
+from tf_poseidon.timelines.steps import Rank
 
 # What it exchanges itself: no part of training.
 _CLOCKS, _LENGTHS, _EVENTS = (f"strategy.timeline/{what}" for what in ("clocks", "lengths", "events"))
@@ -33,11 +41,11 @@ class Timeline:
         ranks: The recorded `Rank`s; empty before the end.
     """
 
-    def __init__(self, path, rank):
+    def __init__(self, path: pathlib.Path, rank: int) -> None:
         self.path, self.ranks = path, []
         self._rank, self._plan = rank, None
 
-    def table(self, rank=None, plan=None):
+    def table(self, rank: int | None = None, plan: planning.Plan | None = None) -> str:
         """Returns the table of a rank as text.
 
         Args:
@@ -48,16 +56,16 @@ class Timeline:
             return "The timeline is not there yet: leave strategy.timeline first."
         return table_lib.table(self.ranks, self._rank if rank is None else rank, plan or self._plan)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.table()
 
-    def finish(self, ranks, plan):
+    def finish(self, ranks: list[Rank], plan: planning.Plan | None) -> None:
         """Takes what was recorded, and writes the trace on rank 0."""
         self.ranks, self._plan = ranks, plan
         if self._rank == 0:
             self._write(trace.trace(ranks))
 
-    def _write(self, chrome_trace):
+    def _write(self, chrome_trace: Mapping[str, Any]) -> None:
         if self.path.name.endswith(xplane.SUFFIX):
             self.path.write_bytes(xplane.xspace(chrome_trace).SerializeToString())
             return
@@ -69,7 +77,8 @@ _recording = set()  # communicators that record
 
 
 @contextlib.contextmanager
-def record(communicator, path, plan):
+def record(communicator: Communicator, path: str | os.PathLike[str],
+           plan: Callable[[], planning.Plan | None]) -> Iterator[Timeline]:
     """Records what all ranks do inside; see `PoseidonStrategy.timeline`.
 
     Args:
@@ -103,7 +112,7 @@ def record(communicator, path, plan):
         _recording.discard(communicator)
 
 
-def _try_clocks(communicator):
+def _try_clocks(communicator: Communicator) -> list[tuple[float, float]]:
     """Returns (begin, end) of some exchanges of all with all, in seconds of this rank's clock."""
     communicator.record_events(_TRIES)
     for _ in range(_TRIES):
@@ -113,7 +122,7 @@ def _try_clocks(communicator):
             if site == _CLOCKS]
 
 
-def _gather(communicator, value):
+def _gather(communicator: Communicator, value: Any) -> list[Any]:
     """Returns the values of all ranks, which JSON can express, in rank order."""
     data = zlib.compress(json.dumps(value).encode())
     lengths, = communicator.submit_factors(_LENGTHS, [np.array([[len(data)]])])()

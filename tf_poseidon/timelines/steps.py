@@ -12,6 +12,7 @@ Computing has no other marks than what leaves it: gradients, and what else a ste
 """
 
 import bisect
+from collections.abc import Sequence
 import dataclasses
 import functools
 import typing
@@ -66,7 +67,7 @@ class Rank:
     dropped: int = 0
 
     @functools.cached_property
-    def steps(self):
+    def steps(self) -> "list[Step]":
         """The `Step`s. A site that is exchanged again begins the next one."""
         exchanges, seen = [], set()
         for event in self.events:
@@ -113,32 +114,32 @@ class Step:
     segments: list[Segment]
 
     @property
-    def begin(self):
+    def begin(self) -> float:
         return self.segments[0].begin
 
     @property
-    def end(self):
+    def end(self) -> float:
         return self.segments[-1].end
 
     @property
-    def last_ready(self):
+    def last_ready(self) -> float:
         """When the last exchange began; computing ends there, as far as is known."""
         return self.exchanges[-1].begin
 
-    def seconds(self, *kinds):
+    def seconds(self, *kinds: str) -> float:
         """Returns how long all segments of some kinds are."""
         return sum(s.end - s.begin for s in self.segments if s.kind in kinds)
 
-    def hidden(self, event):
+    def hidden(self, event: Event) -> tuple[float, float]:
         """Returns (begin, end) of an exchange's time while the step went on computing."""
         return event.begin, event.begin if event.is_blocking else min(event.end, self.last_ready)
 
 
-def _segments(now, exchanges, rebuilds):
+def _segments(now: float, exchanges: Sequence[Event], rebuilds: Sequence[Event]) -> list[Segment]:
     """Returns the segments of a step that begins `now`."""
     segments = []
 
-    def until(end, kind, site):
+    def until(end: float, kind: str, site: str) -> None:
         nonlocal now
         if segments and segments[-1][:2] == (kind, site):
             segments[-1] = segments[-1]._replace(end=end)

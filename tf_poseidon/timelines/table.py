@@ -1,14 +1,17 @@
 """Where the steps of a rank went, as a table."""
 
 import collections
+from collections.abc import Callable
+from collections.abc import Sequence
 import statistics
+from typing import Any
 
 from tf_poseidon import planning
 from tf_poseidon import tables
 from tf_poseidon.timelines import steps as steps_lib
 
 
-def table(ranks, rank, plan=None):
+def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
     """Returns where the steps of one rank went, as text.
 
     Times are means, in milliseconds, over the half of the steps whose duration is in the middle: medians of
@@ -34,11 +37,12 @@ def table(ranks, rank, plan=None):
               if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
               and (cost := exchange.cost(plan.cluster)) is not None}
 
-    def place(site):  # in the order of backpropagation, with what is made of a gradient's factors after it
+    # In the order of backpropagation, with what is made of a gradient's factors after it.
+    def place(site: str) -> tuple[float, bool, str]:
         leader = decisions[site].leader if site in decisions else None
         return values[leader if leader in values else site]["ready"], bool(leader), site
 
-    def mean(value):
+    def mean(value: Callable[[steps_lib.Step], float]) -> str:
         return _ms(statistics.fmean(map(value, steps)))
 
     rows = [("variable", "scheme", "compute", "hidden", "exposed", "rebuild", "slowest rank", "later by",
@@ -76,11 +80,11 @@ def table(ranks, rank, plan=None):
     return "\n".join([title, *lines])
 
 
-def _by_site(steps):
+def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
     """Returns {site: {column: mean over the steps, in seconds; of "row" the last one}}."""
     values = collections.defaultdict(dict)
 
-    def add(site, column, seconds):
+    def add(site: str, column: str, seconds: float) -> None:
         values[site][column] = values[site].get(column, 0.0) + seconds / len(steps)
 
     for step in steps:
@@ -104,7 +108,7 @@ def _by_site(steps):
     return values
 
 
-def _exchanges(ranks):
+def _exchanges(ranks: Sequence[steps_lib.Rank]) -> dict[str, list[tuple[steps_lib.Event, ...]]]:
     """Returns {site: for each time that it was exchanged, the `Event`s of all ranks}."""
     of_ranks = [collections.defaultdict(list) for _ in ranks]
     for rank, of_rank in zip(ranks, of_ranks):
@@ -115,7 +119,7 @@ def _exchanges(ranks):
     return {site: exchanges for site, exchanges in result.items() if exchanges}
 
 
-def _slowest(exchanges):
+def _slowest(exchanges: Sequence[Sequence[steps_lib.Event]]) -> tuple[int, float]:
     """Returns (the rank whose tensor is the last, by how many seconds after that of the median rank).
 
     Of an even number of ranks, the median is the earlier of the two in the middle.
@@ -125,12 +129,12 @@ def _slowest(exchanges):
     return max(enumerate(later), key=lambda pair: pair[1])
 
 
-def _arrivals(exchanges, rank):
+def _arrivals(exchanges: Sequence[Sequence[steps_lib.Event]], rank: int) -> list[float]:
     """Returns the seconds from when all ranks' gradients were ready to when a rank had the sum."""
     return [max(0.0, events[rank].end - max(e.begin for e in events)) for events in exchanges]
 
 
-def _covered(step):
+def _covered(step: steps_lib.Step) -> float:
     """Returns how long something was under way while the step went on computing."""
     total = reached = 0.0
     for begin, end in sorted(map(step.hidden, step.exchanges)):
@@ -139,6 +143,6 @@ def _covered(step):
     return total
 
 
-def _ms(seconds):
+def _ms(seconds: float | None) -> str:
     """Returns seconds as milliseconds, and nothing of None."""
     return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"

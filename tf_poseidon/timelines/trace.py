@@ -1,11 +1,13 @@
 """The recording of all ranks as a Chrome trace."""
 
 import bisect
+from collections.abc import Sequence
+from typing import Any
 
 from tf_poseidon.timelines import steps as steps_lib
 
 
-def trace(ranks):
+def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
     """Returns the recording of all ranks as the object of a Chrome trace.
 
     A rank is a process of it, with a thread for computing and one for each kind of exchange; where several
@@ -14,14 +16,15 @@ def trace(ranks):
     origin = min(rank.begin for rank in ranks)
     events = []
 
-    def note(rank, phase, name, **more):
+    def note(rank: int, phase: str, name: str, **more: Any) -> None:
         events.append({"ph": phase, "pid": rank, "name": name, **more})
 
-    def name_thread(rank, tid, name):
+    def name_thread(rank: int, tid: int, name: str) -> None:
         note(rank, "M", "thread_name", tid=tid, args={"name": name})
         note(rank, "M", "thread_sort_index", tid=tid, args={"sort_index": tid})
 
-    def note_span(rank, tid, name, category, span, **arguments):
+    def note_span(rank: int, tid: int, name: str, category: str, span: steps_lib.Event | steps_lib.Segment,
+                  **arguments: Any) -> None:
         note(rank, "X", name, tid=tid, cat=category, ts=1e6 * (span.begin - origin),
              dur=1e6 * (span.end - span.begin), args=arguments)
 

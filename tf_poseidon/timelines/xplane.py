@@ -1,5 +1,8 @@
 """A Chrome trace as an XSpace, which the profiler of TensorBoard reads: it no longer reads Chrome traces."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from tf_poseidon.compat import tensorflow as tf_compat
 
 SUFFIX = ".xplane.pb"
@@ -7,12 +10,12 @@ SUFFIX = ".xplane.pb"
 _PLANE = "/device:CUSTOM:"  # planes whose names begin otherwise are taken for a host, or a device of XLA
 
 
-def xspace(trace):
+def xspace(trace: Mapping[str, Any]) -> Any:
     """Returns what `trace.trace` returns as an `XSpace`: processes are planes, threads lines."""
     space = tf_compat.xspace()
     planes, lines, numbers = {}, {}, {}
 
-    def number_of(name, rank, table):
+    def number_of(name: str, rank: int, table: str) -> int:
         """Returns the number of a name in "event_metadata" or "stat_metadata" of a plane."""
         known = numbers.setdefault((rank, table), {})
         if name not in known:

@@ -18,8 +18,9 @@ from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 
-RULES = {
+RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **reductions.RULES,
     **contractions.RULES,

@@ -1,15 +1,27 @@
 """What a rule sees of an op, and what it answers."""
 
 import collections.abc
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import math
+import typing
+from typing import Any
 
+import numpy as np
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
+
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
 _INEXACT = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE,
             types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128)
@@ -32,7 +44,7 @@ class Outcome:
     takes: tuple[State | None, ...]
     gives: tuple[State, ...]
     local: dict[int, int] = dataclasses.field(default_factory=dict)
-    write: collections.abc.Callable | None = None
+    write: "collections.abc.Callable[[NodeWriter], list[str]] | None" = None
     checks: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     wishes: dict[int, State] = dataclasses.field(default_factory=dict)
 
@@ -50,7 +62,8 @@ class Case:
             put into it, as far as is known.
     """
 
-    def __init__(self, node, inputs, states, num_outputs, sizes, wish=None, stored=None):
+    def __init__(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], states: tuple[State, ...], num_outputs: int,
+                 sizes: Sizes, wish: State | None = None, stored: State | None = None) -> None:
         self.node = node
         self.inputs = inputs
         self.states = states
@@ -59,51 +72,63 @@ class Case:
         self.stored = stored
         self._sizes = sizes
 
-    def attr(self, name):
+    def attr(self, name: str) -> attr_value_pb2.AttrValue:
         """Returns an attribute as a protocol buffer, an empty one if the node has none of that name."""
         return self.node.attr[name] if name in self.node.attr else attr_value_pb2.AttrValue()
 
-    def shape(self, i):
+    def shape(self, i: int) -> sizes_lib.Shape | None:
         """Returns what is known of an input's one-process shape, as of `Sizes.shape`."""
         return self._sizes.shape(self.inputs[i])
 
-    def out_shape(self, i=0):
+    def sizes(self, i: int) -> sizes_lib.Shape:
+        """Returns the shape of an input whose rank is known."""
+        shape = self.shape(i)
+        assert shape is not None
+        return shape
+
+    def dimension(self, i: int) -> int:
+        """Returns the dimension of an input's rows; it has some."""
+        state = self.states[i]
+        assert isinstance(state, Rows)
+        return state.dimension
+
+    def out_shape(self, i: int = 0) -> sizes_lib.Shape | None:
         """Returns what is known of an output's one-process shape."""
         return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
 
-    def rank(self, i):
+    def rank(self, i: int) -> int | None:
         """Returns the number of dimensions of an input, None if it is unknown."""
         shape = self.shape(i)
         return None if shape is None else len(shape)
 
-    def constant(self, i):
+    def constant(self, i: int) -> np.ndarray | None:
         """Returns the value of an integer input if it does not depend on rows, as an array; else None."""
         return self._sizes.constant(self.inputs[i])
 
-    def element(self, i, index):
+    def element(self, i: int, index: int) -> np.ndarray | None:
         """Returns a part of an integer input along its first dimension, as of `Sizes.element`."""
         return self._sizes.element(self.inputs[i], index)
 
-    def likely_element(self, i, index):
+    def likely_element(self, i: int, index: int) -> np.ndarray | None:
         """Returns such a part for large numbers of rows, as of `Sizes.likely_element`."""
         return self._sizes.likely_element(self.inputs[i], index)
 
-    def is_packed(self, i):
+    def is_packed(self, i: int) -> bool:
         """Whether an input was made of single values: by a program rather than by backpropagation."""
         return self._sizes.graph.node(self.inputs[i]).op in ("Pack", "ConcatV2", "Const")
 
-    def is_one(self, i, dimension):
+    def is_one(self, i: int, dimension: int) -> bool:
         """Whether a dimension of an input has one element, for any number of rows."""
         return self._sizes.is_one(self.inputs[i], dimension)
 
-    def accumulates(self, i):
+    def accumulates(self, i: int) -> bool:
         """Whether an input is what the rounds of a loop before have made."""
         graph, node = self._sizes.graph, self._sizes.graph.node(self.inputs[i])
         while node.op in ("Switch", "Identity"):
             node = graph.node(node.input[0])
         return node.op == "Merge" and any(graph.node(tensor).op == "NextIteration" for tensor in graph.inputs(node))
 
-    def all(self, takes, gives, **options):
+    def all(self, takes: Mapping[int, State], gives: State, **options: Any) -> Outcome:
         """Returns an Outcome in which the inputs that `takes` does not name are whole, and all outputs alike.
 
         Args:
@@ -114,45 +139,49 @@ class Case:
         return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(self.inputs))),
                        (gives,) * self.num_outputs, **options)
 
-    def rows_inputs(self):
+    def rows_inputs(self) -> list[int]:
         """Returns the numbers of the inputs that have rows."""
         return [i for i, state in enumerate(self.states) if isinstance(state, Rows)]
 
-    def elements(self, shape):
+    def elements(self, shape: sizes_lib.Shape | None) -> float:
         """Returns the number of elements of a shape with a usual number of rows; infinity if unknown."""
-        if shape is None or None in shape:
+        if not sizes_lib.is_known(shape):
             return math.inf
         return math.prod(size.values[0] for size in shape)
 
-    def is_cheaper_gathered(self, i):
+    def is_cheaper_gathered(self, i: int) -> bool:
         """Whether all rows of an input are less to exchange than summands of the output, in a usual batch.
 
         Rows travel once, summands to a server and back.
         """
         rows, summand = self._sizes.usual_elements(self.inputs[i]), self._sizes.usual_elements(self.node.name)
-        return None not in (rows, summand) and rows < 2 * summand
+        return rows is not None and summand is not None and rows < 2 * summand
 
-    def is_added(self):
+    def is_added(self) -> bool:
         """Whether what the op makes is added to something else."""
         return any(reader.op in ("Add", "AddV2", "AddN") for reader in self._sizes.graph.consumers(self.node.name))
 
-    def enlarges(self, partials):
+    def enlarges(self, partials: Iterable[int]) -> bool:
         """Whether the outputs have more elements than the inputs of these numbers have together."""
         outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
         inputs = sum(self.elements(self.shape(i)) for i in partials)
         return outputs > inputs or (math.isinf(outputs) and math.isinf(inputs))
 
 
-def is_inexact(dtype):
+# What is in the tables: what an op makes of the states of its inputs; None where it needs whole ones.
+Rule = collections.abc.Callable[[Case], Outcome | None]
+
+
+def is_inexact(dtype: int) -> bool:
     """Whether a `types_pb2.DataType` is that of real or complex numbers, of which quotients are not rounded off."""
     return dtype in _INEXACT
 
 
-def same_size(a, b):
+def same_size(a: sizes_lib.Size | None, b: sizes_lib.Size | None) -> bool:
     """Whether two sizes are known and equal."""
     return a is not None and a == b
 
 
-def of_rows(size):
+def of_rows(size: sizes_lib.Size | None) -> bool:
     """Whether a size is known to be a multiple of the number of rows."""
     return size is not None and size.of_rows

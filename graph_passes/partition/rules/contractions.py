@@ -1,12 +1,20 @@
 """Products of tensors that are summed over common dimensions: MatMul, BatchMatMul, Einsum."""
 
+from collections.abc import Sequence
+
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+# What two dimensions have in common that are multiplied with each other.
+Label = str | int | tuple[int, int]
 
-def contraction(case, terms, out):
+
+def contraction(case: Case, terms: Sequence[Sequence[Label]], out: Sequence[Label]) -> Outcome | None:
     """Of inputs whose dimensions have labels; dimensions without the label of an output's are summed over.
 
     Rows under a label that the output has stay rows; under one that it has not, they give summands: that is the
@@ -27,11 +35,11 @@ def contraction(case, terms, out):
         return None
     # The largest input keeps its rows; those of others may have to be gathered.
     for leading in sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i))):
-        label = terms[leading][case.states[leading].dimension]
-        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        label = terms[leading][case.dimension(leading)]
+        size, takes = case.sizes(leading)[case.dimension(leading)], {}
         for i, term in enumerate(terms):
             if label in term:
-                if term.count(label) > 1 or not case_lib.same_size(case.shape(i)[term.index(label)], size):
+                if term.count(label) > 1 or not case_lib.same_size(case.sizes(i)[term.index(label)], size):
                     return None
                 takes[i] = Rows(term.index(label))
         if out.count(label) > 1:
@@ -40,17 +48,17 @@ def contraction(case, terms, out):
     return None
 
 
-def matmul(case):
+def matmul(case: Case) -> Outcome | None:
     first = "km" if case.attr("transpose_a").b else "mk"
     second = "nk" if case.attr("transpose_b").b else "kn"
     return contraction(case, (first, second), "mn")
 
 
-def batch_matmul(case):
+def batch_matmul(case: Case) -> Outcome | None:
     """[..., m, k] times [..., k, n]; dimensions before these are broadcast."""
-    ranks = [case.rank(i) for i in (0, 1)]
-    if None in ranks:
+    if any(case.rank(i) is None for i in (0, 1)):
         return None
+    ranks = [len(case.sizes(i)) for i in (0, 1)]
     first = ("k", "m") if case.attr("adj_x").b else ("m", "k")
     second = ("n", "k") if case.attr("adj_y").b else ("k", "n")
     # A dimension of size 1 is not that of the other input, but repeated.
@@ -60,20 +68,20 @@ def batch_matmul(case):
     return contraction(case, terms, out)
 
 
-def _label(case, i, dimension):
+def _label(case: Case, i: int, dimension: int) -> Label:
     """Returns a label for a dimension before the last two: which it is from the end, or one of its own."""
     if case.is_one(i, dimension):
         return (i, dimension)
-    return dimension + 2 - case.rank(i)
+    return dimension + 2 - len(case.sizes(i))
 
 
-def einsum(case):
+def einsum(case: Case) -> Outcome | None:
     equation = case.attr("equation").s.decode().replace(" ", "")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if not arrow or len(terms) != len(case.inputs) or any(case.rank(i) is None for i in range(len(terms))):
         return None
-    terms = [_with_ellipsis(term, case.rank(i)) for i, term in enumerate(terms)]
+    terms = [_with_ellipsis(term, len(case.sizes(i))) for i, term in enumerate(terms)]
     # What "..." stands for is broadcast.
     terms = [[(i, label) if isinstance(label, int) and case.is_one(i, d) else label
               for d, label in enumerate(term)] for i, term in enumerate(terms)]
@@ -81,14 +89,14 @@ def einsum(case):
     return None if shape is None else contraction(case, terms, _with_ellipsis(out, len(shape)))
 
 
-def _with_ellipsis(term, rank):
+def _with_ellipsis(term: str, rank: int) -> list[Label]:
     """Returns the labels of a term, with numbers from the end for those that "..." stands for."""
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     return [*before, *(range(-hidden, 0) if ellipsis else ()), *after]
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     "MatMul": matmul,
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), batch_matmul),
     "Einsum": einsum,

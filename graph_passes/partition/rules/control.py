@@ -4,25 +4,27 @@ Predicates are whole, so all ranks take the same branches, and as many rounds of
 is handed to it, is for `propagate`, which knows the states of all rounds.
 """
 
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
-def switch(case):
+def switch(case: Case) -> Outcome:
     """Data goes to one of two outputs as it is."""
     return Outcome((case.states[0], WHOLE), (case.states[0],) * 2)
 
 
-def passed_on(case):
+def passed_on(case: Case) -> Outcome:
     return Outcome(case.states, case.states)
 
 
-def asserted(case):
+def asserted(case: Case) -> Outcome:
     """Assert(condition, data): the condition is that of one process; of data, a message shows what there is."""
     return Outcome((WHOLE, *(None for _ in case.inputs[1:])), ())
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     "Switch": switch,
     **dict.fromkeys(("Enter", "Exit"), passed_on),
     "Assert": asserted,

@@ -1,14 +1,21 @@
 """Ops that work element by element, with broadcasting; sums and products of summands among them."""
 
+import typing
+
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules import lists
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
+
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
 # To which types numbers can be cast without being rounded.
 _WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
@@ -18,28 +25,28 @@ _WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
           types_pb2.DT_COMPLEX64: (types_pb2.DT_COMPLEX128,)}
 
 
-def elementwise(case):
+def elementwise(case: Case) -> Outcome | None:
     """An input with rows gives rows; other inputs have the same rows, or one element there."""
     leading = next(iter(sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i)))), None)
     out = case.out_shape()
     if leading is None or out is None or any(case.rank(i) is None for i in range(len(case.inputs))):
         return None
     # Dimensions are aligned at the last one.
-    position = case.states[leading].dimension - case.rank(leading)
-    size = case.shape(leading)[position]
+    position = case.dimension(leading) - len(case.sizes(leading))
+    size = case.sizes(leading)[position]
     if not case_lib.same_size(size, out[position]):
         return None
     takes = {}
     for i in range(len(case.inputs)):
-        rank = case.rank(i)
+        rank = len(case.sizes(i))
         if rank >= -position and not case.is_one(i, position):
-            if not case_lib.same_size(case.shape(i)[position], size):
+            if not case_lib.same_size(case.sizes(i)[position], size):
                 return None
             takes[i] = Rows(rank + position)
     return case.all(takes, Rows(len(out) + position))
 
 
-def total(case):
+def total(case: Case) -> Outcome | None:
     """a + b + ...: a summand if all are, or are added to what a loop adds up.
 
     Otherwise summands are summed over the ranks before whole terms, such as a regularizer's, are added.
@@ -58,7 +65,7 @@ def total(case):
     return None
 
 
-def _write_total(writer):
+def _write_total(writer: "NodeWriter") -> list[str]:
     """AddN of the summands, made whole; and then of the others."""
     parts = [t for t, state in zip(writer.inputs, writer.states) if state == SUM]
     whole = [t for t, state in zip(writer.inputs, writer.states) if state == WHOLE]
@@ -71,7 +78,7 @@ def _write_total(writer):
     return [total]
 
 
-def product(case):
+def product(case: Case) -> Outcome | None:
     """a * b: a summand if one of them is, and the other is whole."""
     for i in (0, 1):
         if case.states[i] == SUM and case.states[1 - i] == WHOLE and not case.enlarges([i]):
@@ -79,14 +86,14 @@ def product(case):
     return elementwise(case)
 
 
-def quotient(case):
+def quotient(case: Case) -> Outcome | None:
     """a / b: a summand if a is; a quotient of integers is rounded."""
     if case.states == (SUM, WHOLE) and case_lib.is_inexact(case.attr("T").type) and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
     return elementwise(case)
 
 
-def select(case):
+def select(case: Case) -> Outcome | None:
     """A condition chooses between two tensors; the first version of this op has conditions for whole rows."""
     condition, *values = case.states
     if SUM in values and condition == WHOLE and all(v in (SUM, WHOLE) for v in values):
@@ -96,30 +103,30 @@ def select(case):
     if case.node.op == "Select" and case.rank(0) == 1 and case.rank(1) != 1:
         out = case.out_shape()
         if Rows(0) in case.states and out and all(
-                case.rank(i) and case_lib.same_size(case.shape(i)[0], out[0]) for i in range(3)):
+                case.rank(i) and case_lib.same_size(case.sizes(i)[0], out[0]) for i in range(3)):
             return case.all({i: Rows(0) for i in range(3)}, Rows(0))
         return None
     return elementwise(case)
 
 
-def linear(case):
+def linear(case: Case) -> Outcome | None:
     """Of one input: a summand if that is."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
     return elementwise(case)
 
 
-def passed_on(case):
+def passed_on(case: Case) -> Outcome:
     """Outputs are the input, whatever state it has; other inputs are whole."""
     return case.all({0: case.states[0]}, case.states[0])
 
 
-def each_passed_on(case):
+def each_passed_on(case: Case) -> Outcome:
     """IdentityN."""
     return Outcome(case.states, case.states)
 
 
-def cast(case):
+def cast(case: Case) -> Outcome | None:
     """A Cast that rounds is not linear."""
     source, target = case.attr("SrcT").type, case.attr("DstT").type
     if case.states[0] == SUM and target != source and target not in _WIDER.get(source, ()):
@@ -127,7 +134,7 @@ def cast(case):
     return linear(case)
 
 
-def bitcast(case):
+def bitcast(case: Case) -> Outcome | None:
     """A Bitcast to a smaller type adds a dimension at the end, to a larger one takes it away."""
     state, shape, out = case.states[0], case.shape(0), case.out_shape()
     if not isinstance(state, Rows) or shape is None or out is None or state.dimension >= len(out):
@@ -137,25 +144,25 @@ def bitcast(case):
     return case.all({0: state}, state)
 
 
-def quantize_and_dequantize(case):
+def quantize_and_dequantize(case: Case) -> Outcome | None:
     """Of a range that is given; otherwise it is that of all values."""
     return elementwise(case) if case.attr("range_given").b and case.attr("axis").i == -1 else None
 
 
-def own_value(case):
+def own_value(case: Case) -> Outcome:
     """ZerosLike, OnesLike: made of the shape alone; of a summand, as a whole."""
     if isinstance(case.states[0], Partial):
         return Outcome((None,), (WHOLE,))
     return passed_on(case)
 
 
-def matching_rows(case):
+def matching_rows(case: Case) -> Outcome | None:
     """Two inputs, and all outputs, have their rows first: losses, for each row one."""
     if Rows(0) not in case.states[:2]:
         return None
     size = (case.shape(case.states.index(Rows(0))) or (None,))[0]
     for i in (0, 1):
-        if not case.rank(i) or not case_lib.same_size(case.shape(i)[0], size):
+        if not case.rank(i) or not case_lib.same_size(case.sizes(i)[0], size):
             return None
     return case.all({0: Rows(0), 1: Rows(0)}, Rows(0))
 
@@ -175,7 +182,7 @@ EluGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad Sigmo
 SqrtGrad TanhGrad InvGrad FakeQuantWithMinMaxArgsGradient
 """.split()
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(UNARY, elementwise),
     **dict.fromkeys(BINARY, elementwise),
     **dict.fromkeys(("Add", "AddV2", "Sub", "AddN"), total),

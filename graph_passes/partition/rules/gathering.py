@@ -3,8 +3,12 @@
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
@@ -12,7 +16,7 @@ _SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_p
            types_pb2.DT_INT64)
 
 
-def gather(case):
+def gather(case: Case) -> Outcome | None:
     """GatherV2(params, indices, axis)."""
     params, indices = case.states[:2]
     axis = case.constant(2) if len(case.inputs) > 2 else 0
@@ -28,7 +32,7 @@ def gather(case):
     for state in (params, indices):
         if isinstance(state, Rows) and state.dimension < batch:
             d = state.dimension
-            if not case_lib.same_size(case.shape(0)[d], case.shape(1)[d]):
+            if not case_lib.same_size(case.sizes(0)[d], case.sizes(1)[d]):
                 return None
             return case.all({0: Rows(d), 1: Rows(d)}, Rows(d))
     if isinstance(params, Rows):
@@ -39,31 +43,31 @@ def gather(case):
     return _of_whole(case, indices, axis, batch)
 
 
-def _of_whole(case, indices, axis, batch):
+def _of_whole(case: Case, indices: State, axis: int, batch: int) -> Outcome | None:
     """What rows of indices take from whole params."""
     if not isinstance(indices, Rows):
         return None
     return case.all({1: indices}, Rows(axis + indices.dimension - batch))
 
 
-def gather_of_variable(case):
+def gather_of_variable(case: Case) -> Outcome | None:
     """ResourceGather(variable, indices)."""
     if not isinstance(case.states[1], Rows) or case.attr("batch_dims").i:
         return None
     return case.all({1: case.states[1]}, case.states[1])
 
 
-def gather_nd(case):
+def gather_nd(case: Case) -> Outcome | None:
     """GatherNd(params, indices): the last dimension of indices is an index."""
     rank = case.rank(1)
     if case.states[0] == SUM and case.states[1] == WHOLE and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
-    if not isinstance(case.states[1], Rows) or rank is None or case.states[1].dimension == rank - 1:
+    if not isinstance(case.states[1], Rows) or rank is None or case.dimension(1) == rank - 1:
         return None
     return case.all({1: case.states[1]}, case.states[1])
 
 
-def one_hot(case):
+def one_hot(case: Case) -> Outcome | None:
     """OneHot(indices, depth, on, off)."""
     state, rank = case.states[0], case.rank(0)
     if not isinstance(state, Rows) or rank is None or any(isinstance(s, Partial) for s in case.states[1:]):
@@ -76,7 +80,7 @@ _REDUCES = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedS
             "UnsortedSegmentProd": "prod"}
 
 
-def segments(case):
+def segments(case: Case) -> Outcome | None:
     """UnsortedSegmentSum(data, ids, n): rows that have ids of their own are summed."""
     data, ids = case.states[:2]
     rank, id_rank = case.rank(0), case.rank(1)
@@ -92,24 +96,25 @@ def segments(case):
         return None
     if dimension >= id_rank:
         return case.all({0: Rows(dimension)}, Rows(dimension - id_rank + 1))
-    if not case_lib.same_size(case.shape(0)[dimension], case.shape(1)[dimension]):
+    if not case_lib.same_size(case.sizes(0)[dimension], case.sizes(1)[dimension]):
         return None
     if is_sum and case.is_cheaper_gathered(0) and not case.is_added():
         return case.all({}, WHOLE)  # few rows of a large table: what another summand is added to travels dense anyway
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
-def segments_in_order(case):
+def segments_in_order(case: Case) -> Outcome | None:
     """SegmentSum(data, ids) and the like, along the first dimension: how many segments there are, the ids say."""
     state = case.states[0]
     return case.all({0: state}, state) if isinstance(state, Rows) and state.dimension > 0 else None
 
 
-def scatter(case):
+def scatter(case: Case) -> Outcome | None:
     """ScatterNd(indices, updates, shape): rows that have indices of their own are summed."""
     if case.attr("T").type not in _SUMMED:
         return None
-    outcome = _scattered(case, 0, 1, SUM)
+    rows = _rows_of_updates(case, 0, 1)
+    outcome = None if rows is None else case.all({0: rows, 1: rows}, SUM)
     if outcome or case.states[0] != WHOLE or not isinstance(case.states[1], Rows) or None in (
             case.rank(0), case.rank(1)):
         return outcome
@@ -117,73 +122,72 @@ def scatter(case):
     return dimension if dimension is None else case.all({1: case.states[1]}, Rows(dimension), local={2: dimension})
 
 
-def scatter_into(reduce):
+def scatter_into(reduce: str | None) -> Rule:
     """Returns the rule of TensorScatter...(tensor, indices, updates).
 
     Args:
         reduce: What combines updates that have the same index; None if the last one counts.
     """
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         tensor, indices, updates = case.states
-        ranks = [case.rank(i) for i in range(3)]
-        if None in ranks or case.attr("T").type not in _SUMMED or indices == SUM:
+        if any(case.rank(i) is None for i in range(3)) or case.attr("T").type not in _SUMMED or indices == SUM:
             return None
         if tensor == SUM and indices == WHOLE and updates in (SUM, WHOLE) and reduce == "sum":
             return case.all({0: SUM, 2: SUM}, SUM)
-        depth = case.shape(1)[ranks[1] - 1]
-        depth = None if depth is None else depth.constant
+        index_rank = len(case.sizes(1))
+        size = case.sizes(1)[index_rank - 1]
+        depth = None if size is None else size.constant
         if isinstance(tensor, Rows) and depth is not None and depth <= tensor.dimension:
-            dimension = tensor.dimension - depth + ranks[1] - 1
-            if case_lib.same_size(case.shape(0)[tensor.dimension], case.shape(2)[dimension]):
+            dimension = tensor.dimension - depth + index_rank - 1
+            if case_lib.same_size(case.sizes(0)[tensor.dimension], case.sizes(2)[dimension]):
                 return case.all({0: tensor, 2: Rows(dimension)}, tensor)
         if tensor == WHOLE and reduce:
-            outcome = _scattered(case, 1, 2, Partial(reduce))
-            return outcome and case.all({0: Partial(reduce), 1: outcome.takes[1], 2: outcome.takes[2]},
-                                        Partial(reduce))
+            state = _rows_of_updates(case, 1, 2)
+            return None if state is None else case.all({0: Partial(reduce), 1: state, 2: state}, Partial(reduce))
         return None
 
     return rule
 
 
-def _scattered(case, indices, updates, gives):
-    """What comes of updates that have rows, and each of these indices of its own."""
+def _rows_of_updates(case: Case, indices: int, updates: int) -> Rows | None:
+    """Returns the state of updates that have rows, and each of these indices of its own."""
     rank, shape = case.rank(indices), case.shape(updates)
     for state in (case.states[indices], case.states[updates]):
         if isinstance(state, Rows) and rank is not None and state.dimension < rank - 1 and case_lib.same_size(
-                case.shape(indices)[state.dimension], (shape or (None,) * rank)[state.dimension]):
-            return case.all({indices: state, updates: state}, gives)
+                case.sizes(indices)[state.dimension], (shape or (None,) * rank)[state.dimension]):
+            return state
     return None
 
 
-def _in_slices(case, indices, updates):
+def _in_slices(case: Case, indices: int, updates: int) -> int | None:
     """Where in the output the rows of updates are that are within what an index names; None if they are not."""
-    index_rank = case.rank(indices)
-    depth = case.shape(indices)[index_rank - 1]
-    within = case.states[updates].dimension - (index_rank - 1)
+    index_rank = len(case.sizes(indices))
+    depth = case.sizes(indices)[index_rank - 1]
+    within = case.dimension(updates) - (index_rank - 1)
     return None if within < 0 or depth is None or depth.constant is None else depth.constant + within
 
 
-def reverse_sequence(case):
+def reverse_sequence(case: Case) -> Outcome | None:
     """ReverseSequence(x, lengths): there is a length for each element along a dimension."""
     batch, state = case.attr("batch_dim").i, case.states[0]
     if case.rank(0) is None:
         return None
     batch %= case.rank(0)
-    if not isinstance(state, Rows):
-        state = Rows(batch) if case.states[1] == Rows(0) and state == WHOLE else None
-    if state is None or state.dimension == case.attr("seq_dim").i % case.rank(0):
+    is_by_length = case.states[1] == Rows(0) and state == WHOLE
+    rows = state if isinstance(state, Rows) else Rows(batch) if is_by_length else None
+    if rows is None or rows.dimension == case.attr("seq_dim").i % case.rank(0):
         return None
-    return case.all({0: state, 1: Rows(0)} if state.dimension == batch else {0: state}, state)
+    return case.all({0: rows, 1: Rows(0)} if rows.dimension == batch else {0: rows}, rows)
 
 
-def count(case):
+def count(case: Case) -> Outcome | None:
     """DenseBincount(x, size, weights): counts in each row of a matrix; in a vector, in all."""
     state, weights = case.states[0], case.shape(2)
     if state != Rows(0) or weights is None:
         return None
     takes = {0: state}
-    if case_lib.same_size((*weights, None)[0], case.shape(0)[0]):
+    if case_lib.same_size((*weights, None)[0], case.sizes(0)[0]):
         takes[2] = state
     elif len(weights) != 1 or weights[0] is None or weights[0].constant != 0:
         return None
@@ -192,7 +196,7 @@ def count(case):
     return case.all(takes, Partial("max") if case.attr("binary_output").b else SUM)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("Gather", "GatherV2"), gather),
     "ResourceGather": gather_of_variable,
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gather_nd),

@@ -6,13 +6,24 @@ A list is empty, or full of zeros, when it is made; which state it will have fol
 So an op that puts rows into a whole list asks for a list of rows (`Outcome.wishes`).
 """
 
+from collections.abc import Mapping
+import typing
+
 from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-def _outcome(case, takes, gives, shape, state):
+
+def _outcome(case: Case, takes: Mapping[int, State], gives: tuple[State, ...], shape: int,
+             state: State) -> Outcome | None:
     """Returns the Outcome of an op that is told the shape of elements of a state, by input `shape`."""
     local = {}
     if isinstance(state, Rows) and not lists_lib.holds_lists(case.node):
@@ -23,20 +34,20 @@ def _outcome(case, takes, gives, shape, state):
     return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(case.inputs))), gives, local=local)
 
 
-def made(shape):
+def made(shape: int) -> Rule:
     """Returns the rule of an op that makes a list; input `shape` is that of its elements."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         state = WHOLE if case.wish is None else case.wish
         return _outcome(case, {}, (state,), shape, state)
 
     return rule
 
 
-def put(tensor):
+def put(tensor: int) -> Rule:
     """Returns the rule of an op that puts input `tensor` into the list that input 0 is."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         holds, item = case.states[0], case.states[tensor]
         state = item if holds == WHOLE else holds
         if state == WHOLE:
@@ -46,10 +57,10 @@ def put(tensor):
     return rule
 
 
-def taken(shape, shift=0):
+def taken(shape: int, shift: int = 0) -> Rule:
     """Returns the rule of an op that takes elements; if it stacks them, `shift` dimensions come before theirs."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         state = case.states[0]
         if state == WHOLE or (shift and lists_lib.holds_lists(case.node)):
             return None
@@ -59,10 +70,10 @@ def taken(shape, shift=0):
     return rule
 
 
-def unstacked(shape):
+def unstacked(shape: int) -> Rule:
     """Returns the rule of an op that makes a list of a tensor's parts along its first dimension."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         if lists_lib.holds_lists(case.node):
             return None
         state, element = case.states[0], case.wish
@@ -76,31 +87,33 @@ def unstacked(shape):
     return rule
 
 
-def length(case):
+def length(case: Case) -> Outcome:
     return Outcome((None,) * len(case.inputs), (WHOLE,))
 
 
-def shape_of_elements(case):
+def shape_of_elements(case: Case) -> Outcome | None:
     """TensorListElementShape: a vector, of elements that are no lists; or a number that stands for any shape."""
     state, shape = case.states[0], case.out_shape()
     if not isinstance(state, Rows):
         return Outcome((None,), (WHOLE,))
-    if shape is None or None in shape:
+    if not sizes_lib.is_known(shape):
         return None
     is_whole = not shape or shape[0].constant == 0
     return Outcome((None,), (WHOLE,), write=None if is_whole else _write_shape)
 
 
-def _write_shape(writer):
-    return [writer.made_global(writer.same("here"), writer.states[0].dimension, writer.node.attr["shape_type"].type)]
+def _write_shape(writer: "NodeWriter") -> list[str]:
+    state = writer.states[0]
+    assert isinstance(state, Rows)
+    return [writer.made_global(writer.same("here"), state.dimension, writer.node.attr["shape_type"].type)]
 
 
-def kept(case):
+def kept(case: Case) -> Outcome:
     """The same list, or one like it."""
     return case.all({0: case.states[0]}, case.states[0])
 
 
-def added(case):
+def added(case: Case) -> Outcome | None:
     """AddN, AddV2 of lists, element by element: all lists hold the same rows, or summands."""
     states = {state for state in case.states if state != WHOLE}
     if len(states) != 1:
@@ -109,7 +122,7 @@ def added(case):
     return case.all(dict.fromkeys(range(len(case.inputs)), state), state)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     "EmptyTensorList": made(0),
     "TensorListReserve": made(0),
     "TensorListSetItem": put(2),

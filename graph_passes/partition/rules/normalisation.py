@@ -5,112 +5,123 @@ the ranks exchange. The mean comes before the variance, which is that of what is
 square of a mean would have lost its digits where the mean is large.
 """
 
+import typing
+
 import numpy as np
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
+
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
 _FLOAT = types_pb2.DT_FLOAT
 _INT64 = types_pb2.DT_INT64
 
 
-def normalised(case):
+def normalised(case: Case) -> Outcome | None:
     """FusedBatchNorm(x, scale, offset, mean, variance)."""
-    if case.states[0] != Rows(0) or _num_channels(case, 0) is None:
+    channels = _num_channels(case, 0)
+    if case.states[0] != Rows(0) or channels is None:
         return None
-    takes = (Rows(0), *(WHOLE,) * (len(case.inputs) - 1))
-    gives = (Rows(0), *(WHOLE,) * (case.num_outputs - 1))
+    takes: tuple[State, ...] = (Rows(0), *(WHOLE,) * (len(case.inputs) - 1))
+    gives: tuple[State, ...] = (Rows(0), *(WHOLE,) * (case.num_outputs - 1))
     if not _is_training(case.node):
         return Outcome(takes, gives)
-    channels = _num_channels(case, 0)
     return Outcome(takes, gives, write=lambda writer: _write_normalised(writer, channels, case.num_outputs))
 
 
-def gradient(case):
+def gradient(case: Case) -> Outcome | None:
     """FusedBatchNormGrad(dy, x, scale, mean, variance), the moments as they were reserved."""
-    if case.states[1] != Rows(0) or _num_channels(case, 1) is None:
+    channels = _num_channels(case, 1)
+    if case.states[1] != Rows(0) or channels is None:
         return None
-    takes = (Rows(0), Rows(0), *(WHOLE,) * (len(case.inputs) - 2))
+    takes: tuple[State, ...] = (Rows(0), Rows(0), *(WHOLE,) * (len(case.inputs) - 2))
     rest = (WHOLE,) * (case.num_outputs - 3)
     if not _is_training(case.node):
         return Outcome(takes, (Rows(0), SUM, SUM, *rest))
-    channels = _num_channels(case, 1)
     return Outcome(takes, (Rows(0), WHOLE, WHOLE, *rest),
                    write=lambda writer: _write_gradient(writer, channels, case.num_outputs))
 
 
-def _is_training(node):
+def _is_training(node: node_def_pb2.NodeDef) -> bool:
     return "is_training" not in node.attr or node.attr["is_training"].b
 
 
-def _channels_of(node, rank):
+def _channels_of(node: node_def_pb2.NodeDef, rank: int) -> int:
     """Returns which dimension of its images is that of their channels."""
     return 1 if node.attr["data_format"].s.startswith(b"NC") else rank - 1
 
 
-def _num_channels(case, i):
+def _num_channels(case: Case, i: int) -> tuple[int, int] | None:
     shape = case.shape(i)
-    size = shape[_channels_of(case.node, len(shape))] if shape and len(shape) in (4, 5) else None
+    if shape is None or len(shape) not in (4, 5):
+        return None
+    size = shape[_channels_of(case.node, len(shape))]
     return None if size is None or size.constant is None else (len(shape), size.constant)
 
 
 class _Arithmetic:
     """Writes the arithmetic of one op, in float32."""
 
-    def __init__(self, writer, rank, channels):
+    def __init__(self, writer: "NodeWriter", rank: int, channels: int) -> None:
         self.writer = writer
         self.channels = channels
         self._axes = [d for d in range(rank) if d != _channels_of(writer.node, rank)]
         self._broadcast = [1] * rank
         self._broadcast[_channels_of(writer.node, rank)] = channels
 
-    def binary(self, name, op, x, y):
+    def binary(self, name: str, op: str, x: str, y: str) -> str:
         return self.writer.add(name, op, [x, y], T=_FLOAT)
 
-    def unary(self, name, op, x):
+    def unary(self, name: str, op: str, x: str) -> str:
         return self.writer.add(name, op, [x], T=_FLOAT)
 
-    def number(self, name, value, beside):
+    def number(self, name: str, value: float, beside: str) -> str:
         return self.writer.constant(name, np.array(value, np.float32), beside)
 
-    def real(self, name, tensor):
+    def real(self, name: str, tensor: str) -> str:
         """Casts a tensor of the type of the images."""
         dtype = self.writer.node.attr["T"].type
         return tensor if dtype == _FLOAT else self.writer.add(name, "Cast", [tensor], SrcT=dtype, DstT=_FLOAT)
 
-    def image(self, name, tensor):
+    def image(self, name: str, tensor: str) -> str:
         """Casts to the type of the images."""
         dtype = self.writer.node.attr["T"].type
         if dtype == _FLOAT:
             return self.writer.add(name, "Identity", [tensor], T=_FLOAT)
         return self.writer.add(name, "Cast", [tensor], SrcT=_FLOAT, DstT=dtype)
 
-    def summed(self, name, tensor):
+    def summed(self, name: str, tensor: str) -> str:
         """Sums over all but the channels, on this rank."""
         axes = self.writer.constant(f"{name}/axes", np.array(self._axes, np.int32), tensor)
         return self.writer.add(name, "Sum", [tensor, axes], T=_FLOAT, Tidx=types_pb2.DT_INT32, keep_dims=False)
 
-    def over(self, name, tensor):
+    def over(self, name: str, tensor: str) -> str:
         """Gives a number for each channel the rank of images."""
         shape = self.writer.constant(f"{name}/shape", np.array(self._broadcast, np.int32), tensor)
         return self.writer.add(name, "Reshape", [tensor, shape], T=_FLOAT, Tshape=types_pb2.DT_INT32)
 
-    def elements(self, i):
+    def elements(self, i: int) -> str:
         """Returns how many elements a channel has in one process."""
         size = self.writer.global_shape(i, _INT64, is_size=True)
         size = self.writer.add("size", "Cast", [size], SrcT=_INT64, DstT=_FLOAT)
         return self.binary("elements", "RealDiv", size, self.number("channels", self.channels, size))
 
-    def reciprocal_root(self, name, variance):
+    def reciprocal_root(self, name: str, variance: str) -> str:
         epsilon = self.writer.node.attr["epsilon"].f if "epsilon" in self.writer.node.attr else 1e-4
         return self.unary(name, "Rsqrt", self.binary(f"{name}/of", "AddV2", variance, self.number(
             f"{name}/epsilon", epsilon, variance)))
 
 
-def _write_normalised(writer, shape, num_outputs):
+def _write_normalised(writer: "NodeWriter", shape: tuple[int, int], num_outputs: int) -> list[str]:
     rank, channels = shape
     do = _Arithmetic(writer, rank, channels)
     images, scale, offset, old_mean, old_variance = writer.inputs
@@ -132,7 +143,7 @@ def _write_normalised(writer, shape, num_outputs):
     return [y, *new, mean, variance, *[do.number("reserved", 0, count)] * (num_outputs - 5)]
 
 
-def _averaged(do, name, old, new):
+def _averaged(do: _Arithmetic, name: str, old: str, new: str) -> str:
     node = do.writer.node
     factor = node.attr["exponential_avg_factor"].f if "exponential_avg_factor" in node.attr else 1.0
     if factor == 1:
@@ -142,7 +153,7 @@ def _averaged(do, name, old, new):
     return do.binary(name, "AddV2", kept, added)
 
 
-def _write_gradient(writer, shape, num_outputs):
+def _write_gradient(writer: "NodeWriter", shape: tuple[int, int], num_outputs: int) -> list[str]:
     """With x' the normalised x: scale * (dy - sum(dy) / n - x' * sum(dy * x') / n) / deviation."""
     rank, channels = shape
     do = _Arithmetic(writer, rank, channels)
@@ -163,7 +174,7 @@ def _write_gradient(writer, shape, num_outputs):
     return [dx, of_scale, of_offset, *[do.number("reserved", 0, count)] * (num_outputs - 3)]
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalised),
     **dict.fromkeys(("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), gradient),
 }

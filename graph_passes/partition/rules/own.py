@@ -1,16 +1,24 @@
 """Where what each rank computes of its own rows alone begins and ends; see `partition/own.py` for what is between."""
 
+import typing
+
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-def begun(case):
+
+def begun(case: Case) -> Outcome | None:
     """PoseidonOwn: of rows it begins; a value that all ranks have stays what it is."""
     if case.attr("joins").s != b"rows":
         return None
@@ -24,7 +32,7 @@ def begun(case):
     return None
 
 
-def ended(case):
+def ended(case: Case) -> Outcome | None:
     """PoseidonJoin."""
     if case.states[0] != OWN:
         return None
@@ -34,11 +42,11 @@ def ended(case):
     return case.all({0: OWN}, Rows(0) if by == b"rows" else SUM, write=_write_same)
 
 
-def _write_same(writer):
+def _write_same(writer: "NodeWriter") -> list[str]:
     return [writer.add("", "Identity", writer.inputs, T=writer.node.attr["T"].type)]
 
 
-def _write_mean(writer):
+def _write_mean(writer: "NodeWriter") -> list[str]:
     """sum(rows of the rank * value) / rows, in double precision: values that are equal stay what they are."""
     dtype, double = writer.node.attr["T"].type, types_pb2.DT_DOUBLE
     rows, mine = writer.numbers_of_rows(double)
@@ -49,6 +57,6 @@ def _write_mean(writer):
     return [writer.add("", "Cast", [mean], SrcT=double, DstT=dtype)]
 
 
-RULES = {"PoseidonOwn": begun, "PoseidonJoin": ended}
+RULES: dict[str, Rule] = {"PoseidonOwn": begun, "PoseidonJoin": ended}
 # Rules that hold for whole inputs too.
 ALWAYS = frozenset(("PoseidonOwn",))

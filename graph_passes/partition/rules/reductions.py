@@ -1,18 +1,28 @@
 """Ops that reduce dimensions, or work along one."""
 
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+import typing
+
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
+
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
 _REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 _HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
-def _axes(case):
+def _axes(case: Case) -> set[int] | None:
     """Returns the dimensions that are reduced, None if unknown."""
     axes, rank = case.constant(1), case.rank(0)
     if axes is None or rank is None:
@@ -20,12 +30,12 @@ def _axes(case):
     return {int(axis) % rank for axis in axes.flatten()} if rank else set()
 
 
-def _after(dimension, axes, keeps):
+def _after(dimension: int, axes: Collection[int], keeps: bool) -> int:
     """Returns where a dimension is after others were reduced."""
     return dimension if keeps else dimension - sum(axis < dimension for axis in axes)
 
 
-def reduction(case):
+def reduction(case: Case) -> Outcome | None:
     """Over the rows: a summand; over other dimensions: rows."""
     state, axes = case.states[0], _axes(case)
     if state == SUM and case.node.op == "Sum":
@@ -37,7 +47,7 @@ def reduction(case):
     return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
 
 
-def mean(case):
+def mean(case: Case) -> Outcome | None:
     """Over the rows: the sum, over the number of elements in one process. A mean of integers is rounded."""
     state, axes = case.states[0], _axes(case)
     if state == SUM and case_lib.is_inexact(case.attr("T").type):
@@ -51,7 +61,7 @@ def mean(case):
     return case.all({0: state}, SUM, write=_write_mean)
 
 
-def _write_mean(writer):
+def _write_mean(writer: "NodeWriter") -> list[str]:
     """sum(x) / (elements of x / elements of the sum), the numbers those of one process."""
     node = writer.node
     dtype = node.attr["T"].type
@@ -64,14 +74,14 @@ def _write_mean(writer):
     return [writer.add("", "RealDiv", [total, count], T=dtype)]
 
 
-def _elements(writer, name, shape, beside):
+def _elements(writer: "NodeWriter", name: str, shape: str, beside: str) -> str:
     axes = writer.constant(f"{name}/axes", [0], beside)
     count = writer.add(f"{name}/count", "Prod", [shape, axes], T=types_pb2.DT_INT64, Tidx=types_pb2.DT_INT64,
                        keep_dims=False)
     return writer.add(f"{name}/elements", "Cast", [count], SrcT=types_pb2.DT_INT64, DstT=types_pb2.DT_DOUBLE)
 
 
-def norm(case):
+def norm(case: Case) -> Outcome | None:
     """EuclideanNorm of rows: of each by itself."""
     state, axes = case.states[0], _axes(case)
     if not isinstance(state, Rows) or axes is None or state.dimension in axes:
@@ -79,12 +89,12 @@ def norm(case):
     return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
 
 
-def half_of_squares(case):
+def half_of_squares(case: Case) -> Outcome | None:
     """L2Loss: a sum over everything."""
     return case.all({0: case.states[0]}, SUM) if isinstance(case.states[0], Rows) else None
 
 
-def along(case, axis, inputs=(0,)):
+def along(case: Case, axis: int, inputs: Sequence[int] = (0,)) -> Outcome | None:
     """Works along one dimension: rows stay where they are in another one."""
     state, rank = case.states[inputs[0]], case.rank(inputs[0])
     if not isinstance(state, Rows) or rank is None or axis is None or axis % rank == state.dimension:
@@ -92,12 +102,12 @@ def along(case, axis, inputs=(0,)):
     return case.all(dict.fromkeys(inputs, state), state)
 
 
-def along_last(case):
+def along_last(case: Case) -> Outcome | None:
     """All inputs with as many dimensions as the first work along their last one."""
     return along(case, -1)
 
 
-def along_given(case):
+def along_given(case: Case) -> Outcome | None:
     """Cumsum and the like."""
     axis = case.constant(1)
     if case.states[0] == SUM and case.node.op == "Cumsum":
@@ -105,50 +115,50 @@ def along_given(case):
     return None if axis is None else along(case, int(axis))
 
 
-def index_of_extreme(case):
+def index_of_extreme(case: Case) -> Outcome | None:
     """ArgMax, ArgMin."""
-    axis, state = case.constant(1), case.states[0]
-    if not isinstance(state, Rows) or axis is None or case.rank(0) is None:
+    given, state = case.constant(1), case.states[0]
+    if not isinstance(state, Rows) or given is None or case.rank(0) is None:
         return None
-    axis = int(axis) % case.rank(0)
+    axis = int(given) % len(case.sizes(0))
     if axis == state.dimension:
         return None
     return case.all({0: state}, Rows(_after(state.dimension, {axis}, False)))
 
 
-def top(case):
+def top(case: Case) -> Outcome | None:
     """TopKV2 works along the last dimension, and k is whole."""
     return along(case, -1)
 
 
-def cross_entropy(case):
+def cross_entropy(case: Case) -> Outcome | None:
     """Of logits [K, C] and labels [K, C]: a loss [K], and a gradient [K, C]."""
     if Rows(0) not in case.states or any(
-            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 1)):
+            not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in (0, 1)):
         return None
     return Outcome((Rows(0), Rows(0)), (Rows(0), Rows(0)))
 
 
-def inner(dimensions):
+def inner(dimensions: Mapping[int, int]) -> Rule:
     """Returns the rule of an op that works on its inputs' last dimensions, for each of the others by itself.
 
     Args:
         dimensions: By number of an input, how many; inputs that it does not name are whole.
     """
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         if any(case.rank(i) is None for i in dimensions):
             return None
         # Of the dimensions that it works on for each by itself: aligned at the last one of these.
-        outer = {i: case.rank(i) - number for i, number in dimensions.items()}
-        leading = next((i for i in case.rows_inputs() if i in outer and case.states[i].dimension < outer[i]), None)
+        outer = {i: len(case.sizes(i)) - number for i, number in dimensions.items()}
+        leading = next((i for i in case.rows_inputs() if i in outer and case.dimension(i) < outer[i]), None)
         if leading is None:
             return None
-        position = case.states[leading].dimension - outer[leading]
-        size, takes = case.shape(leading)[case.states[leading].dimension], {}
+        position = case.dimension(leading) - outer[leading]
+        size, takes = case.sizes(leading)[case.dimension(leading)], {}
         for i, number in outer.items():
             if number >= -position and not case.is_one(i, number + position):
-                if not case_lib.same_size(case.shape(i)[number + position], size):
+                if not case_lib.same_size(case.sizes(i)[number + position], size):
                     return None
                 takes[i] = Rows(number + position)
         return case.all(takes, Rows(max(outer.values()) + position))
@@ -156,7 +166,7 @@ def inner(dimensions):
     return rule
 
 
-def diagonal(case):
+def diagonal(case: Case) -> Outcome | None:
     """MatrixDiagV3(diagonal, k, ...): of several diagonals, two dimensions make the matrix."""
     bands = case.constant(1)
     if bands is None:
@@ -164,7 +174,7 @@ def diagonal(case):
     return inner({0: 1 if len(set(bands.flatten())) == 1 else 2})(case)
 
 
-def set_diagonal(case):
+def set_diagonal(case: Case) -> Outcome | None:
     """MatrixSetDiagV3(matrix, diagonal, k)."""
     bands = case.constant(2)
     if bands is None or len(set(bands.flatten())) > 1:
@@ -172,7 +182,7 @@ def set_diagonal(case):
     return inner({0: 2, 1: 1})(case)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(_REDUCES, reduction),
     "Mean": mean,
     "EuclideanNorm": norm,

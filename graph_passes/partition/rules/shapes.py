@@ -1,22 +1,31 @@
 """Ops that look at shapes, or change them."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
+import typing
+
 import numpy as np
 
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-def shape_of(case):
+
+def shape_of(case: Case) -> Outcome:
     """Shape, ShapeN and Size: the sizes of one process."""
     return Outcome(tuple(None for _ in case.inputs), (WHOLE,) * case.num_outputs, write=_write_shapes)
 
 
-def _write_shapes(writer):
+def _write_shapes(writer: "NodeWriter") -> list[str]:
     node = writer.node
     outputs = []
     for i in range(len(writer.inputs)):
@@ -29,29 +38,33 @@ def _write_shapes(writer):
     return outputs
 
 
-def rank_of(case):
+def rank_of(case: Case) -> Outcome:
     return Outcome((None,), (WHOLE,))
 
 
-def _same_rows(case, out=None):
+def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
     """Where in the output the rows of input 0 are, if they are cut into the same parts; else None.
 
     Elements keep their order, so it is where as many elements come before, and the size is of rows.
     """
-    dimension, shape = case.states[0].dimension, case.shape(0)
+    dimension, shape = case.dimension(0), case.shape(0)
     out = case.out_shape() if out is None else out
-    if shape is None or out is None or None in shape[:dimension] or not case_lib.of_rows(shape[dimension]):
+    if shape is None or out is None:
         return None
-    before = sizes_lib.product(shape[:dimension])
+    before = shape[:dimension]
+    if not sizes_lib.is_known(before) or not case_lib.of_rows(shape[dimension]):
+        return None
+    count = sizes_lib.product(before)
     for i, size in enumerate(out):
-        if None in out[:i]:
+        until = out[:i]
+        if not sizes_lib.is_known(until):
             return None
-        if case_lib.of_rows(size) and sizes_lib.product(out[:i]) == before:
+        if case_lib.of_rows(size) and sizes_lib.product(until) == count:
             return i
     return None
 
 
-def reshape(case):
+def reshape(case: Case) -> Outcome | None:
     """Rows stay rows where all elements of a row stay together."""
     state = case.states[0]
     if isinstance(state, Partial):
@@ -62,7 +75,7 @@ def reshape(case):
     return None if dimension is None else case.all({0: state}, Rows(dimension), local={1: dimension})
 
 
-def squeeze(case):
+def squeeze(case: Case) -> Outcome | None:
     """Dimensions of size 1 go. Which, is named, since one process may have a single row."""
     state = case.states[0]
     if isinstance(state, Partial):
@@ -74,7 +87,7 @@ def squeeze(case):
     return case.all({0: state}, Rows(dimension)) if named else None
 
 
-def expand(case):
+def expand(case: Case) -> Outcome | None:
     state = case.states[0]
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -82,7 +95,7 @@ def expand(case):
     return None if dimension is None else case.all({0: state}, Rows(dimension))
 
 
-def transpose(case):
+def transpose(case: Case) -> Outcome | None:
     """Only its own dimensions change their order."""
     state, order = case.states[0], case.constant(1)
     if isinstance(state, Partial):
@@ -92,7 +105,7 @@ def transpose(case):
     return case.all({0: state}, Rows([int(d) for d in order].index(state.dimension)))
 
 
-def _together(case, inputs, dimension_of):
+def _together(case: Case, inputs: Sequence[int], dimension_of: Callable[[int], int | None]) -> Outcome | None:
     """Tensors that are joined: all have the same rows, or are summands alike.
 
     Args:
@@ -111,7 +124,7 @@ def _together(case, inputs, dimension_of):
         return None
     leading = case.shape(inputs[states.index(state)])
     dimension = None if leading is None else dimension_of(state.dimension)
-    if dimension is None:
+    if leading is None or dimension is None:
         return None
     for i in inputs:
         shape = case.shape(i)
@@ -121,7 +134,7 @@ def _together(case, inputs, dimension_of):
     return case.all(dict.fromkeys(inputs, state), Rows(dimension))
 
 
-def pack(case):
+def pack(case: Case) -> Outcome | None:
     rank = case.rank(0)
     if rank is None:
         return None
@@ -129,11 +142,11 @@ def pack(case):
     return _together(case, range(len(case.inputs)), lambda d: d + (axis <= d))
 
 
-def unpack(case):
+def unpack(case: Case) -> Outcome | None:
     state, rank = case.states[0], case.rank(0)
     if isinstance(state, Partial):
         return case.all({0: state}, state)
-    if rank is None:
+    if not isinstance(state, Rows) or rank is None:
         return None
     axis = case.attr("axis").i % rank
     if axis == state.dimension:
@@ -141,38 +154,38 @@ def unpack(case):
     return case.all({0: state}, Rows(state.dimension - (axis < state.dimension)))
 
 
-def concat(case):
-    axis, rank = case.constant(len(case.inputs) - 1), case.rank(0)
-    if axis is None or rank is None:
+def concat(case: Case) -> Outcome | None:
+    given, rank = case.constant(len(case.inputs) - 1), case.rank(0)
+    if given is None or rank is None:
         return None
-    axis = int(axis) % rank
+    axis = int(given) % rank
     return _together(case, range(len(case.inputs) - 1), lambda d: None if d == axis else d)
 
 
-def split(which, value):
+def split(which: int, value: int) -> Rule:
     """Returns the rule of an op that cuts input `value` along a dimension that input `which` names."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         axis, state = case.constant(which), case.states[value]
         if isinstance(state, Partial):
             return case.all({value: state}, state)
         if not isinstance(state, Rows) or axis is None or case.rank(value) is None:
             return None
-        if int(axis) % case.rank(value) == state.dimension:
+        if int(axis) % len(case.sizes(value)) == state.dimension:
             return None
         return case.all({value: state}, state)
 
     return rule
 
 
-def untouched(case):
+def untouched(case: Case) -> Outcome | None:
     """Changes other dimensions than that of the rows: that has its size before and after."""
     state, out = case.states[0], case.out_shape()
     if state == SUM and case.node.op in ("Tile", "Pad"):
         return None if case.enlarges([0]) else case.all({0: SUM}, SUM)
     if not isinstance(state, Rows) or out is None or case.rank(0) != len(out):
         return None
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
         return None
     # How often each row is repeated, or how many are added: for any number of rows, not only for many.
     expected = 1 if case.node.op == "Tile" else 0
@@ -183,35 +196,35 @@ def untouched(case):
     return None
 
 
-def _is_all(value, expected):
+def _is_all(value: np.ndarray | None, expected: int) -> bool:
     """Whether integers are known, and all have a value."""
     return value is not None and bool((np.asarray(value) == expected).all())
 
 
-def cut(case):
+def cut(case: Case) -> Outcome | None:
     """Slice(x, begin, size): the rows are taken all."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
     state, out = case.states[0], case.out_shape()
     if not isinstance(state, Rows) or out is None or not _is_all(case.likely_element(1, state.dimension), 0):
         return None
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[state.dimension]):
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
         return None
     return case.all({0: state}, state, local={2: state.dimension}, checks={1: (state.dimension, 0)})
 
 
-def broadcast(case):
+def broadcast(case: Case) -> Outcome | None:
     """BroadcastTo(x, shape): dimensions are aligned at the last one."""
     state, out = case.states[0], case.out_shape()
     if not isinstance(state, Rows) or out is None or case.rank(0) is None:
         return None
-    dimension = state.dimension + len(out) - case.rank(0)
-    if not case_lib.same_size(case.shape(0)[state.dimension], out[dimension]):
+    dimension = state.dimension + len(out) - len(case.sizes(0))
+    if not case_lib.same_size(case.sizes(0)[state.dimension], out[dimension]):
         return None
     return case.all({0: state}, Rows(dimension), local={1: dimension})
 
 
-def ensure_shape(case):
+def ensure_shape(case: Case) -> Outcome | None:
     """EnsureShape: a shape that says nothing of the rows."""
     state, sizes = case.states[0], case.attr("shape").shape
     if isinstance(state, Rows) and (len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
@@ -219,7 +232,7 @@ def ensure_shape(case):
     return case.all({0: state}, state)
 
 
-def along_others(case):
+def along_others(case: Case) -> Outcome | None:
     """ReverseV2, Roll: along given dimensions, which are not that of the rows."""
     which = {"ReverseV2": 1, "Roll": 2}[case.node.op]
     axes, state = case.constant(which), case.states[0]
@@ -227,12 +240,12 @@ def along_others(case):
         return case.all({0: SUM}, SUM)
     if not isinstance(state, Rows) or axes is None or case.rank(0) is None:
         return None
-    if state.dimension in {int(axis) % case.rank(0) for axis in axes.flatten()}:
+    if state.dimension in {int(axis) % len(case.sizes(0)) for axis in axes.flatten()}:
         return None
     return case.all({0: state}, state)
 
 
-def _strided(case, tensor_rank):
+def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None:
     """Returns what a StridedSlice does with dimensions that are not shrunk; None if its strides are unknown.
 
     Args:
@@ -271,25 +284,28 @@ def _strided(case, tensor_rank):
     return pairs
 
 
-def strided_slice(case):
+def strided_slice(case: Case) -> Outcome | None:
     """x[...]: all rows, by a range from the first without an end, or by none at all."""
     state = case.states[0]
     if state == SUM:
         return case.all({0: SUM}, SUM)
-    pairs = _strided(case, case.rank(0)) if isinstance(state, Rows) and case.rank(0) is not None else None
-    for position, out, is_all in pairs or ():
+    shape = case.shape(0)
+    if not isinstance(state, Rows) or shape is None:
+        return None
+    for position, out, is_all in _strided(case, len(shape)) or ():
         if position == state.dimension:
             return case.all({0: state}, Rows(out)) if is_all else None
     return None
 
 
-def strided_slice_gradient(case):
+def strided_slice_gradient(case: Case) -> Outcome | None:
     """StridedSliceGrad(shape, begin, end, strides, dy): dy among zeros of that shape."""
     state, out = case.states[4], case.out_shape()
     if state == SUM:
         return None if case.enlarges([4]) else case.all({4: SUM}, SUM)
-    pairs = _strided(case, len(out)) if isinstance(state, Rows) and out is not None else None
-    for position, sliced, is_all in pairs or ():
+    if not isinstance(state, Rows) or out is None:
+        return None
+    for position, sliced, is_all in _strided(case, len(out)) or ():
         if sliced == state.dimension:
             if not is_all:
                 return None
@@ -297,7 +313,7 @@ def strided_slice_gradient(case):
     return None
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("Shape", "ShapeN", "Size"), shape_of),
     "Rank": rank_of,
     "Reshape": reshape,

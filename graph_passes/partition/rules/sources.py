@@ -1,28 +1,35 @@
 """Ops that make something new: random numbers, the inputs themselves."""
 
+import typing
+
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+if typing.TYPE_CHECKING:  # it imports the rules
+    from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-def inputs_with_rows(case):
+
+def inputs_with_rows(case: Case) -> Outcome:
     """PoseidonRows: each rank takes its rows of the global batch, which all have."""
     return Outcome((WHOLE,) * len(case.inputs), tuple(map(Rows, case.attr("dimensions").list.i)))
 
 
-def drawn(case):
+def drawn(case: Case) -> Outcome | None:
     """Random numbers without a seed are other ones in each process: all take those of rank 0."""
     if any(case.attr(name).i for name in ("seed", "seed2")):
         return None
     return case.all({}, WHOLE, write=_write_taken)
 
 
-def taken_from_one(case):
+def taken_from_one(case: Case) -> Outcome:
     """What processes would find different: the time."""
     return case.all({}, WHOLE, write=_write_taken)
 
 
-def _write_taken(writer):
+def _write_taken(writer: "NodeWriter") -> list[str]:
     return writer.of_one_rank(writer.same("here"))
 
 
@@ -36,7 +43,7 @@ UNSEEDED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "Trunca
 READERS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
            "QueueDequeue", "QueueDequeueMany", "QueueDequeueUpTo")
 
-RULES = {
+RULES: dict[str, Rule] = {
     "PoseidonRows": inputs_with_rows,
     **dict.fromkeys(UNSEEDED, drawn),
     **dict.fromkeys(("Timestamp", "NonDeterministicInts", *READERS), taken_from_one),

@@ -5,15 +5,19 @@ gives or takes that, it is whole.
 """
 
 from tf_poseidon.graph_passes.partition import stores as stores_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
-def _shifted(state, by):
+def _shifted(state: State, by: int) -> State:
     return Rows(state.dimension + by) if isinstance(state, Rows) else state
 
 
-def put(tensor, shift=0, passes_on=False):
+def put(tensor: int, shift: int = 0, passes_on: bool = False) -> Rule:
     """Returns the rule of an op that puts input `tensor` in.
 
     Args:
@@ -22,7 +26,7 @@ def put(tensor, shift=0, passes_on=False):
         passes_on: Whether the op gives that tensor; else it gives a number that orders ops.
     """
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         state = case.states[tensor] if case.stored is None else _shifted(case.stored, shift)
         is_taken_apart = shift and state == Rows(0)
         if state == WHOLE or is_taken_apart or case.attr("T").type in stores_lib.NO_NUMBERS:
@@ -32,10 +36,10 @@ def put(tensor, shift=0, passes_on=False):
     return rule
 
 
-def taken(shift=0):
+def taken(shift: int = 0) -> Rule:
     """Returns the rule of an op that takes elements; if it stacks them, `shift` dimensions come before theirs."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         state, shape = case.stored, stores_lib.element_shape(case.node)
         if state in (None, WHOLE) or stores_lib.dtype_of_elements(case.node) in stores_lib.NO_NUMBERS:
             return None
@@ -47,7 +51,7 @@ def taken(shift=0):
     return rule
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     "StackPushV2": put(1, passes_on=True),
     "StackPopV2": taken(),
     "TensorArrayWriteV3": put(2),

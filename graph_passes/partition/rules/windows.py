@@ -1,12 +1,15 @@
 """Ops on images: convolutions, pooling, resizing. Their rows are images, and these come first."""
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 
 
-def images(*numbers, local=None):
+def images(*numbers: int, local: int | None = None) -> Rule:
     """Returns the rule of an op whose inputs of these numbers have rows, and its outputs too.
 
     Args:
@@ -14,59 +17,62 @@ def images(*numbers, local=None):
         local: Number of an input that is the output's shape, None without.
     """
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         if Rows(0) not in [case.states[i] for i in numbers] or any(
-                not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in numbers):
+                not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in numbers):
             return None
-        if local is not None and (case.rank(local) != 1 or case.shape(local)[0] is None):
-            return None
-        # A convolution's input sizes may be those of an image alone.
-        is_whole_shape = local is not None and case.shape(local)[0].constant != 2
+        is_whole_shape = False
+        if local is not None:
+            length = case.sizes(local)[0] if case.rank(local) == 1 else None
+            if length is None:
+                return None
+            # A convolution's input sizes may be those of an image alone.
+            is_whole_shape = length.constant != 2
         return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
 
     return rule
 
 
-def pixels(case):
+def pixels(case: Case) -> Outcome | None:
     """Changes colours pixel by pixel: the last dimension, after any others."""
     state, rank = case.states[0], case.rank(0)
     return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 1 else None
 
 
-def contrast(case):
+def contrast(case: Case) -> Outcome | None:
     """AdjustContrastv2(images, factor): takes the mean over an image, which the last three dimensions are."""
     state, rank = case.states[0], case.rank(0)
     return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 3 else None
 
 
-def with_index(*numbers):
+def with_index(*numbers: int) -> Rule:
     """Returns the rule of an op that says, or is told, where in its image a maximum is."""
 
-    def rule(case):
+    def rule(case: Case) -> Outcome | None:
         return None if case.attr("include_batch_in_index").b else images(*numbers)(case)
 
     return rule
 
 
-def projected(case):
+def projected(case: Case) -> Outcome | None:
     """ImageProjectiveTransform(images, transforms, shape): there is a transform for each image, or one for all."""
     if Rows(0) not in case.states[:2] or any(case.rank(i) is None for i in (0, 1)):
         return None
     takes = {0: Rows(0)} if case.is_one(1, 0) else {0: Rows(0), 1: Rows(0)}
-    if any(not case_lib.same_size(case.shape(i)[0], case.shape(0)[0]) for i in takes):
+    if any(not case_lib.same_size(case.sizes(i)[0], case.sizes(0)[0]) for i in takes):
         return None
     return case.all(takes, Rows(0))
 
 
-def filters(case):
+def filters(case: Case) -> Outcome | None:
     """Gradients of filters are sums over images."""
     if Rows(0) not in (case.states[0], case.states[2]) or any(
-            not case.rank(i) or not case_lib.of_rows(case.shape(i)[0]) for i in (0, 2)):
+            not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in (0, 2)):
         return None
     return case.all({0: Rows(0), 2: Rows(0)}, SUM)
 
 
-def add_bias(case):
+def add_bias(case: Case) -> Outcome | None:
     """BiasAdd(x, bias)."""
     state = case.states[0]
     if not isinstance(state, Rows) or isinstance(case.states[1], Partial):
@@ -74,7 +80,7 @@ def add_bias(case):
     return None if state.dimension == _channels(case, 0) else case.all({0: state}, state)
 
 
-def gradient_of_bias(case):
+def gradient_of_bias(case: Case) -> Outcome | None:
     """BiasAddGrad: a sum over all dimensions but that of the channels."""
     state = case.states[0]
     if state == SUM:
@@ -84,11 +90,11 @@ def gradient_of_bias(case):
     return None if state.dimension == _channels(case, 0) else case.all({0: state}, SUM)
 
 
-def _channels(case, i):
+def _channels(case: Case, i: int) -> int:
     return 1 if case.attr("data_format").s.startswith(b"NC") else (case.rank(i) or 0) - 1
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"), images(0)),
     **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
                      "Dilation2DBackpropFilter"), filters),

@@ -51,7 +51,8 @@ class FactorBroadcasting(Scheme):
     def traffic(self, site: Site) -> Traffic:
         # The matrix product of this rank's own rows is part of training.
         parts = site.factors
-        return Traffic(GATHER, parts.num_bytes, operations=2 * parts.k * parts.m * parts.n)
+        assert parts is not None  # else it is refused
+        return Traffic(GATHER, parts.num_bytes, operations=2 * parts.rows * parts.m * parts.n)
 
     def common(self, site: Site, carried: Carried | None) -> str:
         if carried is not None:

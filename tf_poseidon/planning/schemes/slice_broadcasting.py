@@ -22,6 +22,7 @@ class SliceBroadcasting(Scheme):
         return UNKNOWN_ROWS if site.slices is not None and site.slices.k is None else ""
 
     def traffic(self, site: Site) -> Traffic:
+        assert site.slices is not None  # else it is a mismatch
         return Traffic(GATHER, site.slices.num_bytes, can_wait=False)
 
     def common(self, site: Site, carried: Carried | None) -> str:
