@@ -1,6 +1,6 @@
 # make horovod installs Horovod, which the engine of that name needs, and its tests
 # make demo    sets everything up and trains a small network with 2 processes
-# make lint    checks style, that layers import downwards only, and types
+# make lint    checks style and types, and that layers import downwards only
 # make test    sets everything up and runs the tests (some 20 minutes on 2 cores)
 # make test-native  builds the communicator's C++ tests, also with sanitizers, and runs them (some 2 minutes; needs
 #                   g++ and Python alone)
@@ -17,7 +17,7 @@ KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/s
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # Of one series: another one finds other things.
-LINTERS := 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 'types-protobuf==7.*'
+LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 'types-protobuf==7.*'
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
@@ -47,6 +47,7 @@ demo: setup
 lint: setup
 	$(BIN)/python -m pip install --quiet $(LINTERS)
 	$(BIN)/ruff check .
+	git ls-files '*.cc' '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	rm -rf build/lint
 	$(BIN)/python setup.py --quiet build_py --build-lib build/lint
 	cd build/lint && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml

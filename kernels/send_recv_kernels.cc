@@ -268,8 +268,8 @@ class RecvKernel : public AsyncOpKernel {
 class AgreeKernel : public AsyncOpKernel {
  public:
   explicit AgreeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("sites", &signature_.sites));
-    OP_REQUIRES_OK(context, context->GetAttr("plan", &signature_.plan));
+    OP_REQUIRES_OK(context, context->GetAttr("sites", &agreement_text_.sites));
+    OP_REQUIRES_OK(context, context->GetAttr("plan", &agreement_text_.plan));
     OP_REQUIRES_OK(context, context->GetAttr("strict", &strict_));
     OP_REQUIRES_OK(context, context->GetAttr("refusal", &refusal_));
   }
@@ -277,7 +277,7 @@ class AgreeKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     Communicator* communicator = CommunicatorOf(context, *this, "");
     if (!communicator) return done();
-    if ((strict_ || !refusal_.empty()) && signature_.plan.empty()) {
+    if ((strict_ || !refusal_.empty()) && agreement_text_.plan.empty()) {
       const std::string error =
           absl::StrCat(strict_ ? "strict=True, but the" : "The", " training graph of rank ", communicator->rank(),
                        " was not rewritten: ", refusal_.empty() ? std::string(kNotTaken) : refusal_);
@@ -285,11 +285,11 @@ class AgreeKernel : public AsyncOpKernel {
       context->SetStatus(absl::FailedPreconditionError(error));
       return done();
     }
-    if (signature_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
+    if (agreement_text_.plan.empty() && refusal_.empty() && !has_warned_.exchange(true)) {
       Warn(absl::StrCat("The training graph of rank ", communicator->rank(),
                         " was not rewritten: training computes the same, but slower. ", kNotTaken));
     }
-    Agree(communicator, signature_, strict_, [context, done = std::move(done)](const Agreement& agreement) {
+    Agree(communicator, agreement_text_, strict_, [context, done = std::move(done)](const Agreement& agreement) {
       if (!agreement.warning.empty()) Warn(agreement.warning);
       if (!agreement.error.empty()) {
         context->SetStatus(absl::AbortedError(agreement.error));
@@ -299,7 +299,7 @@ class AgreeKernel : public AsyncOpKernel {
   }
 
  private:
-  Signature signature_;
+  AgreementText agreement_text_;
   bool strict_ = false;
   std::atomic<bool> has_warned_{false};
   std::string refusal_;

@@ -1,4 +1,4 @@
-// Lets ranks compare what they train: rank 0 broadcasts its signature as text, and each rank looks for the first line
+// Lets ranks compare what they train: rank 0 broadcasts its agreement text, and each rank looks for the first line
 // in which its own differs.
 
 #include "agreement.h"
@@ -75,14 +75,15 @@ std::string FirstDifference(const std::string& mine, int rank, const std::string
   return "";
 }
 
-void Agree(Communicator* communicator, const Signature& mine, bool strict, std::function<void(const Agreement&)> done) {
+void Agree(Communicator* communicator, const AgreementText& mine, bool strict,
+           std::function<void(const Agreement&)> done) {
   if (!IsNew(communicator, mine.sites)) return done({});
   constexpr char kSeparator = '\0';
   BroadcastText(communicator, mine.sites + kSeparator + mine.plan,
                 [communicator, mine, strict, done](const std::string& error, const std::string& text) {
                   if (!error.empty()) return done({error, ""});
                   const size_t separator = text.find(kSeparator);
-                  const Signature theirs{text.substr(0, separator), text.substr(separator + 1)};
+                  const AgreementText theirs{text.substr(0, separator), text.substr(separator + 1)};
                   const int rank = communicator->rank();
                   Agreement agreement;
                   std::string difference = FirstDifference(mine.sites, rank, theirs.sites, kRoot);

@@ -11,7 +11,7 @@
 namespace poseidon {
 
 // What must be the same on all ranks, as lines of text for a person to read.
-struct Signature {
+struct AgreementText {
   std::string sites;  // what is synchronised; empty lines at the end do not count
   std::string plan;   // how; empty where the graph was not rewritten
 };
@@ -28,7 +28,8 @@ struct Agreement {
 //
 // Without `strict`, ranks may have different plans: they compute the same, and gradients that not all ranks send as
 // factors travel dense (see factors.h).
-void Agree(Communicator* communicator, const Signature& mine, bool strict, std::function<void(const Agreement&)> done);
+void Agree(Communicator* communicator, const AgreementText& mine, bool strict,
+           std::function<void(const Agreement&)> done);
 
 // Names the first line in which two texts differ; empty if they are equal.
 std::string FirstDifference(const std::string& mine, int rank, const std::string& theirs, int their_rank);

@@ -52,7 +52,7 @@ def load() -> tuple[types.ModuleType, ctypes.CDLL]:
 
 
 @_Warn
-def _warn(text):
+def _warn(text: bytes) -> None:
     """Logs a warning of a kernel; called on any thread."""
     _log.warning("%s", text.decode(errors="replace"))
 
