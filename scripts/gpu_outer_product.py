@@ -1,6 +1,6 @@
 """What is expected of kernels/cuda/outer_product.h: cases, inputs, results and error bounds.
 
-tests/test_cuda_kernels.py checks an emulated GPU against it, and scripts/gpu_check.py a real one. It imports only
+tests/gpu/test_cuda_kernels.py checks an emulated GPU against it, and scripts/gpu_check.py a real one. It imports only
 NumPy, so that it runs where TensorFlow is not installed.
 """
 

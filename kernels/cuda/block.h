@@ -1,5 +1,5 @@
 // What one block of threads does for U^T V, written once for two machines: the GPU
-// (outer_product.cu.cc), and its emulation on the CPU (tests/emulated_gpu.cc). Tile numbers, edges,
+// (outer_product.cu.cc), and its emulation on the CPU (tests/gpu/emulated_gpu.cc). Tile numbers, edges,
 // the layout of shared memory, the elements that a thread has, and the pipeline are therefore
 // tested without a GPU.
 //

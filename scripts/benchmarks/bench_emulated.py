@@ -3,7 +3,7 @@
     sudo env "PATH=$PATH" python scripts/benchmarks/bench_emulated.py --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that
-scripts/simulation/simulate.py must agree with, see tests/test_simulation.py. Every run is one of
+scripts/simulation/simulate.py must agree with, see tests/scripts/test_simulation.py. Every run is one of
 scripts/benchmarks/benchmark.py, which verifies before it times. Runs that the file already has are not repeated, so
 that a part can be resumed.
 """

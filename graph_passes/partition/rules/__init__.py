@@ -3,7 +3,7 @@
 A rule is a function from a `Case` to an `Outcome`, or to None where its op needs whole inputs. An op without a
 rule has whole inputs, and so whole outputs, on every rank: right, but no faster than one process.
 
-To add a rule, add a line to the table of its family, and a case to `tests/partition_cases.py`.
+To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py`.
 """
 
 from tf_poseidon.graph_passes.partition.rules import contractions

@@ -1,0 +1,93 @@
+"""Programs about Horovod, run one after the other on several ranks: horovod_programs.py NAME…
+
+The first strategy of a process decides on its options, so all of them use the same.
+"""
+
+import collections
+import os
+import pathlib
+import pickle
+import sys
+
+import keras
+import numpy as np
+from rewritten_programs import small_model
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+import tf_poseidon as poseidon
+from tf_poseidon import planning
+from tf_poseidon import runtime
+
+OPTIONS = dict(policy="sfb", merge=True)
+
+
+def write_report(name, rank, report):
+    pathlib.Path(os.environ["REPORTS"], f"{name}.{rank}").write_bytes(pickle.dumps(report))
+
+
+def executed():
+    """Reports, by policy, the ops that were executed, the schemes, and the sites of our own exchanges."""
+    report = {}
+    strategy = poseidon.PoseidonStrategy(**OPTIONS)
+    for policy in ("sfb", "ps"):
+        cluster = strategy.extended.graph_pass.session.planner.cluster
+        strategy.extended.graph_pass.session.planner = planning.Planner(cluster, policy, merge=True)
+        keras.backend.clear_session()
+        strategy.extended.graph_pass.session._plans.clear()
+        model, x, y = small_model(strategy)
+        before = set(strategy.stats()["sites"])
+        with context.collect_graphs(optimized=True) as graphs:
+            model.fit(x, y, batch_size=32, verbose=0)
+        ops = collections.Counter(node.op for graph in graphs for node in graph.node)
+        sites = [site for site in strategy.stats()["sites"]
+                 if site not in before and not site.startswith(("variables/", "state/"))]
+        report[policy] = ops, {d.scheme for d in strategy.plan.decisions}, sites
+    write_report("executed", strategy.rank, report)
+
+
+def keras_optimizers():
+    """Reports which variables differ between ranks after `fit` on different rows."""
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+    rows = np.random.default_rng(hvd.rank())
+    x, y = rows.normal(size=(64, 4)), rows.normal(size=(64, 1))
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(x, y, verbose=0)
+    stock = model.weights
+    strategy = poseidon.PoseidonStrategy(**OPTIONS)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    data = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices((x, y)).batch(32))
+    model.fit(data, verbose=0)
+    communicator = runtime.communicator()
+
+    def differing(variables):
+        return [v.name for v in variables if communicator.sum(
+            "differs", np.int64(communicator.broadcast("of rank 0", v.numpy()).tobytes()
+                                != v.numpy().tobytes()))]
+
+    write_report("keras_optimizers", strategy.rank, {"stock, as Horovod documents it": differing(stock),
+                                                     "PoseidonStrategy": differing(model.weights)})
+
+
+def refuse():
+    """Prints the errors of options that Horovod does not support."""
+    for case, options in {"wire_dtype": dict(wire_dtype="bfloat16"), "servers": dict(servers=[0]),
+                          "ranks_per_node": dict(ranks_per_node=2),
+                          "engine": dict(engine="nccl"),
+                          "mpi": dict(engine="mpi")}.items():
+        try:
+            poseidon.PoseidonStrategy(**options)
+        except poseidon.PoseidonError as error:
+            print(f"{case}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    for program in sys.argv[1:]:
+        globals()[program]()

@@ -1,0 +1,325 @@
+"""The graph passes on tiny graphs: what they find, how they rewrite it, and that the results are equal.
+
+Golden texts are in golden/; `pytest tests/graphs/test_passes.py --update-golden` rewrites them.
+"""
+
+import dataclasses
+import pathlib
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_graphs
+
+from tf_poseidon import communicator
+from tf_poseidon import planning
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
+
+GOLDEN = pathlib.Path(__file__).with_name("golden")
+BUILDERS = {builder.__name__: builder
+            for builder in (*tiny_graphs.RECOGNISED, *tiny_graphs.REFUSED, *tiny_graphs.SLICES)}
+NAMES = list(BUILDERS)
+
+
+def graph_def_of(name):
+    return tiny_graphs.build(BUILDERS[name]).as_graph_def(add_shapes=True)
+
+
+def rewrite(graph_def, policy="sfb"):
+    cluster = planning.Cluster(2, bandwidth_gbps=10, latency_us=50, gflops=100)
+    outcome = session.RewriteSession(planning.Planner(cluster, policy)).rewrite(graph_def)
+    if outcome.cause is not None:
+        raise outcome.cause
+    return outcome
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name, request):
+    before = graph_def_of(name)
+    result = rewrite(before)
+    known = {node.name: node for node in before.node}
+    changed = [node for node in result.graph_def.node if known.get(node.name) != node]
+    text = "\n".join([
+        "sites:", *map(str, result.sites), "",
+        str(dataclasses.replace(result.plan, operations=None)), "",  # without the arguments that the step may take
+        "before:", graph_lib.to_text(before), "",
+        "new or changed:", graph_lib.to_text(graph_lib.with_nodes(before, changed)), ""])
+    golden = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", [builder.__name__ for builder in tiny_graphs.RECOGNISED])
+def test_recognised(name):
+    result = rewrite(graph_def_of(name))
+    known = name != "unknown_rows"
+    assert {d.scheme for d in result.plan.decisions} == {"sfb" if known else "ps"}
+    assert all(site.factors or site.bias_of for site in result.sites)
+
+
+REFUSALS = {
+    "vector": "it is not a matrix",
+    "convolution": "a Conv2DBackpropFilter is not a product of two matrices",
+    "times_data": "multiplied with a tensor that may differ between ranks",
+    "plus_data": "a Placeholder that may differ between ranks is added to it",
+    "times_variable_of_this_rank": "multiplied with a tensor that may differ between ranks",
+    "times_variable_of_nobody": "multiplied with a tensor that may differ between ranks",
+    "narrowing_cast": "a narrowing Cast rounds it",
+    "scaled_after_cast": "multiplied after a Cast from a narrower type",
+    "reduced_further": "a sum over a Reshape is not a product",
+    "different_products": "its products have factors of different sizes or types",
+    "scaled_bias_of_transposed_layer": "it is not a matrix",
+    "times_variable_given_away": "multiplied with a tensor that may differ between ranks",
+    "times_random": "multiplied with a tensor that may differ between ranks",
+    "mask_before_cast": "a mask or a term is added before a Cast from a narrower type",
+    "term_before_cast": "a mask or a term is added before a Cast from a narrower type",
+    "summed_to_a_column": "or one of the two is broadcast",
+    "broadcast_by_scalar": "or one of the two is broadcast",
+    "doubled_again_and_again": "its products lie behind more than 300 operations",
+    "bias_of_part_of_the_columns": "it is not a matrix",
+    "scalar_einsum": "is not a product of two matrices",
+    "unknown_columns": "the shape of its input 'Placeholder' is unknown",
+    "integers": "its factors are not floating-point numbers",
+    "einsum_with_batch": "the equation abc,abd->acd is not a product of two matrices",
+    "einsum_that_mixes": "the equation abc,ad->bdc mixes the dimensions of its factors",
+    "batch_matmul_of_rows": "its rows are not the last dimension but one of both factors",
+    "batch_matmul_not_summed": "it is not summed over the batch, and only that",
+    "accumulated_in_a_loop": "it is accumulated in a loop",
+}
+
+
+@pytest.mark.parametrize("name", [builder.__name__ for builder in tiny_graphs.REFUSED])
+def test_refused_with_a_sentence_and_a_node(name):
+    graph_def = graph_def_of(name)
+    site = next(site for site in rewrite(graph_def).sites if site.refusal)
+    assert REFUSALS[name] in site.refusal
+    assert site.refusal.rpartition("node '")[2].rstrip("')") in {n.name for n in graph_def.node}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A job of one rank, whose sums are its own values: rewriting must change nothing."""
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    yield
+    rank.leave()
+
+
+def run(graph_def, fetches, feeds):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.import_graph_def(graph_def, name="")
+        init = [node.name for node in graph_def.node if node.name == "weights/Assign"]
+        session.run(init)
+        return session.run(fetches, feeds)
+
+
+# Not: a product of integers, which TensorFlow has no kernel for, a variable without a value, random
+# numbers, and what takes TensorFlow's own optimizer for ever.
+RUNNABLE = [name for name in NAMES if BUILDERS[name] not in tiny_graphs.SLICES and name not in (
+    "integers", "times_variable_of_nobody", "times_random", "doubled_again_and_again")]
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_same_values(name, policy, alone):
+    before = graph_def_of(name)
+    rng = np.random.default_rng(1)
+    feeds = {}
+    for node in before.node:
+        if node.op == "Placeholder":
+            shape = [d.size if d.size > 0 else {0: tiny_graphs.K}.get(i, tiny_graphs.M)
+                     for i, d in enumerate(node.attr["shape"].shape.dim)]
+            dtype = tf.as_dtype(node.attr["dtype"].type).as_numpy_dtype
+            feeds[f"{node.name}:0"] = rng.choice([-2, -1, 1, 2], shape).astype(dtype)
+    sites = [f"{node.name}:0" for node in before.node if node.op == "PoseidonSync"]
+    after = rewrite(before, policy).graph_def
+    # The graph of each run has its own sites: a site that ran dense refuses factors from then on.
+    expected = run(renamed(before, f"{name}/{policy}/a"), sites, feeds)
+    for case in ("factors", "dense"):
+        got = run(renamed(after, f"{name}/{policy}/{'a' if case == 'dense' else 'b'}"), sites, feeds)
+        for a, b in zip(expected, got, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b, err_msg=case)
+
+
+@pytest.mark.parametrize("name, scheme, reason", [
+    ("slices_of_large_table", "sparse", "6 slices to 1 others are 192 bytes, at most the 2,400 of"),
+    ("slices_of_small_table", "ps", "6 slices to 1 others are 192 bytes, more than the 96 of"),
+    ("slices_of_unknown_number", "ps", "the number of rows is not known before the step")])
+def test_slices(name, scheme, reason, alone):
+    before = graph_def_of(name)
+    result = rewrite(before)
+    decision, = result.plan.decisions
+    assert decision.scheme == scheme and reason in decision.reason
+    indices, values = np.array([3, 0, 3, 3, 1, 0], np.int32), np.arange(18.0).reshape(6, 3)
+    rows = before.node[[n.name for n in before.node].index("table")].attr["shape"].shape.dim[0].size
+    expected = np.zeros((rows, 3))
+    np.add.at(expected, indices, values)
+    for case, graph_def in (("marker", before), ("rewritten", result.graph_def)):
+        got = run(renamed(graph_def, f"{name}/{case}"), ["table:0", "table:1"],
+                  {"Placeholder:0": indices, "Placeholder_1:0": values})
+        all_rows = case == "rewritten" and scheme == "ps"
+        np.testing.assert_array_equal(got[0], range(rows) if all_rows else [0, 1, 3])
+        np.testing.assert_array_equal(got[1], expected if all_rows else expected[[0, 1, 3]])
+
+
+def renamed(graph_def, prefix):
+    result = graph_lib.with_nodes(graph_def, graph_def.node)
+    for node in result.node:
+        if "site" in node.attr:
+            node.attr["site"].s = f"{prefix}/{node.attr['site'].s.decode()}".encode()
+    return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rewriting_is_idempotent_and_deterministic(name):
+    before = graph_def_of(name)
+    once, again = (rewrite(before).graph_def for _ in range(2))
+    assert once.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    assert rewrite(once).graph_def is None
+
+
+def test_site_inside_of_a_loop():
+    """As with steps_per_execution: every added node must run in the loop's frame."""
+    def build():
+        u, v = tiny_graphs.data(tiny_graphs.K, tiny_graphs.M), tiny_graphs.data(tiny_graphs.K, 3, tiny_graphs.N)
+
+        def body(i, total):
+            rows = tf.reshape(v, [-1, tiny_graphs.N])
+            wide = tf.concat([u * tf.cast(i, tf.float32)] * 3, 0)
+            return i + 1, total + tiny_graphs.sync(-tf.matmul(wide, rows, transpose_a=True))
+
+        tf.identity(tf.compat.v1.while_loop(
+            lambda i, _: i < 3, body, (tf.constant(0), tf.zeros((tiny_graphs.M, tiny_graphs.N))))[1], "total")
+
+    before = tiny_graphs.build(build).as_graph_def(add_shapes=True)
+    result = rewrite(before)
+    assert [d.scheme for d in result.plan.decisions] == ["sfb"]
+    feeds = {"Placeholder:0": np.ones((tiny_graphs.K, tiny_graphs.M)),
+             "Placeholder_1:0": np.ones((tiny_graphs.K, 3, tiny_graphs.N))}
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+    try:
+        got, = run(renamed(result.graph_def, "loop"), ["total:0"], feeds)
+    finally:
+        rank.leave()
+    np.testing.assert_array_equal(got, np.full((tiny_graphs.M, tiny_graphs.N), -(0 + 1 + 2) * 3 * tiny_graphs.K))
+
+
+def test_large_graphs_take_linear_time():
+    def seconds(length):
+        def build():
+            for i in range(length // 100):
+                value = tiny_graphs.product()
+                for _ in range(100):
+                    value = tf.raw_ops.Identity(input=value)
+                tiny_graphs.sync(value, f"kernel{i}")
+        graph_def = tiny_graphs.build(build).as_graph_def(add_shapes=True)
+        assert len(graph_def.node) > length
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            result = rewrite(graph_def)
+            taken.append(time.process_time() - begin)
+        assert {d.scheme for d in result.plan.decisions} == {"sfb"}
+        return min(taken)
+
+    # 4 times if linear, 16 times if quadratic: a ratio, since machines differ.
+    assert seconds(20_000) < 9 * seconds(5_000)
+
+
+class Keeps(passes.Pass):
+    """Returns its argument; a test sets the complaints of its checks."""
+
+    def __init__(self, before="", after=""):
+        self._problems = before, after
+
+    def call(self, known):
+        return known
+
+    def requires(self, known):
+        return self._problems[0]
+
+    def ensures(self, known, result):
+        return self._problems[1]
+
+
+def test_conditions_of_passes_are_run():
+    known = passes.TrainingGraph(graph_lib.Graph(graph_def_of("matmul")))
+    assert passes.run((Keeps(), Keeps()), known) is known
+    with pytest.raises(passes.PreconditionError, match="^Keeps: something is missing.$"):
+        passes.run((Keeps(), Keeps(before="something is missing")), known)
+    with pytest.raises(passes.PostconditionError, match="^Keeps: something is wrong.$"):
+        passes.run((Keeps(after="something is wrong"), Keeps()), known)
+
+
+def test_nodes_say_what_they_are_there_for():
+    node = rewrite(graph_def_of("matmul")).graph_def.node[0]
+    about = provenance.Provenance("sum", "a site", "sfb", "another", is_fetched=True)
+    about.note(node)
+    assert provenance.of(node) == about
+    provenance.rename_site(node, "new")
+    assert provenance.of(node) == dataclasses.replace(about, site="new")
+    node.attr[provenance.ATTRIBUTE].s = node.attr[provenance.ATTRIBUTE].s.replace(b"1", b"2", 1)
+    with pytest.raises(GraphError, match=f"What node '{node.name}' says .* has version '2', but .* reads 1"):
+        provenance.of(node)
+
+
+def test_two_sites_of_one_name_are_refused():
+    graph_def = tiny_graphs.build(lambda: [tiny_graphs.sync(tiny_graphs.product()) for _ in range(2)]).as_graph_def()
+    with pytest.raises(GraphError, match="synchronise the same site 'kernel'"):
+        rewrite(graph_def)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda nodes: nodes["kernel"].input.append("^nothing"), "reads 'nothing', which does not exist"),
+    (lambda nodes: nodes["MatMul"].input.append("^kernel"), "depends on itself"),
+    (lambda nodes: setattr(nodes["MatMul"], "name", "kernel"), "two nodes have the same name"),
+])
+def test_invalid_graphs_are_noticed(change, message):
+    graph_def = graph_def_of("matmul")
+    change({node.name: node for node in graph_def.node})
+    with pytest.raises(passes.PreconditionError, match=message):
+        rewrite(graph_def)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda nodes: nodes["MatMul"].input.reverse(), "node 'MatMul' is not what it was"),
+    (lambda nodes: nodes["kernel"].CopyFrom(nodes["MatMul"]), "two nodes have the same name"),
+    (lambda nodes: setattr(nodes["Placeholder"], "name", "p"), "reads 'Placeholder'"),
+])
+def test_wrong_rewrites_are_noticed(change, message):
+    before = graph_def_of("matmul")
+    after = rewrite(before).graph_def
+    markers = own.find(graph_lib.Graph(before))
+    assert not rewrite_lib.problem_of(before, after, markers)
+    change({node.name: node for node in after.node})
+    assert message in rewrite_lib.problem_of(before, after, markers)
+
+
+
+
+def test_rebuilt_gradient_waits_for_what_its_own_waits_for():
+    """TensorFlow 1 lets an update wait so until all have read the variable: it hands out references."""
+    with tf.Graph().as_default() as graph:
+        x, error = (tf.compat.v1.placeholder(tf.float32, (tiny_graphs.K, n)) for n in (tiny_graphs.M, tiny_graphs.N))
+        back = tf.identity(error, name="back")
+        with tf.control_dependencies([back]):
+            gradient = tf.identity(tf.matmul(x, error, transpose_a=True))
+            bias = tf.identity(tf.raw_ops.BiasAddGrad(out_backprop=error))
+        tiny_graphs.sync(gradient)
+        tiny_graphs.sync(bias, "bias")
+    result = rewrite(graph.as_graph_def(add_shapes=True))
+    assert [d.scheme for d in result.plan.decisions] == ["sfb", "sfb"]
+    nodes = {node.name: node for node in result.graph_def.node}
+    for site in ("kernel", "bias"):
+        total = next(name for name in nodes[site].input if not name.startswith(f"{site}/dense"))
+        assert "^back" in nodes[total].input

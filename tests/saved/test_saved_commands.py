@@ -1,0 +1,270 @@
+"""The command `tf-poseidon` on saved graphs, and the findings of its `verify`."""
+
+import os
+import pickle
+import re
+import sysconfig
+
+import launch
+import pytest
+import saved_zoo
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon.saved_graphs import formats
+from tf_poseidon.saved_graphs import rewriting
+
+v1 = tf.compat.v1
+
+COMMAND = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
+RANKS = 2
+
+
+def command(*arguments, ranks=0, fresh=False):
+    return launch.run([COMMAND, *arguments], ranks, timeout_s=60, fresh=fresh)
+
+
+def serialized(path):
+    return formats.read(str(path)).graph_def.SerializeToString(deterministic=True)
+
+
+def test_commands(tmp_path):
+    saved = saved_zoo.CASES["keras_clipped"](str(tmp_path))
+    out, back, report = tmp_path / "out", tmp_path / "back", tmp_path / "report.json"
+    outcome = command("rewrite", saved.path, out, "--workers=4", "--batch_size=16", "--policy=paper",
+                      "--inputs=x=rows,y=0", f"--json={report}")
+    assert outcome.status == 0 and report.exists(), outcome.output
+    assert re.search(r"^model/last/kernel +16x5 +(ps|sfb) ", outcome.output, re.MULTILINE)
+    outcome = command("diff", saved.path, out)
+    assert outcome.status == 0 and outcome.own_lines[-1] == "nothing else differs"
+    assert re.search(r"^ +sum +(ps|sfb) +model/last/kernel +.*PoseidonSend", outcome.output, re.MULTILINE)
+    outcome = command("verify", saved.path, out, "--batch_size=3", ranks=RANKS, fresh=True)
+    assert outcome.status == 0 and outcome.output.count("all right") == 1, outcome.output
+    assert re.search(r"^ +variable +sgd/iteration +2 +0$", outcome.output, re.MULTILINE)
+    assert command("strip", out, back).status == 0
+    assert serialized(back) == serialized(saved.path)
+    assert sorted(os.listdir(tmp_path)) == ["back", "keras_clipped", "out", "report.json"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("rewrite", "there", "out"), "--workers is missing"),
+    (("rewrite", "there", "out", "--workers=2", "--inputs=x:rows"), "--inputs=x:rows, expected NAME=rows"),
+    (("verify", "there", "out", "--signature=train,evaluate"), "names 2 signatures, expected one"),
+    (("verify", "there", "out", "--arrays=there/arrays.npz"), "cannot be read"),
+])
+def test_mistakes_in_commands(arguments, message, tmp_path):
+    (tmp_path / "there").mkdir()
+    outcome = command(*(argument.replace("there", str(tmp_path / "there")) for argument in arguments))
+    assert outcome.status == 1
+    assert message in outcome.own_lines[-1] and outcome.own_lines[-1].startswith(f"tf-poseidon {arguments[0]}: ")
+
+
+def test_what_else_differs(tmp_path):
+    """The main graph does not belong to a step that is a function."""
+    source, target = str(tmp_path / "step"), str(tmp_path / "out")
+    save_two_signatures(source)
+    poseidon.rewrite_saved_model(source, target, ["train", "evaluate"], workers=RANKS, policy="ps")
+    difference = poseidon.diff(source, target)
+    assert not difference.others
+    exchanges = [exchange for step in difference.steps for exchange in step.exchanges]
+    assert [(e.kind, e.scheme) for e in exchanges if e.site == "w"] == [("sum", "ps")]
+    assert {(e.kind, e.scheme) for e in exchanges} == {("sum", "ps"), ("max", "gather"), ("rows", "gather")}
+    graph = formats.read(target)
+    next(node for node in graph.graph_def.node if node.op == "VarHandleOp").device = "/device:CPU:0"
+    graph.write(tmp_path / "changed")
+    sentence, = poseidon.diff(source, tmp_path / "changed").others
+    assert sentence.startswith("the main graph: 1 nodes, the first is '")
+
+
+def test_help_names_all_flags():
+    output = command("--help").output
+    assert "tf-poseidon rewrite IN OUT" in output
+    assert all(f"--{flag}" in output for flag in ("arrays", "inputs", "signature", "train_op", "workers"))
+
+
+# ---- verify -----------------------------------------------------------------------------------------
+
+
+def save_gan(path):
+    """Saves a step of two players, each with its own loss and variables; they draw noise without a seed."""
+    module = tf.Module()
+    module.generator = tf.Variable(tf.random.stateless_normal((3, 4), (1, 1)), name="generator")
+    module.critic = tf.Variable(tf.random.stateless_normal((4, 1), (1, 2)), name="critic")
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), name="x")])
+    def step(x):
+        noise = tf.random.normal((tf.shape(x)[0], 3))
+        with tf.GradientTape(persistent=True) as tape:
+            made = tf.tanh(noise @ module.generator)
+            of_real, of_made = x @ module.critic, made @ module.critic
+            losses = {"critic": tf.reduce_mean(tf.nn.softplus(-of_real) + tf.nn.softplus(of_made)),
+                      "generator": tf.reduce_mean(tf.nn.softplus(-of_made))}
+        for name, variable in (("critic", module.critic), ("generator", module.generator)):
+            variable.assign_sub(0.1 * tape.gradient(losses[name], variable))
+        return losses
+
+    module.step = step
+    tf.saved_model.save(module, path, signatures={"train": step})
+
+
+def save_two_signatures(path):
+    """Saves a step that trains, and one that evaluates and counts."""
+    module = tf.Module()
+    module.w = tf.Variable(tf.random.stateless_normal((4, 2), (1, 3)), name="w")
+    module.count = tf.Variable(0, name="count")
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), name="x"), tf.TensorSpec((None, 2), name="y")])
+    def train(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ module.w - y))
+        module.w.assign_sub(0.1 * tape.gradient(loss, module.w))
+        return {"loss": loss}
+
+    @tf.function(input_signature=train.input_signature)
+    def evaluate(x, y):
+        errors = tf.abs(x @ module.w - y)
+        module.count.assign_add(tf.shape(x)[0])
+        return {"largest": tf.reduce_max(errors), "errors": errors, "what": tf.constant("errors")}
+
+    module.train, module.evaluate = train, evaluate
+    tf.saved_model.save(module, path, signatures={"train": train, "evaluate": evaluate})
+
+
+def save_v1_signatures(path):
+    """Saves the same with TensorFlow 1, and variables that are references."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, y = v1.placeholder(tf.float32, (None, 4), "x"), v1.placeholder(tf.float32, (None, 2), "y")
+        w = v1.get_variable("w", initializer=tf.random.stateless_normal((4, 2), (1, 3)), use_resource=False)
+        count = v1.get_variable("count", initializer=0, use_resource=False)
+        errors = tf.abs(x @ w - y)
+        loss = tf.reduce_mean(tf.square(errors), name="loss")
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.control_dependencies([train]):
+            trained = tf.identity(loss, name="trained")
+        counted = tf.identity(v1.assign_add(count, tf.shape(x)[0]), name="counted")
+        outputs = {"train": {"loss": trained},
+                   "evaluate": {"largest": tf.reduce_max(errors, name="largest"), "count": counted}}
+        session.run(v1.global_variables_initializer())
+        builder, describe = v1.saved_model.Builder(path), v1.saved_model.utils.build_tensor_info
+        builder.add_meta_graph_and_variables(session, ["serve"], {
+            name: v1.saved_model.signature_def_utils.build_signature_def(
+                {"x": describe(x), "y": describe(y)}, {key: describe(tensor) for key, tensor in of_signature.items()},
+                name) for name, of_signature in outputs.items()})
+        builder.save()
+
+
+def function_with(graph_def, op, **attributes):
+    """Returns (FunctionDef, node) of the only node of an op with some attributes."""
+    (function, node), = [(f, n) for f in graph_def.library.function for n in f.node_def
+                         if n.op == op and all(n.attr[key].s.decode() == value for key, value in attributes.items())]
+    return function, node
+
+
+def replace_reads(function, old, new):
+    """Makes all nodes of a function read another tensor."""
+    for node in function.node_def:
+        node.input[:] = [new if tensor == old else tensor for tensor in node.input]
+
+
+def double(graph_def):
+    """Doubles a sum."""
+    function, send = function_with(graph_def, "PoseidonSend", site="dense1/kernel")
+    total = f"{send.name.removesuffix('/send')}:values:0"
+    replace_reads(function, total, "double:z:0")
+    node = function.node_def.add(name="double", op="AddV2", input=[total, total])
+    node.attr["T"].type = tf.float32.as_datatype_enum
+
+
+def leave_out(graph_def):
+    """Makes an update read this rank's summand."""
+    function, send = function_with(graph_def, "PoseidonSend", site="dense1/bias")
+    replace_reads(function, f"{send.name.removesuffix('/send')}:values:0", send.input[0])
+
+
+def mix_up_rows(graph_def):
+    """Takes the labels of other rows."""
+    function, part = function_with(graph_def, "PoseidonPart")
+    slices = next(node for node in function.node_def if node.op == "StridedSlice" and node.input[0] == "y"
+                  and any(tensor.startswith(part.name.removesuffix("/part")) for tensor in node.input))
+    slices.input[0] = "reversed:output:0"
+    node = function.node_def.add(name="reversed", op="ReverseV2", input=["y", "reversed/axis:output:0"])
+    node.attr["T"].type, node.attr["Tidx"].type = tf.int32.as_datatype_enum, tf.int32.as_datatype_enum
+    axis = function.node_def.add(name="reversed/axis", op="Const")
+    axis.attr["dtype"].type = tf.int32.as_datatype_enum
+    axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([0], tf.int32))
+
+
+DAMAGE = {"doubled": double, "left_out": leave_out, "mixed_up": mix_up_rows}
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory):
+    """The findings of `verify` on some graphs, by name."""
+    folder = tmp_path_factory.mktemp("verified")
+    cases = {}
+
+    def add(name, source, suffix="", what=None, **options):
+        target = folder / f"out_{name}{suffix}"
+        what = what or {}
+        rewriting.rewrite(str(source), str(target), workers=RANKS, batch_size=4, **what, **options)
+        cases[name] = dict(source=str(source), target=str(target), **what)
+
+    save_gan(str(folder / "gan"))
+    add("gan", folder / "gan")
+    for prefix, save in (("", save_two_signatures), ("v1_", save_v1_signatures)):
+        name = f"{prefix}two"
+        save(str(folder / name))
+        add(name, folder / name, what={"signature": ["train", "evaluate"]})
+        both = cases.pop(name)
+        cases |= {prefix + signature: {**both, "signature": signature} for signature in ("train", "evaluate")}
+    for name, suffix in (("keras_dropout", ""), ("keras_mixed_precision", ""), ("v1_adam", ".meta")):
+        saved = saved_zoo.CASES[name](str(folder))
+        add(name, saved.path, suffix, {"train_op": saved.fetches} if suffix else None)
+    saved = saved_zoo.CASES["graph_def"](str(folder))
+    add("graph_def", saved.path, ".pb", {"train_op": saved.fetches})
+    cases["graph_def"]["initializer"] = [saved.initializer]
+    saved = saved_zoo.CASES["sgd"](str(folder))
+    add("sgd", saved.path, policy="ps", wire_dtype="bfloat16")
+    add("whole", saved.path, policy="ps")
+    for name, damage in DAMAGE.items():
+        graph = formats.read(cases["whole"]["target"])
+        damage(graph.graph_def)
+        graph.write(str(folder / name))
+        cases[name] = {**cases["whole"], "target": str(folder / name)}
+    cases["other"] = {**cases["sgd"], "source": str(folder / "two")}
+    (folder / "cases").write_bytes(pickle.dumps(cases))
+    launch.run_ok(["verify_saved.py", folder / "cases", folder / "results"], RANKS, timeout_s=120)
+    return pickle.loads((folder / "results").read_bytes())
+
+
+@pytest.mark.parametrize("name, values", [
+    ("gan", {("variable", "generator"), ("variable", "critic"), ("output", "generator"), ("output", "critic")}),
+    ("train", {("variable", "w"), ("output", "loss")}),
+    ("evaluate", {("variable", "w"), ("variable", "count"), ("output", "largest"), ("output", "errors"),
+                  ("output", "what")}),
+    ("v1_train", {("variable", "w"), ("output", "trained:0")}),
+    ("v1_evaluate", {("variable", "w"), ("variable", "count"), ("output", "largest:0"), ("output", "counted:0")}),
+    ("keras_dropout", {("variable", "model/last/bias"), ("output", "loss")}),
+    ("keras_mixed_precision", {("variable", "model/last/bias"), ("output", "loss")}),
+    ("v1_adam", {("variable", "first/kernel/Adam_1"), ("output", "loss:0")}),
+    ("graph_def", {("variable", "last/bias"), ("output", "loss:0")}),
+    ("sgd", {("variable", "dense1/bias"), ("output", "loss")}),
+])
+def test_what_is_right_is_verified(verified, name, values):
+    found = verified[name]
+    assert not found.failures and not found.differing, found
+    assert values <= set(found.errors)
+    assert all(number > 0 and error <= 1 for number, error in found.errors.values())
+    assert str(found).endswith("\nall right")
+
+
+@pytest.mark.parametrize("name, message", [
+    ("doubled", r"variable 'dense1/kernel' is off by \S+ times what rounding explains"),
+    ("left_out", r"variable 'dense1/bias' is off by \S+ times what rounding explains"),
+    ("left_out", r"ranks have different bits of variable 'dense1/bias'"),
+    ("mixed_up", r"output 'loss' is off by \S+ times what rounding explains"),
+    ("other", r"'.*out_sgd' was made of another graph than '.*two'"),
+])
+def test_what_is_wrong_is_not_verified(verified, name, message):
+    assert re.search(f"^WRONG: {message}$", str(verified[name]), re.MULTILINE), verified[name]
+    assert str(verified[name]).endswith("\nwrong")

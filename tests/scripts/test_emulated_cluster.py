@@ -1,0 +1,328 @@
+"""The emulated cluster shapes links, counts bytes, passes on the exit status, and cleans up."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+
+import emulated_cluster
+import launch
+import pytest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "emulated_cluster.py"
+MEGABYTES = 2
+# Ranks 0 and 1 are connected.
+CONNECT = """
+import os, socket, time
+own = socket.gethostbyname(socket.gethostname())
+rank = int(os.environ["PMI_RANK"])
+if rank == 0:
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE: all of them
+    datagrams.bind((own, 5000))
+    connection, _ = socket.create_server((own, 5000)).accept()
+while rank == 1:
+    try:
+        connection = socket.create_connection(("host0", 5000))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+"""
+# Rank 1 sends to rank 0; each prints its rank, its own address, its environment variables, and its seconds.
+SEND = CONNECT + f"""
+begin = time.monotonic()
+if rank == 0:
+    while connection.recv(1 << 20):
+        pass
+elif rank == 1:
+    connection.sendall(bytes({MEGABYTES} * 10**6))
+print(rank, own, os.environ["OF_CALLER"], os.environ["TF_POSEIDON_EMULATED_GBPS"],
+      time.monotonic() - begin)
+"""
+DATAGRAMS = 10000
+# Rank 1 sends datagrams to rank 0, which prints how many came.
+COUNT = CONNECT + f"""
+if rank == 1:
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for number in range({DATAGRAMS}):
+        sender.sendto(bytes(100), ("10.0.0.1", 5000))
+        if number % 50 == 49:  # so that no queue overflows
+            time.sleep(0.001)
+else:
+    while connection.recv(1):  # until all are sent
+        pass
+    datagrams.settimeout(0.5)
+    came = 0
+    try:
+        while datagrams.recv(1000):
+            came += 1
+    except TimeoutError:
+        print(came)
+"""
+# Rank 0 prints the seconds of a round trip.
+ROUND_TRIP = CONNECT + """
+begin = time.monotonic()
+if rank == 0:
+    connection.sendall(b"0")
+    connection.recv(1)
+    print(time.monotonic() - begin)
+else:
+    connection.sendall(connection.recv(1))
+"""
+# Each rank prints its rank, their number, and a sum over them of a megabyte.
+JOBS = {"horovod": """
+import os
+import horovod.tensorflow as hvd
+import tensorflow as tf
+hvd.init()
+total = hvd.allreduce(tf.fill([250000], hvd.rank() + 1.0), op=hvd.Sum)
+os.write(1, f"{hvd.rank()} {hvd.size()} {set(total.numpy().tolist())}\\n".encode())
+""", "mwms": """
+import os
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+rank = strategy.cluster_resolver.task_id
+def step():
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce("sum", tf.fill([250000], rank + 1.0))
+total = tf.function(lambda: strategy.run(step))()
+size = strategy.num_replicas_in_sync
+os.write(1, f"{rank} {size} {set(total.numpy().tolist())}\\n".encode())
+"""}
+LOSS = "qdisc add dev v ingress", "filter add dev v ingress bpf da bytecode '1,6 0 0 0,'"
+
+
+def problem(*shaping):
+    """Returns why this machine cannot make hosts with links of some `shaping`, or None."""
+    if os.geteuid():
+        return f"the user id is {os.geteuid()}, not 0"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "ip or tc is not installed"
+    name = f"probe-{os.getpid()}"
+    try:
+        for command in (f"ip netns add {name}", f"ip -n {name} link add name b type bridge",
+                        f"ip -n {name} link add name v type veth",
+                        f"tc -n {name} qdisc add dev v root handle 1: tbf rate 1gbit burst 64kb "
+                        "latency 20ms", *(f"tc -n {name} {line}" for line in shaping)):
+            done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+            if done.returncode:
+                return f"{command}: {done.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
+    return None
+
+
+@pytest.fixture(scope="module")
+def able():
+    """Skips where hosts cannot be made, but not in CI, where that would hide a failure."""
+    reason = problem()
+    if reason and "CI" in os.environ:
+        pytest.fail(f"No hosts can be made: {reason}.")
+    if reason:
+        pytest.skip(f"no hosts can be made: {reason}")
+
+
+def start(*arguments, hosts=2):
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, "--hosts", str(hosts), *arguments],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "OF_CALLER": "passed on"})
+
+
+def left_by(pid):
+    return [path for directory in ("/run/netns", "/etc/netns")
+            for path in pathlib.Path(directory).glob(f"poseidon-{pid}-*")]
+
+
+def running(pids):
+    """Returns the pids that still run our program; a zombie's command line is empty."""
+    lines = ((pid, pathlib.Path(f"/proc/{pid}/cmdline")) for pid in pids)
+    return [pid for pid, line in lines if line.exists() and b"time.sleep" in line.read_bytes()]
+
+
+def test_bytes_rate_and_status(able, tmp_path):
+    out = tmp_path / "out.json"
+    process = start("--gbps", "0.1", "--json", out, "--", sys.executable, "-c", SEND)
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    assert sorted(line.rpartition(" ")[0] for line in stdout.splitlines()) == [
+        "0 10.0.0.1 passed on 0.1", "1 10.0.0.2 passed on 0.1"]
+    assert "received MB" in stderr
+    result = json.loads(out.read_text())
+    assert result["status"] == 0
+    sent, received = ([host[key] for host in result["hosts"]] for key in ("sent", "received"))
+    for count in (sent[1], received[0]):
+        assert MEGABYTES * 1e6 < count < 1.1 * MEGABYTES * 1e6
+    for count in (sent[0], received[1]):  # acknowledgements, and mpiexec's own
+        assert 0 < count < 0.1 * MEGABYTES * 1e6
+    assert result["seconds"] > 0.9 * MEGABYTES * 8e6 / 0.1e9
+    assert not left_by(process.pid)
+
+
+@pytest.mark.parametrize("gbps, slowest, used", [
+    ("0.1,1,1", 0.1, 0.1), ("1,0.1,1", 0.1, 0.1), ("1,1,0.01", 0.01, 1)])
+def test_slower_of_two_links_is_the_rate(able, gbps, slowest, used):
+    process = start("--gbps", gbps, "--", sys.executable, "-c", SEND, hosts=3)
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    receiver, *others = sorted(stdout.splitlines())
+    assert all(line.split()[-2] == str(slowest) for line in (receiver, *others))
+    seconds, ideal = float(receiver.split()[-1]), MEGABYTES * 8e6 / (used * 1e9)
+    # The third host's link, which nothing uses, would take twice as long as the second limit.
+    assert seconds > 0.9 * ideal if used == slowest else seconds < 50 * ideal
+
+
+@pytest.mark.parametrize("percent", [0, 5])
+def test_links_lose_the_share_that_is_asked_for(able, percent):
+    process = start("--loss", str(percent), "--", sys.executable, "-c", COUNT)
+    stdout, stderr = process.communicate(timeout=60)
+    if percent and problem(*LOSS):
+        assert process.returncode == 1
+        assert re.search(r"use a kernel that has ingress and bpf, .* or omit --loss", stderr)
+    else:
+        assert process.returncode == 0, stderr
+        lost = 1 - (1 - percent / 100)**2  # on the sender's link or the receiver's
+        deviation = (DATAGRAMS * lost * (1 - lost))**0.5  # of a binomial distribution
+        assert abs(int(stdout) - DATAGRAMS * (1 - lost)) <= 6 * deviation
+    assert not left_by(process.pid)
+
+
+def test_delay(able):
+    process = start("--delay_us", "20000", "--", sys.executable, "-c", ROUND_TRIP)
+    stdout, stderr = process.communicate(timeout=20)
+    if problem("qdisc add dev v parent 1: netem delay 50us"):
+        assert process.returncode == 1
+        assert re.search(r"use a kernel that has netem, .* or omit --delay_us", stderr)
+    else:
+        assert process.returncode == 0, stderr
+        assert float(stdout) > 4 * 20e-3
+    assert not left_by(process.pid)
+
+
+@pytest.mark.parametrize("peers, hosts, ranks_per_host", [("horovod", 2, 1), ("mwms", 2, 1)])
+def test_jobs_of_other_libraries(able, tmp_path, peers, hosts, ranks_per_host):
+    if peers == "horovod" and not importlib.util.find_spec("horovod") and "CI" not in os.environ:
+        pytest.skip("Horovod is not installed (scripts/install_horovod.sh)")
+    out = tmp_path / "out.json"
+    process = start("--peers", peers, "--ranks_per_host", str(ranks_per_host), "--json", out, "--",
+                    sys.executable, "-c", JOBS[peers], hosts=hosts)
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    size = hosts * ranks_per_host
+    # horovodrun prefixes each line with its rank.
+    assert sorted(re.findall(r"\d+ \d+ \{.*\}", stdout)) == [
+        f"{rank} {size} {{{size * (size + 1) / 2}}}" for rank in range(size)]
+    for host in json.loads(out.read_text())["hosts"]:
+        # Each host must be told what the other has.
+        assert min(host["sent"], host["received"]) > 1e6
+    assert not left_by(process.pid)
+
+
+def test_failure_passes_on(able):
+    process = start("--", sys.executable, "-c", "import sys; sys.exit(7)")
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 7, stderr
+    assert not left_by(process.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_leaves_nothing(able, number):
+    process = start("--", sys.executable, "-c",
+                    "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)")
+    ranks = [int(process.stdout.readline()) for _ in range(2)]
+    assert left_by(process.pid) and running(ranks) == ranks
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 128 + number, stderr
+    assert not left_by(process.pid)
+    assert not running(ranks)
+
+
+def test_next_one_removes_what_a_killed_one_left(able):
+    killed = start("--", sys.executable, "-c",
+                   "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)")
+    ranks = [int(killed.stdout.readline()) for _ in range(2)]
+    killed.kill()
+    killed.wait()
+    assert left_by(killed.pid) and running(ranks) == ranks
+    process = start("--", "true", hosts=1)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    assert not left_by(killed.pid)
+    assert not running(ranks)
+    killed.communicate()
+
+
+@pytest.mark.parametrize("gbps, text", [
+    (["1", "0.1"], r"--gbps=1,0.1 has 2 rates, expected 1 or 3, .*: give one rate for all hosts"),
+    ([1, 0.1, 1, 1], r"--gbps=1,0.1,1,1 has 4 rates, expected 1 or 3"),
+    (["1", "fast", "1"], r"--gbps=1,fast,1 is no list of rates, expected numbers from 0.01 to 100"),
+    (["nan"], r"--gbps=nan is no list of rates"),
+    (1000, r"--gbps=1000 is no list of rates, .*: give one for all hosts or one for each, with"),
+    ([], r"--gbps= is no list of rates")])
+def test_refusals_of_rates(gbps, text):
+    with pytest.raises(SystemExit, match=text):
+        emulated_cluster.EmulatedCluster(3, gbps)
+
+
+def test_refusals_of_launchers(monkeypatch, tmp_path):
+    cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
+    with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun or mwms"):
+        cluster.run(["true"], launcher="ssh")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(SystemExit, match=r"There is no .*/horovodrun, expected .*install_horovod"):
+        cluster.run(["true"], launcher="horovodrun")
+
+
+def test_refusals(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(SystemExit, match=r"program ip is in none of .*: install iproute2"):
+        emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit, match=r"user id is 1000, .*only root \(0\) .*: run this with sudo"):
+        emulated_cluster.EmulatedCluster(2, gbps=1).__enter__()
+
+
+def said(output):
+    """Returns the output of each rank of train_on_nodes.py, by rank."""
+    return sorted((json.loads(line) for line in output.splitlines() if line.startswith("{")),
+                  key=lambda rank: rank["rank"])
+
+
+def train_on_hosts(cluster, file, *arguments):
+    """Runs train_on_nodes.py with two ranks per host; returns their output, and the bytes that the last host sends."""
+    before = cluster.bytes()
+    with open(file, "w+") as out:
+        status = cluster.run([sys.executable, launch.TESTS / "train_on_nodes.py", *arguments], 2, stdout=out,
+                             stderr=subprocess.STDOUT)
+    assert status == 0, file.read_text()
+    ranks = said(file.read_text())
+    assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
+    assert {s["scheme"] for s in ranks[0]["sites"].values()} == {"ps", "sfb"}
+    return ranks, cluster.bytes()[-1][0] - before[-1][0]
+
+
+def test_ranks_of_a_host_combine(able, tmp_path):
+    """Each gradient crosses a host's link once, as planned; twice if ranks do not combine."""
+    alone, = said(launch.run_ok(["train_on_nodes.py"], 0, timeout_s=60).output)
+    with emulated_cluster.EmulatedCluster(2, 1) as cluster:
+        together, bytes_together = train_on_hosts(cluster, tmp_path / "together")
+        apart, bytes_apart = train_on_hosts(cluster, tmp_path / "apart", "1")
+    assert {r["weights"] for r in together + apart} == {alone["weights"]}
+    assert {r["ranks_per_node"] for r in together} == {2}
+    assert {r["ranks_per_node"] for r in apart} == {1}
+    for name, site in together[0]["sites"].items():
+        for host in (together[:2], together[2:]):  # half of the planned bytes is sent, the rest received
+            counted = sum(r["sites"][name]["network_bytes"] for r in host)
+            assert counted == site["planned_bytes"] / 2
+    planned = sum(site["planned_bytes"] for site in together[0]["sites"].values()) / 2
+    assert bytes_together == pytest.approx(planned, rel=0.08)  # headers, and the messages of ranks at the start
+    assert bytes_apart > 2 * bytes_together

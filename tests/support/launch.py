@@ -1,0 +1,147 @@
+"""Starts Python programs on several ranks, with a time limit that turns a hang into a failure."""
+
+import atexit
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+SERVERS = 4  # as many as a job has ranks at most
+_STARTING = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    status: int
+    output: str  # of all ranks
+    seconds: float
+
+    @property
+    def own_lines(self):
+        """The lines that our processes printed: without TensorFlow's log and hydra's banner."""
+        lines = []
+        for line in self.output.splitlines():
+            if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
+                break
+            line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun prefixes lines with their rank
+            # "[[" is the second line of some of TensorFlow's.
+            if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the",
+                                                     "\t [[")):
+                lines.append(line)
+        return lines
+
+
+def mpiexec():
+    """Returns the mpiexec of the mpich wheel."""
+    return os.path.join(sysconfig.get_path("scripts"), "mpiexec")
+
+
+def _launcher(name, ranks, python):
+    """Returns the command that starts a job; horovodrun is itself a program for Python, which imports TensorFlow."""
+    if name == "mpiexec":
+        return [mpiexec(), "-n", str(ranks)]
+    return [*python, os.path.join(sysconfig.get_path("scripts"), "horovodrun"), "--gloo", "-np", str(ranks),
+            "-H", f"localhost:{ranks}"]
+
+
+@functools.cache
+def _program(name):
+    """Returns the path of a test program, which any room may have; other names are unchanged."""
+    if os.path.dirname(name) or not name.endswith(".py"):
+        return name
+    path, = TESTS.glob(f"*/{name}")
+    return str(path)
+
+
+def _environment(more=()):
+    # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
+    # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
+    # Programs import helpers of other rooms.
+    rooms = os.pathsep.join(str(room) for room in sorted(TESTS.iterdir()) if room.is_dir())
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms, **dict(more)}
+
+
+class _Servers:
+    """Servers of forking.py, which live as long as this process.
+
+    No two ranks of a job are forked from the same server, and a rank of the next job comes from another one: each has
+    another order of Python's sets.
+    """
+
+    def __init__(self):
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        self._sockets = [os.path.join(folder.name, str(number)) for number in range(SERVERS)]
+        self._inputs = [self._start(path) for path in self._sockets]
+        self._jobs = itertools.count()
+
+    def _start(self, path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen()
+            return subprocess.Popen(
+                [sys.executable, _program("forking.py"), str(listener.fileno())], pass_fds=[listener.fileno()],
+                cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                env=_environment()).stdin
+
+    def stand_in(self):
+        """Returns the program to start instead of `python`."""
+        first = next(self._jobs) % SERVERS
+        sockets = self._sockets[first:] + self._sockets[:first]
+        return [sys.executable, "-I", "-S", _program("stand_in.py"), ",".join(sockets)]
+
+
+@functools.cache
+def _servers_once():
+    return _Servers()
+
+
+def _servers():
+    with _STARTING:  # two jobs may begin at a time
+        return _servers_once()
+
+
+def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through=(), fresh=False):
+    """Runs `python *arguments` on `ranks` processes, without a launcher when `ranks` is 0.
+
+    `launcher` is "mpiexec" or "horovodrun"; `through` is a command that gets the command of each rank. With `fresh`,
+    processes start like those of users; others are forked from one that has already imported Keras. Test programs
+    are named without their directory.
+
+    Raises:
+        AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
+    """
+    python = [sys.executable] if fresh else _servers().stand_in()
+    command = [*(_launcher(launcher, ranks, python) if ranks else ()), *through, *python]
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [*command, _program(str(arguments[0])), *map(str, arguments[1:])], cwd=TESTS, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        env=_environment(environment))
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"The job hung: not finished after {timeout_s} s. It printed:\n{output}") from None
+    return Outcome(process.returncode, output, time.monotonic() - begin)
+
+
+def run_ok(arguments, ranks, timeout_s, **options):
+    """Runs a job like `run` and asserts that it succeeds."""
+    outcome = run(arguments, ranks, timeout_s, **options)
+    assert outcome.status == 0, f"exit status {outcome.status}:\n{outcome.output}"
+    return outcome

@@ -1,0 +1,464 @@
+"""Programs that the tests start on several ranks: small_programs.py NAME [ARGUMENT...].
+
+Programs that must fail do so by themselves; test_failures.py checks how the job ends.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import ops
+from tf_poseidon import runtime
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import comparing
+from tf_poseidon.ops import library
+
+
+def train(strategy, callbacks=(), epochs=1000, features=4):
+    """Trains a small model, forever unless something fails."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(3, name="first")])
+        model.compile("sgd", "mse")
+    x, y = np.ones((64, features), "float32"), np.ones((64, 3), "float32")
+    model.fit(x, y, epochs=epochs, verbose=0, callbacks=list(callbacks))
+    return model, x, y
+
+
+class AtBatch(keras.callbacks.Callback):
+    """Calls a function at the end of one batch, on one rank."""
+
+    def __init__(self, strategy, rank, function, batch=5):
+        super().__init__()
+        self._left = batch if strategy.rank == rank else None
+        self._function = function
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._function()
+
+
+def reach_the_end():
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, epochs=1)
+    print(f"rank {strategy.rank} of {strategy.num_replicas_in_sync} is done", flush=True)
+
+
+def train_without_seed():
+    """Prints the final weights: ranks must shuffle alike without the user's help."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(100, 4)), rng.normal(size=(100, 3))
+    model.fit(x, y, epochs=2, verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(32)
+    model.fit(data, epochs=2, verbose=0)
+    print("weights", hashlib.sha256(model.get_weights()[0].tobytes()).hexdigest(), flush=True)
+
+
+def raise_on_rank_1(stamp):
+    def boom():
+        with open(stamp, "w") as file:
+            file.write(str(time.time()))
+        raise ValueError("boom on purpose")
+
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, boom)])
+
+
+def fail_in_graph_on_rank_1():
+    """An op of the training step fails on one rank, while gradients of that step travel."""
+    strategy = poseidon.PoseidonStrategy()
+
+    class Fails(keras.layers.Layer):
+        def call(self, x):
+            is_fine = tf.reduce_all(tf.math.is_finite(x)) & (strategy.rank == 0)
+            with tf.control_dependencies([tf.debugging.Assert(is_fine, ["boom in the graph"])]):
+                return tf.identity(x)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Fails()])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 3)), verbose=0)
+
+
+def exit_on_rank_1(status, policy):
+    strategy = poseidon.PoseidonStrategy(policy)
+    train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])
+
+
+def kill_on_rank_1():
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))])
+
+
+def stall_on_rank_1(policy):
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=2)
+    model, x, y = train(strategy, epochs=1)
+    model.train_on_batch(x, y)
+    if strategy.rank == 1:
+        time.sleep(100)
+    model.train_on_batch(x, y)
+
+
+def stall_in_callback_on_rank_1():
+    strategy = poseidon.PoseidonStrategy(timeout_s=2)
+    train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
+
+
+def change_learning_rate_on_rank_1(every):
+    """A callback decides in the second epoch by a value that only one rank has."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    comparing.EVERY = int(every)
+
+    class Decide(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and strategy.rank == 1:
+                self.model.optimizer.learning_rate = 0.5
+
+    train(strategy, [Decide()])
+
+
+def never_come():
+    if int(os.environ["PMI_RANK"]) == 1:
+        time.sleep(100)
+    poseidon.PoseidonStrategy(startup_timeout_s=3)
+
+
+def build_other_variables():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    train(strategy, features=4 + strategy.rank, epochs=1)
+
+
+def read_other_data():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(strategy.rank).normal(size=(64, 4))
+    model.fit(x, np.zeros((64, 1)), verbose=0)
+
+
+def meet_other_mpi():
+    poseidon.PoseidonStrategy(startup_timeout_s=20)
+
+
+def miss_mpi(transport):
+    """`transport` is a transport whose MPI library does not exist."""
+    from tf_poseidon.engines import mpi
+    mpi._TRANSPORT = type(mpi._TRANSPORT)(transport)
+    poseidon.PoseidonStrategy()
+
+
+def refuse():
+    """Prints the errors of PoseidonStrategy for models that it cannot train."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+    def dense():
+        return keras.layers.Dense(1)
+
+    def outside():
+        model = keras.Sequential([keras.Input((4,)), dense()], name="outside")
+        model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def layer_outside():
+        layer = keras.layers.Dense(1, name="early")
+        layer.build((None, 4))
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), layer])
+            model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def optimizer_outside():
+        optimizer = keras.optimizers.SGD(name="early_sgd")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile(optimizer, "mse")
+        model.fit(x, y)
+
+    def jit():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()], name="jitted")
+            model.compile("sgd", "mse", jit_compile=True)
+        model.fit(x, y)
+
+    def own_train_function():
+        class Own(keras.Sequential):
+            def make_train_function(self, force=False):
+                self.train_function = lambda iterator: self.distribute_strategy.run(self.train_step, (next(iterator),))
+
+        with strategy.scope():
+            model = Own([keras.Input((4,)), dense()], name="own")
+            model.compile("sgd", "mse")
+        model.fit(x, y)
+
+    def eager_after_graph():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), dense()])
+            model.compile(keras.optimizers.SGD(gradient_accumulation_steps=3), "mse")
+        model.fit(x, y)
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+        model.fit(x, y)
+
+    def apply_outside_run():
+        with strategy.scope():
+            variable = keras.Variable([1.0])
+            keras.optimizers.SGD(name="free").apply([tf.constant([1.0])], [variable])
+
+    def scalars():
+        strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
+
+    def files():
+        dataset = tf.data.Dataset.range(8).batch(4)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.FILE)
+        strategy.experimental_distribute_dataset(dataset.with_options(options))
+
+    def gather():
+        strategy.gather(tf.constant(1.0), axis=0)
+
+    def reduce_bytes():
+        strategy.reduce("SUM", tf.constant([1], tf.int8), axis=None)
+
+    def gather_slices():
+        strategy.gather(tf.RaggedTensor.from_row_lengths([1, 2], [2]), axis=1)
+
+    def from_function():
+        strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(3))
+
+    def synchronize_outside_run():
+        strategy.synchronize([tf.ones(1)], [tf.Variable([1.0])])
+
+    def float8():
+        with strategy.scope():
+            layer = keras.layers.Dense(1, dtype="float8_from_float32")
+            layer.build((None, 4))
+            optimizer = keras.optimizers.SGD()
+        variables = layer.trainable_variables
+        strategy.run(lambda: optimizer.apply([tf.zeros(v.shape) for v in variables], variables))
+
+    def other_options():
+        poseidon.PoseidonStrategy(timeout_s=31)
+
+    def on_batch_outside():
+        model = keras.Sequential([keras.Input((4,)), dense()], name="on_batch")
+        model.compile("sgd", "mse")
+        model.train_on_batch(x, y)
+
+    def function_in_eager_run():
+        with strategy.scope():
+            layer = keras.layers.BatchNormalization()
+            layer.build((None, 4))
+        inner = tf.function(lambda rows: layer(rows, training=True))
+        data = tf.data.Dataset.from_tensor_slices(x).batch(8)
+        for rows in strategy.experimental_distribute_dataset(data):
+            strategy.run(lambda rows: inner(rows), args=(rows,))
+
+    def apply_in_condition():
+        with strategy.scope():
+            variable = keras.Variable([1.0])
+            optimizer = keras.optimizers.SGD(name="sometimes")
+            optimizer.build([variable])
+
+        @tf.function
+        def step(x):
+            return strategy.run(lambda x: tf.cond(
+                x > 0, lambda: optimizer.apply([x], [variable]) or x, lambda: x), args=(x,))
+
+        step(tf.constant([1.0])[0])
+
+    def unequal_parts():
+        parts = tf.data.Dataset.from_tensors((tf.ones((6, 2)), tf.ones((7, 2))))
+        strategy.experimental_distribute_dataset(parts)
+
+    def server_out_of_range():
+        poseidon.PoseidonStrategy(servers=[5])
+
+    def no_kv_pair():
+        poseidon.PoseidonStrategy(kv_pair_bytes=0)
+
+    def no_time():
+        poseidon.PoseidonStrategy(timeout_s=0)
+
+    def no_steps():
+        poseidon.PoseidonStrategy(verify=0)
+
+    def no_policy():
+        poseidon.PoseidonStrategy("fastest")
+
+    def plan_and_policy():
+        poseidon.PoseidonStrategy("sfb", plan=poseidon.Plan("ps", poseidon.Cluster(2)))
+
+    def plan_of_others():
+        poseidon.PoseidonStrategy(plan=poseidon.Plan("ps", poseidon.Cluster(3)))
+
+    def other_cluster():
+        poseidon.PoseidonStrategy(cluster=poseidon.Cluster(3))
+
+    def no_rank_on_a_node():
+        poseidon.PoseidonStrategy(ranks_per_node=0)
+
+    def no_pin():
+        poseidon.PoseidonStrategy(pins={"*": "fast"})
+
+    def no_wire_dtype():
+        poseidon.PoseidonStrategy(wire_dtype="float16")
+
+    def verify_what_is_rounded():
+        poseidon.PoseidonStrategy(wire_dtype="bfloat16", verify=5)
+
+    def other_policy():
+        poseidon.PoseidonStrategy("sfb", timeout_s=30)
+
+    for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
+                 apply_outside_run, scalars, files,
+                 gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
+                 other_options, on_batch_outside, function_in_eager_run,
+                 apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
+                 no_kv_pair, no_time, no_steps, no_policy, other_policy,
+                 plan_and_policy, plan_of_others, other_cluster, no_pin, no_wire_dtype,
+                 verify_what_is_rounded):
+        try:
+            case()
+        except PoseidonError as error:
+            if strategy.rank == 0:
+                print(f"{case.__name__}: {error}", flush=True)
+
+
+def calibrate():
+    """Measures without a strategy, and again with one; prints the results and the times."""
+    begin = time.monotonic()
+    cluster = poseidon.calibrate(servers=[1], timeout_s=30)
+    seconds = time.monotonic() - begin
+    strategy = poseidon.PoseidonStrategy(servers=[1], timeout_s=30)
+    assert poseidon.calibrate() is cluster
+    assert "seed" in strategy.stats()["sites"]
+    assert not any("calibration" in site for site in strategy.stats()["sites"])
+    print(f"{cluster!r} in {seconds:.3f} s", flush=True)
+
+
+def sum_many_pairs():
+    """Sums more KV pairs at once than MPI buffers unexpected messages."""
+    strategy = poseidon.PoseidonStrategy("ps", kv_pair_bytes=40_960, timeout_s=10)
+    wait = [runtime.communicator().submit(f"x{i}", np.full(500_000, i, np.float32)) for i in range(8)]
+    for i, result in enumerate(wait):
+        np.testing.assert_array_equal(result(), strategy.num_replicas_in_sync * i)
+
+
+def incomplete_group():
+    """Sends one gradient of a group of two, first alone and then with the other."""
+    poseidon.PoseidonStrategy("ps", timeout_s=10)
+    module, _ = library.load()
+
+    def start(site):
+        x = tf.ones(3)
+        ticket = module.poseidon_send(tensors=[x], contributes=True, site=site, scheme="ps",
+                                      group="both", group_size=2)
+        return lambda: module.poseidon_recv(ticket=ticket, T=[x.dtype])[0][0].numpy()
+
+    begin = time.monotonic()
+    np.testing.assert_array_equal(start("one")(), [2, 2, 2])
+    assert time.monotonic() - begin < 5
+    for finish in [start("one"), start("two")]:
+        np.testing.assert_array_equal(finish(), [2, 2, 2])
+    print("all right", flush=True)
+
+
+def wait_and_idle():
+    """Prints the share of a core that rank 0 uses while it waits for rank 1, and while idle."""
+    strategy = poseidon.PoseidonStrategy()
+    communicator = strategy.extended.communicator
+    for what in ("wait", "idle"):
+        communicator.sum("begin", np.zeros(1))
+        begin_wall, begin_cpu = time.perf_counter(), time.process_time()
+        if what == "idle" or strategy.rank == 1:
+            time.sleep(4)
+        if what == "wait":
+            communicator.sum("wait", np.zeros(1))
+        used = (time.process_time() - begin_cpu) / (time.perf_counter() - begin_wall)
+        if strategy.rank == 0:
+            print(f"{what}: {used:.4f} of a core", flush=True)
+
+
+def use_ops(largest):
+    """Checks the ops on values of many kinds; the argument is the number of elements of the largest."""
+    strategy = poseidon.PoseidonStrategy()
+    rank, size = strategy.rank, strategy.num_replicas_in_sync
+
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
+        for shape in ((), (3, 0, 2), (7, 11), (300, 300)):
+            value = tf.cast(tf.fill(shape, rank + 1), dtype)
+            expected = np.full(shape, size * (size + 1) // 2)
+            for op in (ops.sync, ops.all_reduce):
+                site = f"{op.__name__}/{dtype.name}/{shape}"
+                eager = op(value, site)
+                graph = tf.function(op)(value, site)
+                for got in (eager, graph):
+                    assert got.dtype == dtype
+                    np.testing.assert_array_equal(tf.cast(got, tf.float64), expected)
+
+    for dtype in (tf.bool, tf.uint8, tf.uint32, tf.int8, tf.float16, tf.int64):
+        value = tf.cast(tf.range(5) * (rank + 1) % 2, dtype)
+        got = ops.broadcast(value, f"broadcast/{dtype.name}", root=size - 1)
+        np.testing.assert_array_equal(got, tf.cast(tf.range(5) * size % 2, dtype))
+
+    @tf.function
+    def left_out(value):
+        return ops.sync(value, "left_out", contributes=rank != 0)
+
+    np.testing.assert_array_equal(left_out(tf.fill([3], np.nan if rank == 0 else 1.0)), size - 1)
+
+    x = tf.Variable(float(rank + 1))
+    with tf.GradientTape() as tape:
+        loss = (rank + 1.0) * ops.all_reduce(x * x, "differentiated")
+    # d(sum over ranks of loss) / dx on this rank: 2 x times the sum of all ranks' factors.
+    np.testing.assert_allclose(tape.gradient(loss, x),
+                               2 * (rank + 1) * sum(r + 1 for r in range(size)))
+
+    @tf.function
+    def sum_of_largest():
+        total = ops.sync(tf.fill([int(largest)], tf.cast(rank + 1, tf.float32)), "largest")
+        return tf.reduce_min(total), tf.reduce_max(total)
+
+    for extreme in sum_of_largest():
+        assert extreme == size * (size + 1) // 2
+    print(f"rank {rank}: all right", flush=True)
+
+
+def overlap():
+    """Prints how long a sum of the first of two values takes when the second one comes late.
+
+    In a function, the first sync must not wait for the second, nor the second for the first.
+    """
+    strategy = poseidon.PoseidonStrategy()
+
+    @tf.function
+    def late_first():
+        late = tf.py_function(lambda: time.sleep(1.0) or 1.0, [], tf.float32)
+        late.set_shape([])
+        first = ops.sync(late, "late")  # first in program order
+        second = ops.sync(tf.constant(1.0), "early")
+        return first, second
+
+    late_first()
+    sites = strategy.stats()["sites"]
+    if strategy.rank == 0:
+        print(f"late {sites['late']['seconds']:.3f} early {sites['early']['seconds']:.3f}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,232 @@
+"""explain predicts in one process what a job does; as a function and as a command."""
+
+from concurrent import futures
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+
+import explain_models
+import keras
+import launch
+import numpy as np
+import pytest
+
+import tf_poseidon as poseidon
+
+TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """The directory with the executed and explained plans."""
+    out = tmp_path_factory.mktemp("plans")
+    with futures.ThreadPoolExecutor() as pool:
+        for job in [pool.submit(launch.run_ok, ["explain_models.py", out, "execute"], explain_models.RANKS, 240),
+                    pool.submit(launch.run_ok, ["explain_models.py", out], 0, 240)]:
+            job.result()
+    return out
+
+
+def without_nodes(decision):
+    """Returns a decision without the names of nodes: TensorFlow numbers those of loops, and removes some."""
+    return {**vars(decision), "reason": re.sub(r" \(node '.*'\)", "", decision.reason)}
+
+
+@pytest.mark.parametrize("name", explain_models.CASES)
+def test_explained_plan_is_the_executed_one(plans, name):
+    executed, explained = (poseidon.Plan.load(plans / f"{name}.{how}")
+                           for how in ("executed", "explained"))
+    assert executed.diff(explained) == ""
+    assert executed.digest == explained.digest
+    assert executed.whole == explained.whole
+    assert bool(executed.whole) == (name in ("ranked", "sorted_step"))
+    if name == "sorted_step":
+        assert not executed.decisions and not executed.refusal
+        return
+    if name == "gan":  # of the same products, TensorFlow has merged other ones
+        return
+    assert executed.operations == explained.operations
+    assert executed.operations > 0
+    assert list(map(without_nodes, executed.decisions)) == list(map(without_nodes, explained.decisions))
+    assert executed.exchanges == explained.exchanges
+
+
+def test_plans_are_mixed(plans):
+    """The comparison would prove little if all plans were the same."""
+    plan = poseidon.Plan.load(plans / "sequential.executed")
+    by_site = {d.site: d.scheme for d in plan.decisions}
+    assert by_site["sequential/first/kernel"] == "ps"  # pinned
+    assert by_site["sequential/dense/kernel"] == "sfb"
+    assert by_site["sequential/dense_2/kernel"] == "ps"  # narrow
+    plan = poseidon.Plan.load(plans / "wide.executed")
+    assert {d.scheme for d in plan.decisions} == {"sfb", "ps"}
+    plan = poseidon.Plan.load(plans / "embedding.executed")
+    assert [exchange.site for exchange in plan.exchanges] == ["rows/embedding/embeddings"]
+
+
+@pytest.fixture(scope="module")
+def vgg19():
+    return keras.applications.VGG19(weights=None)
+
+
+# Gbit that a node sends plus receives in a step, K = 32: from table 1 of the paper.
+@pytest.mark.parametrize("workers, ps, hybrid", [(8, 16.09, 2.85), (16, 17.24, 3.71),
+                                                 (32, 17.81, 5.18)])
+def test_vgg19(vgg19, workers, ps, hybrid):
+    for policy, expected in (("ps", ps), ("paper", hybrid), ("auto", hybrid)):
+        plan = poseidon.explain(vgg19, batch_size=32, workers=workers, bandwidth_gbps=10,
+                                policy=policy)
+        assert plan.total_bytes * 8 / 1e9 == pytest.approx(expected, abs=0.01)
+        assert not plan.is_slower_than_one_process
+    # 19.6e9 multiplications and additions for an image, and about as many again for each of the two
+    # gradients.
+    assert plan.operations == pytest.approx(3 * 2 * 19.6e9 * 32, rel=0.02)
+
+
+def test_explaining_leaves_the_model_as_it_was():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    before = model.get_weights()
+    plan = poseidon.explain(model, 8, 4)
+    assert [d.scheme for d in plan.decisions]
+    assert vars(model).get("_distribute_strategy") is None
+    for a, b in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(a, b)
+    model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0)
+
+
+def test_what_runs_whole_is_said():
+    plan = poseidon.explain(explain_models.compiled("ranked"), 8, 4)
+    sort, = (op for op in plan.whole if op.op == "TopKV2")
+    assert sort.bytes_per_row == 16 * 4
+    assert f"  TopKV2 '{sort.node}', with 64 bytes a row\n" in str(plan)
+    assert plan.predictions()["whole"][plan.whole.index(sort)] == dict(node=sort.node, op="TopKV2", bytes_per_row=64)
+
+
+def test_wire_dtype_halves_the_bytes():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(3)])
+    for policy in ("ps", "sfb"):
+        full, half = (poseidon.explain(model, 8, 4, policy=policy, wire_dtype=wire)
+                      for wire in (None, "bfloat16"))
+        assert half.total_bytes == full.total_bytes / 2
+
+
+SEQUENCE = keras.Input((None, 4))
+
+
+def compiled(**options):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile(**{"optimizer": "adam", "loss": "mse", **options})
+    return model
+
+
+@pytest.mark.parametrize("outputs, loss", [
+    (lambda x: keras.layers.Dense(5, name="o")(x), {"o": "sparse_categorical_crossentropy"}),
+    (lambda x: {"p": keras.layers.Dense(5)(x), "q": keras.layers.Dense(2)(x)},
+     {"p": "mse", "q": "mse"}),
+    (lambda x: [keras.layers.Dense(5, name="a")(x), keras.layers.Dense(2, name="b")(x)],
+     {"a": "sparse_categorical_crossentropy", "b": "mse"}),
+    (lambda x: [keras.layers.Dense(5)(x), keras.layers.Dense(2)(x)],
+     [keras.losses.SparseCategoricalCrossentropy(), "mse"]),
+])
+def test_losses_of_several_outputs(outputs, loss):
+    x = keras.Input((8,))
+    model = keras.Model(x, outputs(x))
+    model.compile("sgd", loss)
+    sites = {decision.site for decision in poseidon.explain(model, 8, 2).decisions}
+    assert sites > {variable.path for variable in model.trainable_variables}  # and losses
+
+
+def test_one_worker_sends_nothing():
+    plan = poseidon.explain(compiled(), 8, 1)
+    assert plan.total_bytes == 0 and plan.step_seconds == plan.compute_seconds
+
+
+def test_inside_of_a_scope_is_refused():
+    with poseidon.PoseidonStrategy(cluster=poseidon.Cluster(4)).scope():  # for four, but alone
+        model = compiled()
+        with pytest.raises(poseidon.PoseidonError, match="call it outside of `with strategy.scope"):
+            poseidon.explain(model, 8, 4)
+    assert poseidon.explain(model, 8, 4).decisions
+
+
+def explain(**options):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    return poseidon.explain(model, **{"batch_size": 8, "workers": 4, **options})
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: explain(batch_size=0), "batch_size=0, expected at least one row"),
+    (lambda: explain(workers=0), "workers=0, expected a whole number"),
+    (lambda: explain(wire_dtype="float16"), "wire_dtype='float16', expected 'bfloat16' or None"),
+    (lambda: explain(batch_size=8.0), "batch_size=8.0, expected at least one row"),
+    (lambda: poseidon.explain("model.keras", 8, 4), "explain was given a str, expected a Keras model"),
+    (lambda: poseidon.explain(compiled(jit_compile=True), 8, 4), "compiled with jit_compile=True"),
+    (lambda: poseidon.explain(compiled(run_eagerly=True), 8, 4), "runs eagerly"),
+    (lambda: poseidon.explain(compiled(), 8, 4, data=np.ones((4, 8))),
+     r"cannot be traced: .*; data has to be arrays as fit takes them: x, \(x, y\) or"),
+    (lambda: poseidon.explain(compiled(loss=keras.losses.CTC()), 8, 4),
+     r"give explain a .*data=\(x, y\)"),
+    (lambda: poseidon.explain(keras.Model(SEQUENCE, keras.layers.Dense(3)(SEQUENCE)), 8, 4),
+     r"The shape of '\S*' is \(None, None, 4\), but what a step costs depends on all sizes"),
+    (lambda: explain(policy="best"), "policy='best', expected one of"),
+    (lambda: explain(pins={"*": "fast"}), "The pin of"),
+    (lambda: poseidon.explain(explain_models.Subclassed(), 8, 4), "give explain a batch: data="),
+    (lambda: poseidon.explain(keras.Sequential([keras.Input((8,)), keras.layers.Flatten()]), 8, 4),
+     "no trainable variables"),
+])
+def test_refusals(make, message):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        make()
+
+
+def command(*arguments):
+    return subprocess.run([TF_POSEIDON, *map(str, arguments)], text=True, timeout=120,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_command(tmp_path):
+    model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512, name="wide"),
+                              keras.layers.Dense(3, name="narrow")])
+    model.compile("adam", "mse")
+    model.save(tmp_path / "model.keras")
+    outcome = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4,
+                      "--bandwidth_gbps", 1, "--pin", "narrow/*=ps", "--json", tmp_path / "json",
+                      "--plan", tmp_path / "plan")
+    assert outcome.returncode == 0, outcome.stderr
+    plan = poseidon.Plan.load(tmp_path / "plan")
+    assert outcome.stdout == f"{plan}\n"
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"})) == ""
+    assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout
+    predictions = json.loads((tmp_path / "json").read_text())
+    assert predictions["total_bytes"] == plan.total_bytes
+    schemes = {v["name"]: v["scheme"] for v in predictions["variables"]}
+    assert schemes == {"wide/kernel": "sfb", "wide/bias": "sfb", "narrow/kernel": "ps", "narrow/bias": "ps",
+                       "loss/total": "ps"}
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["explain", "model.keras", "--workers", 4], "--batch_size is missing"),
+    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
+     "There is no file '/no/model.keras'"),
+    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--pin", "x"],
+     "--pin=x, expected PATTERN=SCHEME"),
+])
+def test_mistakes_in_the_command(arguments, message):
+    outcome = command(*arguments)
+    assert outcome.returncode == 1
+    assert message in outcome.stderr and "Traceback" not in outcome.stderr
+
+
+def test_mistakes_are_noticed_before_tensorflow_is_imported():
+    program = ("import sys; sys.argv[1:] = ['explain', 'none', '--workers=1', '--batch_size=1']\n"
+               "from tf_poseidon import cli\n"
+               "try: cli.main()\n"
+               "finally: assert 'tensorflow' not in sys.modules")
+    outcome = subprocess.run([sys.executable, "-c", program], timeout=60, stderr=subprocess.PIPE,
+                             text=True)
+    assert outcome.returncode == 1 and "AssertionError" not in outcome.stderr, outcome.stderr

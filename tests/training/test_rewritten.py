@@ -1,0 +1,271 @@
+"""Training on rewritten graphs: that they are executed, what they send, and what happens if a rank has none."""
+
+from concurrent import futures
+import json
+import pathlib
+import re
+
+import launch
+import numpy as np
+import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+RANKS = (4,)
+
+
+def run(*arguments, ranks, reports):
+    """Runs a program; its ranks write their reports to the directory `reports`."""
+    return launch.run(["rewritten_programs.py", *arguments], ranks, timeout_s=90,
+                      environment={"REPORTS": str(reports)})
+
+
+def reports_of(*arguments, ranks, reports):
+    """Runs a program that must succeed, and returns its reports, by rank."""
+    outcome = run(*arguments, ranks=ranks, reports=reports)
+    assert outcome.status == 0, outcome.output
+    return [json.loads((reports / f"{rank}.json").read_text()) for rank in range(max(ranks, 1))]
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def measured(request, tmp_path_factory):
+    """Reports of training by each policy on some ranks, by policy; two jobs keep all cores busy."""
+    folders = {policy: tmp_path_factory.mktemp(policy) for policy in ("ps", "sfb", "auto")}
+    with futures.ThreadPoolExecutor(2) as pool:
+        reports = pool.map(lambda policy: reports_of("measure", policy, ranks=request.param,
+                                                     reports=folders[policy]), folders)
+        return dict(zip(folders, reports))
+
+
+@pytest.mark.parametrize("policy, dense_layer", [("ps", "ps"), ("sfb", "sfb"), ("auto", "sfb")])
+def test_rewritten_graph_is_executed_in_fit(measured, policy, dense_layer):
+    for report in measured[policy]:
+        assert {"PoseidonSend", "PoseidonRecv"} <= set(report["ops"])
+        assert "PoseidonSync" not in report["ops"]
+        assert ("SufficientFactorOuterProduct" in report["ops"]) == (dense_layer == "sfb")
+        schemes = {site: scheme for site, (scheme, _) in report["plan"].items()}
+        assert schemes.pop("conv2d/kernel") == schemes.pop("conv2d/bias") == "ps"
+        assert schemes["dense/kernel"] == schemes["dense/bias"] == dense_layer
+        small_layer = "sfb" if policy == "sfb" else "ps"  # 512 x 2
+        assert schemes["dense_1/kernel"] == schemes["dense_1/bias"] == small_layer
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb", "auto"])
+def test_counted_bytes_are_those_of_the_plan(measured, policy):
+    ranks = measured[policy]
+    steps = ranks[0]["steps"]
+    for site, (scheme, planned) in ranks[0]["plan"].items():
+        counted = [sum(report["sites"].get(site, {}).get(key, 0)
+                       for key in ("sent_bytes", "received_bytes")) for report in ranks]
+        assert np.mean(counted) == planned * steps
+        if scheme == "sfb":
+            assert set(counted) == {planned * steps}
+    assert ranks[0]["total"] == sum(planned for _, planned in ranks[0]["plan"].values())
+
+
+def test_bfloat16_on_the_wire_has_half_the_bytes(measured):
+    full, half = (measured[policy][0]["plan"]["dense/kernel"][1] for policy in ("sfb", "auto"))
+    assert full == 2 * half
+    assert measured["auto"][0]["plan"]["conv2d/kernel"][1] * 2 == (
+        measured["ps"][0]["plan"]["conv2d/kernel"][1])
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_headers_are_few(measured, policy):
+    for report in measured[policy]:
+        payload = sum(s["sent_bytes"] for s in report["sites"].values())
+        assert payload > (2 << 20 if policy == "ps" else 0)
+        assert report["headers"] < (0.02 * payload if policy == "ps" else 20_000)
+
+
+def test_waiting_is_counted(measured):
+    assert all(report["waiting"] > 0 for report in measured["ps"])
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_last_layer_is_sent_before_the_first_layer_has_a_gradient(policy, tmp_path):
+    launch.run_ok(["rewritten_programs.py", "order", policy, tmp_path], 2, 90)
+    for rank in range(2):
+        events = traced(next((tmp_path / str(rank)).rglob("*.xplane.pb")))
+        sends = [(name, begin) for name, op, begin in events if op == "PoseidonSend"
+                 and not name.endswith("dense_send")]
+        assert len(sends) >= 2
+        # The first layer's gradient, or its factor, depends on the slow function.
+        slow, = (begin for _, op, begin in events if op in ("PyFunc", "NumpyFunction"))
+        slow_end = slow + 0.1e9
+        begins = sorted(begin for _, begin in sends)
+        assert begins[0] < slow_end < begins[-1]
+        if policy == "ps":
+            first_gradient, = (begin for name, op, begin in events
+                               if op.endswith("MatMul") and "gradient_tape" in name and "/first" in name)
+            assert begins[0] < first_gradient
+
+
+def traced(path):
+    """Returns (node, op, nanoseconds at its beginning) of each kernel that a profile has seen."""
+    space = xplane_pb2.XSpace.FromString(pathlib.Path(path).read_bytes())
+    events = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                node, separator, op = plane.event_metadata[event.metadata_id].name.rpartition(":")
+                if separator:
+                    events.append((node, op, line.timestamp_ns + event.offset_ps / 1000))
+    return events
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Reports of training where nothing is wrong; strict makes no difference there."""
+    return reports_of("train", "nothing", "True", ranks=3, reports=tmp_path_factory.mktemp("trained"))
+
+
+def assert_same_training(ranks, expected):
+    for report in ranks:
+        assert report["weights"] == ranks[0]["weights"]
+    for mine, theirs in zip(ranks[0]["weights"], expected[0]["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_model_on_an_accelerator(policy, trained, tmp_path):
+    """Exchanges run on the host, and gradients are rebuilt on the accelerator; verify finds them correct."""
+    ranks = reports_of("train_on_accelerator", policy, ranks=3, reports=tmp_path)
+    assert_same_training(ranks, trained)
+    on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
+    # PoseidonRows passes on its input, on any device.
+    assert on_accelerator == ["PoseidonRows on 1", *["SufficientFactorOuterProduct on 1"] * (policy == "sfb")]
+    assert "PoseidonSend on 0" in ranks[0]["places"]
+
+
+def train_with(reports, **options):
+    """Returns the reports of training on 3 ranks with options of the strategy."""
+    return reports_of("train_with", json.dumps(options), ranks=3, reports=reports)
+
+
+@pytest.mark.parametrize("options, schemes", [
+    # Few bytes cost nothing, messages much: dense gradients take two.
+    (dict(policy="auto", cluster=dict(workers=3, latency_us=1000)),
+     {"first/kernel": "sfb", "second/kernel": "sfb", "table4/embeddings": "ps"}),
+    (dict(policy="paper", pins={"second/*": "ps", "*/kernel": "sfb"}, merge=True),
+     {"first/kernel": "sfb", "first/bias": "sfb", "second/kernel": "ps", "second/bias": "ps"}),
+])
+def test_plans_are_followed_and_replayed(options, schemes, trained, tmp_path):
+    ranks = train_with(tmp_path, **options)
+    assert_same_training(ranks, trained)
+    assert ranks[0]["schemes"].items() >= schemes.items()
+    again = train_with(tmp_path, plan=str(tmp_path / "plan"), strict=True)
+    assert again == ranks  # with the same bits
+    if options["policy"] == "paper":
+        assert_another_graph_is_refused(tmp_path)
+
+
+def assert_another_graph_is_refused(folder):
+    text = (folder / "plan").read_text()
+    lines = [line.replace("second/", "third/") for line in text.splitlines() if "digest" not in line]
+    (folder / "plan").write_text("\n".join(lines))
+    outcome = run("train_with", json.dumps({"plan": str(folder / "plan")}), ranks=3, reports=folder)
+    assert outcome.status != 0 and outcome.seconds < 40
+    assert re.search(r"graph of rank \d was not rewritten: PlanError: The plan was made for "
+                     "another training graph: the first difference is 'second/",
+                     outcome.own_lines[-1]), outcome.output
+
+
+@pytest.mark.parametrize("options", [dict(pins={"second/*": "ps"}), dict(broken=True)])
+def test_bfloat16_on_the_wire(options, trained, tmp_path):
+    """Ranks have the same bits; weights are off by roundings of the gradients.
+
+    A product of two roundings is off by 2 u, a sum of such by 2 u of the terms' magnitudes, and once
+    more by u where it travels: 3 u = 0.012 with u = 2^-8. Momentum adds gradients up, and weights change
+    by at most what is compared with; sums that cancel are off by more: 4 times as much is allowed.
+    """
+    ranks = train_with(tmp_path, policy="sfb", wire_dtype="bfloat16", **options)
+    assert all(report["weights"] == ranks[0]["weights"] for report in ranks)
+    for start, mine, theirs in zip(ranks[0]["start"], ranks[0]["weights"], trained[0]["weights"],
+                                   strict=True):
+        difference = np.abs(np.subtract(theirs, mine)).max()
+        assert 0 < difference <= 4 * 0.012 * np.abs(np.subtract(theirs, start)).max()
+
+
+REASONS = {
+    "fails_on_rank_1": "RuntimeError: broken on purpose",
+    "disabled": "TensorFlow has not run the graph pass",
+    "disabled_on_rank_1": "TensorFlow has not run the graph pass",
+}
+
+
+@pytest.mark.parametrize("how", [*REASONS, "other_shapes", "other_optimizations"])
+def test_training_is_right_where_ranks_have_other_graphs(how, trained, tmp_path):
+    outcome = run("train", how, ranks=3, reports=tmp_path)
+    assert outcome.status == 0, outcome.output
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert_same_training(ranks, trained)
+    warnings = "".join(text for rank in ranks for text in rank["warnings"])  # of passes and of kernels
+    if how in REASONS:
+        assert REASONS[how] in ranks[1]["refusal"]
+        assert "was not rewritten" in warnings
+    if how != "disabled":
+        schemes = ranks[2 if how != "other_shapes" else 1]["schemes"]
+        assert {scheme for site, scheme in schemes.items() if site.startswith(("first", "second"))} == {"sfb"}
+        assert schemes["table4/embeddings"] == "ps"
+        assert "'first/kernel' cannot travel as factors, since the training graphs" in warnings
+
+
+def test_training_goes_on_where_a_later_function_is_not_rewritten(tmp_path):
+    """Steps that were exchanged as factors, until one rank cannot any more."""
+    ranks = reports_of("train", "fails_later_on_rank_1", ranks=3, reports=tmp_path)
+    assert all(report["weights"] == ranks[0]["weights"] for report in ranks)
+    assert "broken on purpose" in ranks[1]["refusal"] and not ranks[0]["refusal"]
+    one, = reports_of("train", "fails_later_on_rank_1", ranks=0, reports=tmp_path)
+    for mine, theirs in zip(ranks[0]["weights"], one["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+STRICT = {
+    "fails_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
+    "fails_later_on_rank_1": "graph of rank 1 was not rewritten: RuntimeError: broken on purpose",
+    "disabled_on_rank_1": "graph of rank 1 was not rewritten: TensorFlow has not run the graph pass",
+    "other_optimizations": "were not rewritten alike",
+    # Whichever is noticed first.
+    "other_shapes": "have different plans: the first difference is 'first/bias' by |not rewritten alike",
+}
+
+
+@pytest.mark.parametrize("how", STRICT)
+def test_strict_ends_all_ranks(how, tmp_path):
+    # Of more than two, the others end as rank 0 does: seen once.
+    ranks = 3 if how == "fails_on_rank_1" else 2
+    outcome = run("train", how, "True", ranks=ranks, reports=tmp_path)
+    assert outcome.status != 0
+    assert outcome.seconds < 40
+    assert re.search(f"strict=True, but .*({STRICT[how]})", outcome.own_lines[-1]), outcome.output
+
+
+def test_factors_come_back_after_functions_without_them(tmp_path):
+    """Steps without factors on all ranks cost one more dense step; strict accepts that."""
+    for report in reports_of("come_back", ranks=2, reports=tmp_path):
+        compiled, eager, again, large, small = report["sent"]
+        dense = 64 * 64 / (4 * (64 + 64))  # a dense gradient, over two servers of it
+        assert compiled == 8
+        assert eager == 0  # all rows on every rank
+        assert again == compiled and small == 7 + dense
+        assert large == 2 * dense
+
+
+def test_strict_is_content_where_all_is_well(trained):
+    """Its results are compared above with those without strict."""
+    for report in trained:
+        assert not report["refusal"] and set(report["schemes"].values()) == {"sfb", "ps"}
+        assert report["weights"] == trained[0]["weights"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["freeze_on_rank_1"], r"Ranks train different variables, so ranks would do different things: "
+     r"'\S*first/bias' float32\[4\] on rank 0, but '\S*second/bias' float32\[3\] on rank 1"),
+    (["differ_on_rank_1", "policy"], "Ranks differ in policy: sfb on rank 1, and ps on rank 0"),
+    (["differ_on_rank_1", "keras"], r"Ranks differ in keras: 9.9 on rank 1, and 3\.\S+ on rank 0"),
+])
+def test_disagreement_ends_all_ranks(arguments, message, tmp_path):
+    outcome = run(*arguments, ranks=2, reports=tmp_path)
+    assert outcome.status != 0
+    assert outcome.seconds < 40
+    assert re.search(message, outcome.own_lines[-1]), outcome.output

@@ -1,0 +1,462 @@
+"""Timelines: of events written by hand, with exact numbers; and of training on three ranks."""
+
+import collections
+import gzip
+import json
+import re
+import socket
+import threading
+import types
+
+import launch
+import numpy as np
+import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from tf_poseidon import engines
+from tf_poseidon import planning
+from tf_poseidon import runtime
+from tf_poseidon.communicator import join_loopback
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.planning.cost import Cost
+from tf_poseidon.planning.decision import Decision
+from tf_poseidon.planning.schemes import Rider
+from tf_poseidon.strategy import PoseidonStrategy
+from tf_poseidon.timelines import clocks
+from tf_poseidon.timelines import recording
+from tf_poseidon.timelines import table as table_lib
+from tf_poseidon.timelines import trace as trace_lib
+from tf_poseidon.timelines.steps import Event
+from tf_poseidon.timelines.steps import Rank
+
+RANKS, STEPS = 3, 6
+SLOW_S, LATE_S = 0.1, 0.3  # of record_timelines.py
+
+# ---- events written by hand, with integer times ---------------------------------------------------
+
+
+def two_layers(begin, late=0.0):
+    """Returns the events of a step: two gradients, one sent as factors; the first is hidden in part."""
+    return (Event("sfb", "b", begin + 3, begin + 9, 8), Event("ps", "a", begin + 7 + late, begin + 11, 4),
+            Event("rebuild", "b", begin + 9, begin + 10), Event("rebuild", "bias", begin + 10.5, begin + 12))
+
+
+def segments(*events, begin=0.0):
+    step, = Rank("host", begin, events).steps
+    return [tuple(segment) for segment in step.segments]
+
+
+def test_step_is_cut_into_segments():
+    assert segments(*two_layers(0)) == [
+        ("forward", "", 0, 3), ("backward", "a", 3, 7), ("wait", "b", 7, 9), ("rebuild", "b", 9, 10),
+        ("wait", "a", 10, 10.5), ("rebuild", "bias", 10.5, 12)]
+
+
+def test_waiting_counts_for_what_comes_next():
+    """Exchanges that wait together each count from the one before, so they add up."""
+    assert segments(Event("ps", "b", 1, 8), Event("ps", "a", 2, 5)) == [
+        ("forward", "", 0, 1), ("backward", "a", 1, 2), ("wait", "a", 2, 5), ("wait", "b", 5, 8)]
+
+
+def test_gap_before_rebuilding_is_rebuilding():
+    assert segments(Event("sfb", "a", 1, 3), Event("rebuild", "a", 4, 6)) == [
+        ("forward", "", 0, 1), ("wait", "a", 1, 3), ("rebuild", "a", 3, 6)]
+
+
+def test_eager_exchanges_hide_nothing():
+    eager = [Event("ps", "a", 2, 5, 4, True), Event("ps", "b", 6, 7, 4, True)]
+    assert segments(*eager) == [("forward", "", 0, 2), ("wait", "a", 2, 5), ("backward", "b", 5, 6),
+                                ("wait", "b", 6, 7)]
+    step, = Rank("host", 0, tuple(eager)).steps
+    assert [end - begin for begin, end in map(step.hidden, step.exchanges)] == [0, 0]
+
+
+def test_rows_wait_for_what_they_are_computed_from():
+    """Rows are gathered in the forward pass, and nothing is computed meanwhile; a value of rank 0 is not waited for."""
+    events = [Event("gather", "rows", 1, 3, 4, True), Event("broadcast", "value", 4, 6, 4), Event("ps", "a", 7, 8, 4)]
+    assert segments(*events) == [("forward", "", 0, 1), ("wait", "rows", 1, 3), ("backward", "value", 3, 4),
+                                 ("backward", "a", 4, 7), ("wait", "a", 7, 8)]
+    step, = Rank("host", 0, tuple(events)).steps
+    assert [end - begin for begin, end in map(step.hidden, step.exchanges)] == [0, 2, 0]
+
+
+def test_site_that_comes_again_begins_a_step():
+    rank = Rank("host", -1.0, (*two_layers(0), Event("calls", "x", 13, 14), *two_layers(20)))
+    assert [(step.begin, step.end) for step in rank.steps] == [(-1, 12), (12, 32)]
+    assert [event.site for event in rank.steps[1].rebuilds] == ["b", "bias"]
+    full = Rank("host", -1.0, rank.events, dropped=3)
+    assert full.steps == rank.steps[:1]
+
+
+def test_clock_offset_is_that_of_the_shortest_round_trip():
+    """This rank's clock is 100 ahead; the second try takes 3 + 2, the others longer."""
+    of_rank_0 = [(0, 50), (60, 63), (70, 90)]
+    own = [(130, 180), (161, 163), (175, 190)]
+    time, offset, error = clocks.clock_offset(own, of_rank_0)
+    assert (time, offset, error) == (162, (98 + 103) / 2, 2.5)
+
+
+def test_drift_of_clocks_is_taken_out():
+    """Rank 1's clock is 10 s ahead, and 20 s ahead 110 s of it later."""
+    def recorded(ahead):
+        tries = {key: [(t + a - 1, t + a + 1)] for key, t, a in (("before", 0, ahead),
+                                                                ("after", 100, 2 * ahead))}
+        middle = 1e9 * (50 + 1.5 * ahead)
+        return dict(tries, host="h", begin=middle, dropped=0,
+                    events=[["ps", "a", middle, middle + 11e8, 4, False]])
+    first, second = clocks.aligned([recorded(0), recorded(10)])
+    assert first.events == (Event("ps", "a", 50, 51.1, 4, False),)
+    assert second.begin == pytest.approx(50)
+    assert second.events[0].end == pytest.approx(51)  # 1.1 s of a clock that is fast by a tenth
+    assert (first.clock_error, second.clock_error) == (0, 2)
+
+
+def two_ranks():
+    late = Rank("far", 0.0, (*two_layers(0, late=2), *two_layers(12, late=2)), clock_error=0.25)
+    return [Rank("near", 0.0, (*two_layers(0), *two_layers(12), Event("calls", "x", 13, 14))), late]
+
+
+def plan():
+    decisions = (Decision("a", "ps", Cost(8, transfer=1.0), "why"),
+                 Decision("b", "sfb", Cost(8, rebuild=2.0), "why"),
+                 Decision("bias", "sfb", Cost(0), "why", carried=Rider("b")))
+    return planning.Plan("sfb", planning.Cluster(2), decisions=decisions)
+
+
+def test_table():
+    """On both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and arrives at 11."""
+    lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
+    assert " ".join(lines[0]) == "rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms"
+    assert lines[2:] == [
+        ["forward", "3,000"],
+        # compute, hidden, exposed, rebuild, predicted, measured: 6 until it was there, 1 to rebuild it
+        ["b", "sfb", "0", "4,000", "2,000", "1,000", "2,000", "7,000"],
+        ["bias", "sfb", "1,500", "0", "1,500"],
+        # with the slowest rank, and how much later it is
+        ["a", "ps", "4,000", "0", "500", "1", "2,000", "1,000", "2,000"],
+        ["other", "exchanges", "calls", "500"],
+        ["total", "7,000", "4,000", "2,500", "2,500", "12,000"],
+        "a step of 12,000 ms: 7,000 ms compute; then 2,500 ms waiting for exchanges, and 2,500 ms "
+        "rebuilding gradients".split()]
+    assert ["a", "ps", "6,000", "0", "500", "1", "2,000", "1,000", "2,000"] in [
+        line.split() for line in table_lib.table(two_ranks(), 1, plan()).splitlines()]
+
+
+def test_steps_that_last_longest_and_shortest_do_not_count():
+    """The middle half, of at least four steps; means, so that intermittent times are not lost."""
+    events = [Event("ps", "a", begin, end) for begin, end in ((4, 5), (6, 7), (10, 12), (112, 113))]
+    lines = table_lib.table([Rank("host", 0.0, tuple(events))], 0).splitlines()
+    assert lines[0].startswith("rank 0 on host, 4 steps")
+    # Those of 5 and 5 s, of which 4 and 3 come before the gradient.
+    assert lines[-1] == ("a step of 5,000 ms: 3,500 ms compute; then 1,500 ms waiting for exchanges, and "
+                         "0 ms rebuilding gradients")
+
+
+def test_prediction_for_another_scheme_is_left_away():
+    ranks = [Rank("host", 0.0, (Event("ps", "b", 1, 4),))]
+    line = table_lib.table(ranks, 0, plan()).splitlines()[3]
+    assert line.split() == ["b", "ps", "0", "0", "3,000", "3,000"]
+
+
+def test_table_without_steps_or_with_too_many():
+    assert table_lib.table([Rank("host", 0.0, ())], 0) == (
+        "No step was recorded: train inside of strategy.timeline.")
+    full = Rank("host", 0.0, (*two_layers(0), *two_layers(12)), dropped=1234)
+    assert "full, and 1,234 later events are missing" in table_lib.table([full], 0)
+
+
+def test_trace():
+    trace = trace_lib.trace(two_ranks())
+    named = {(e["pid"], e.get("tid")): e["args"]["name"] for e in trace["traceEvents"]
+             if e["name"].endswith("_name")}
+    assert [named[0, tid] for tid in (None, 0, 1, 2, 3, 4)] == [
+        "rank 0 on near", "compute", "ps", "sfb", "calls", "rebuild"]
+    assert named[1, 3] == "rebuild"
+    assert {"ph": "X", "pid": 1, "tid": 1, "name": "a", "cat": "ps", "ts": 21e6, "dur": 2e6,
+            "args": {"site": "a", "step": 1, "bytes": 4}} in trace["traceEvents"]
+    # What ends a step belongs to it.
+    assert [e["args"]["step"] for e in trace["traceEvents"] if e["name"] == "bias"] == [0, 1, 0, 1]
+    assert trace["otherData"]["clock error of rank 1, us"] == 0.25e6
+
+
+def test_exchanges_at_the_same_time_have_rows_of_their_own():
+    trace = trace_lib.trace([Rank("host", 0.0, (Event("ps", "a", 1, 4), Event("ps", "b", 2, 3),
+                                                Event("ps", "c", 3, 5)))])
+    lanes = {e["name"]: e["tid"] for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "ps"}
+    assert lanes == {"a": 1, "b": 2, "c": 2}
+
+
+# ---- recording -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone():
+    """A communicator of a job of one rank."""
+    communicator, = join_loopback(1)
+    yield communicator
+    communicator.leave()
+
+
+def test_events_are_kept_while_recording_as_long_as_there_is_room(alone):
+    def exchange():
+        alone.submit("gradient", np.ones(3, np.float32), is_gradient=True)()
+        alone.submit("call", np.ones(3), root=0)()
+        alone.submit_factors("factors", [np.ones((2, 3))])()
+        return alone.events()
+
+    assert exchange()["events"] == []
+    alone.record_events(4)
+    recorded = exchange()
+    assert [(row, site, size, eager) for row, site, _, _, size, eager in recorded["events"]] == [
+        ("ps", "gradient", 12, False), ("calls", "call", 24, False), ("calls", "factors", 48, False)]
+    times = [time for event in recorded["events"] for time in event[2:4]]
+    assert [recorded["begin"], *times] == sorted([recorded["begin"], *times])
+    assert [exchange()["dropped"], exchange()["dropped"]] == [2, 5]
+    alone.record_events(0)
+    assert exchange()["dropped"] == 5
+    alone.record_events(1)
+    assert alone.events()["events"] == [] and alone.events()["dropped"] == 0
+
+
+def test_all_ranks_get_the_recordings_of_all(tmp_path):
+    ranks, timelines = join_loopback(3), {}
+
+    def train(rank):
+        with recording.record(rank, tmp_path / "new" / "trace.json.gz", lambda: None) as mine:
+            assert str(mine) == "The timeline is not there yet: leave strategy.timeline first."
+            for site in "aba":
+                rank.submit(site, np.ones(3, np.float32), is_gradient=True)()
+        timelines[rank.rank] = mine
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for rank in ranks:
+        rank.leave()
+    assert sorted(timelines) == [0, 1, 2]
+    for number, mine in timelines.items():
+        assert mine.ranks == timelines[0].ranks
+        assert [[e.site for e in step.exchanges] for step in mine.ranks[number].steps] == [["a", "b"], ["a"]]
+        assert str(mine) == timelines[0].table(number) != timelines[0].table((number + 1) % 3)
+    with gzip.open(tmp_path / "new" / "trace.json.gz") as file:
+        assert json.load(file) == trace_lib.trace(timelines[0].ranks)
+
+
+def test_tensorboard_gets_the_same_rows_and_spans(tmp_path, alone):
+    with recording.record(alone, tmp_path / "job.xplane.pb", lambda: None) as mine:
+        for site in ("a", "b"):
+            alone.submit(site, np.ones(3, np.float32), is_gradient=True)()
+    space = xplane_pb2.XSpace.FromString((tmp_path / "job.xplane.pb").read_bytes())
+    plane, = space.planes  # XProf shows planes of devices that it does not know if they are called so
+    assert plane.name == f"/device:CUSTOM:rank 0 on {socket.gethostname()}"
+    found = [(line.name, plane.event_metadata[event.metadata_id].name, event.offset_ps, event.duration_ps,
+              {plane.stat_metadata[stat.metadata_id].name: getattr(stat, stat.WhichOneof("value"))
+               for stat in event.stats}) for line in plane.lines for event in line.events]
+    events = trace_lib.trace(mine.ranks)["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["cat"] for event in spans} >= {"ps"}
+    assert sorted(found, key=str) == sorted(
+        ((rows[e["tid"]], e["name"], round(1e6 * e["ts"]), round(1e6 * e["dur"]),
+          {key: value for key, value in e["args"].items() if value is not None}) for e in spans), key=str)
+
+
+def test_file_that_cannot_be_written_is_refused_at_once(alone, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(PoseidonError, match="cannot write the trace .*; give it the path of a file"):
+        with recording.record(alone, tmp_path / "file" / "trace.json", lambda: None):
+            raise AssertionError("recorded")
+
+
+@pytest.mark.parametrize("communicator, message", [
+    (None, "this process runs alone; launch several with mpiexec, or use tf.profiler"),
+    ("some", "cannot see gradients that travel by Horovod's ops; use mpiexec and engine='mpi', or Horovod's"),
+])
+def test_where_there_is_nothing_to_see_it_is_refused(communicator, message, monkeypatch):
+    monkeypatch.setattr(runtime, "engine", lambda: engines.load("horovod"))
+    strategy = types.SimpleNamespace(extended=types.SimpleNamespace(communicator=communicator))
+    with pytest.raises(PoseidonError, match=message):
+        PoseidonStrategy.timeline(strategy, "trace.json")
+
+
+def test_recording_ends_with_an_exception(alone, tmp_path):
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            with recording.record(alone, tmp_path / "trace.json", lambda: None):
+                1 / 0  # noqa: B018
+    alone.sum("x", np.ones(2))
+    assert alone.events()["events"] == []
+
+
+# ---- training on three ranks ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """(reports of all ranks, {mode: trace})."""
+    folder = tmp_path_factory.mktemp("timelines")
+    launch.run_ok(["record_timelines.py", folder], RANKS, timeout_s=120)
+    reports = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return reports, {path.stem: json.loads(path.read_text()) for path in (folder / "traces").glob("*.json")}
+
+
+MODES = ("rewritten", "as_it_is", "eager")
+VARIABLES = ("first/kernel", "first/bias", "norm/gamma", "norm/beta", "table/embeddings", "last/kernel", "last/bias")
+
+
+def rows_of(trace):
+    """Returns {(rank, row): its events, as in the file}; parallel rows of one kind count as one."""
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
+             if e["name"] == "thread_name"}
+    rows = collections.defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            rows[event["pid"], names[event["pid"], event["tid"]].split()[0]].append(event)
+    return rows
+
+
+def end_of(event):
+    return event["ts"] + event["dur"]
+
+
+def cells(table, site):
+    """Returns {column: text} of a site in a table: numbers end where their column's name does."""
+    lines = table.splitlines()
+    line = next(line for line in lines if line.startswith(site + " "))
+    columns = [(match.group(), match.end()) for match in re.finditer(r"\S+( \S+)*", lines[1])][1:]
+    return {name: line[begin:end].strip() for (_, begin), (name, end) in zip(columns, columns[1:])}
+
+
+def test_trace_has_a_row_for_each_kind_on_each_rank(recorded):
+    _, traces = recorded
+    rows = dict(rewritten={"ps", "sfb", "gather", "rebuild"}, as_it_is={"ps", "gather"},
+                eager={"ps", "sparse", "rebuild"}, partitioned={"ps", "sfb", "gather", "broadcast", "rebuild"})
+    for mode, trace in traces.items():
+        processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+        assert [re.sub(" on .+", "", name) for name in processes] == ["rank 0", "rank 1", "rank 2"]
+        for rank in range(RANKS):
+            assert {row for r, row in rows_of(trace) if r == rank} == (
+                rows[mode] | {"compute", "calls"})
+
+
+def test_each_site_occurs_in_each_step(recorded):
+    reports, traces = recorded
+    plan = reports[0]["plan"]
+    assert set(plan.values()) == {"ps", "sfb", "gather"}
+    for mode in MODES:
+        for rank in range(RANKS):
+            sites = collections.Counter()
+            for (r, row), events in rows_of(traces[mode]).items():
+                if r == rank and row not in ("compute", "calls"):
+                    # A gradient and what it is rebuilt of are one.
+                    sites.update({(e["args"]["site"], e["args"]["step"]) for e in events
+                                  if row != "rebuild" or mode != "eager" and e["args"]["site"].endswith("bias")})
+            expected = VARIABLES if mode == "eager" else plan
+            assert sites == {(site, step): 1 for site in expected for step in range(STEPS)}, mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_events_of_a_row_follow_each_other(mode, recorded):
+    lanes = collections.defaultdict(list)
+    for event in recorded[1][mode]["traceEvents"]:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append(event)
+    for events in lanes.values():
+        for before, after in zip(events, events[1:]):
+            assert end_of(before) <= after["ts"] + 0.01  # us, which floats round
+    for rank in range(RANKS):
+        compute = rows_of(recorded[1][mode])[rank, "compute"]
+        assert all(abs(end_of(before) - after["ts"]) < 0.01 for before, after in zip(compute, compute[1:]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compute_waiting_and_rebuilding_are_the_step(mode, recorded):
+    """They add up to the time that the program has measured itself between calls of its callback."""
+    for rank, report in enumerate(recorded[0]):
+        ends = report[mode]["ends"]
+        assert len(ends) == (STEPS // 2 if mode == "rewritten" else STEPS)
+        compute = rows_of(recorded[1][mode])[rank, "compute"]
+        seconds = sum(1e-6 * e["dur"] for e in compute if e["args"]["step"] >= STEPS // len(ends))
+        # A callback comes after the optimizer, which is part of the next step.
+        assert abs(ends[-1] - ends[0] - seconds) < 0.25 * seconds
+        assert report[mode]["mine"] == report[mode]["tables"][rank]
+        total, *parts = (float(x.replace(",", "")) for x in re.findall(
+            r"([\d,.]+) ms", report[mode]["mine"].splitlines()[-1]))
+        assert sum(parts) == pytest.approx(total, rel=0.015)  # three digits of each
+
+
+@pytest.mark.parametrize("mode", ["rewritten", "as_it_is"])
+def test_slow_layer_and_late_rank_are_seen(mode, recorded):
+    for rank in range(RANKS):
+        table = recorded[0][0][mode]["tables"][rank]
+        slow_s = SLOW_S + (LATE_S if rank == 1 else 0)
+        first = [cells(table, name) for name in ("norm/gamma", "norm/beta", "first/kernel")]
+        assert sum(float(c["compute"]) for c in first) >= 900 * slow_s
+        assert float(cells(table, "last/kernel")["compute"]) < 500 * SLOW_S
+        late = [float(c["later by"]) for c in first]
+        assert {c["slowest rank"] for c in first} == {"1"} and min(late) > 800 * LATE_S
+        assert float(cells(table, "last/kernel")["later by"] or 0) < 500 * LATE_S
+        exposed = sum(float(cells(table, site)["exposed"] or 0) for site in recorded[0][0]["plan"])
+        assert exposed < 500 * LATE_S if rank == 1 else exposed > 700 * LATE_S
+
+
+def test_eager_steps_wait_for_each_exchange(recorded):
+    for rank in (0, 2):
+        table = recorded[0][0]["eager"]["tables"][rank]
+        gradients = [cells(table, site) for site in VARIABLES]
+        assert {c["hidden"] for c in gradients} == {"0"}
+        assert sum(float(c["exposed"]) for c in gradients) > 700 * LATE_S
+
+
+def test_bytes_are_those_of_a_rank(recorded):
+    """Four rows: factors of 8 and 16 columns; a dense gradient; a gradient for each of eight indices of a row."""
+    sizes = {}
+    for row, site in (("sfb", "first/kernel"), ("ps", "norm/gamma"), ("gather", "rows/table/embeddings")):
+        sizes[site] = {e["args"]["bytes"] for e in rows_of(recorded[1]["rewritten"])[0, row]
+                       if e["args"]["site"] == site}
+    assert sizes == {"first/kernel": {4 * 4 * (8 + 16)}, "norm/gamma": {4 * 16},
+                     "rows/table/embeddings": {4 * 8 * 2 * 4}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_exchange_ends_before_another_rank_has_begun_it(mode, recorded):
+    trace = recorded[1][mode]
+    errors = [trace["otherData"][f"clock error of rank {rank}, us"] for rank in range(RANKS)]
+    assert errors[0] == 0 and max(errors) < 20_000
+    exchanges = collections.defaultdict(lambda: [[] for _ in range(RANKS)])
+    for (rank, row), events in rows_of(trace).items():
+        if row in ("ps", "sfb", "sparse", "gather"):  # of a broadcast, the root may be done before the others begin
+            for event in sorted(events, key=lambda e: e["ts"]):
+                exchanges[event["args"]["site"]][rank].append(event)
+    assert len(exchanges) >= 5
+    for of_ranks in exchanges.values():
+        assert len(of_ranks[0]) == len(of_ranks[1]) == len(of_ranks[2])
+        for events in zip(*of_ranks):
+            for i, event in enumerate(events):
+                for j, other in enumerate(events):
+                    assert end_of(event) >= other["ts"] - errors[i] - errors[j] - 0.01
+
+
+def test_timeline_inside_of_another_is_refused(recorded):
+    assert re.search(r"strategy.timeline\('.*inner.json'\) was entered inside of another one; leave that one",
+                     recorded[0][0]["nested"])
+
+
+def test_steps_that_were_partitioned(recorded):
+    """Each exchange appears by its name, once per step; nothing hides exchanges that rows wait for."""
+    reports, traces = recorded
+    report = reports[0]["partitioned"]
+    waited_for = {site for site, is_waited_for in report["exchanges"].items() if is_waited_for}
+    assert {"mean", "variance", "value/noise", "max/StopGradient"} <= waited_for
+    assert {"weights", "Identity", "rows/kinds"} <= set(report["exchanges"]) - waited_for
+    sites = collections.Counter(
+        e["args"]["site"] for (rank, row), events in rows_of(traces["partitioned"]).items() for e in events
+        if rank == 0 and row not in ("compute", "calls", "rebuild"))
+    assert sites == dict.fromkeys(report["exchanges"], STEPS)
+    for site, is_waited_for in report["exchanges"].items():
+        row = cells(report["table"], site)
+        assert row["predicted"] and row["measured"], site
+        assert not is_waited_for or row["hidden"] == "0", site
+    assert cells(report["table"], "total")["predicted"]

@@ -1,0 +1,42 @@
+"""Verify mode finds faults, and reports none in correct runs."""
+
+import json
+import re
+
+import launch
+import pytest
+
+RANKS = 2
+STEPS = 12  # 4 epochs of 3 batches
+
+
+def run(fault, policy, reports=""):
+    return launch.run(["train_verified.py", fault, policy], RANKS, timeout_s=90,
+                      environment={"REPORTS": str(reports)})
+
+
+@pytest.mark.parametrize("policy", ["ps", "sfb"])
+def test_right_training_passes(policy, tmp_path):
+    outcome = run("none", policy, tmp_path)
+    assert outcome.status == 0, outcome.output
+    report = json.loads((tmp_path / "1.json").read_text())
+    assert set(report["schemes"].values()) == ({"ps"} if policy == "ps" else
+                                               {"ps", "sfb"})
+    for site in set(report["schemes"]) - {"loss/total"}:  # which trains nothing
+        assert report["counts"][f"verify/{site}"] == STEPS / 2
+    assert report["counts"]["verify/checksums"] == STEPS / 2
+
+
+@pytest.mark.parametrize("fault, policy, message", [
+    ("factors", "sfb",
+     r"gradient of '(first|second)/(kernel|bias)' on rank [01] differs .* by [\d.e+-]+ at element "
+     r".* where rounding explains \d\.\d+e-1\d"),
+    ("sums", "ps",
+     r"gradient of '(first|second)/(kernel|bias)' on rank 1 differs .* by [\d.]+ at element .*"),
+    ("weights", "sfb",
+     r"variable 'second/kernel' is not the same on all ranks: on rank 1 it is up to 0\.25 away"),
+])
+def test_fault_ends_the_job_with_name_rank_and_size(fault, policy, message):
+    outcome = run(fault, policy)
+    assert outcome.status != 0
+    assert re.search("verify: the .*" + message, outcome.own_lines[-1]), outcome.own_lines[-1]

@@ -1,0 +1,72 @@
+"""Trains with callbacks that write files, started on several ranks: train_saving.py DIRECTORY [interrupt]."""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+
+ROWS, BATCH, EPOCHS = 97, 32, 4  # 4 steps in an epoch
+
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise RuntimeError("interrupted on purpose")
+
+
+def make_model():
+    """Returns a model that has every kind of state: accumulators, slots, statistics, seeds."""
+    x = keras.Input((8,))
+    h = keras.layers.Dense(16, "tanh", use_bias=False)(x)
+    h = keras.layers.BatchNormalization(synchronized=True)(h)
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.GaussianNoise(0.0, seed=3)(h)))
+    # Three steps do not divide an epoch: gradients are on their way when it ends.
+    model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3, gradient_accumulation_steps=3), "mse",
+                  metrics=["mae"])
+    return model
+
+
+def main(directory, *how):
+    directory = pathlib.Path(directory)
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(1)
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    with strategy.scope():
+        model = make_model()
+    # Another path than on the other ranks, to see who writes and reads.
+    own = directory / str(strategy.rank)
+    callbacks = [
+        keras.callbacks.BackupAndRestore(own / "backup", delete_checkpoint=False),
+        keras.callbacks.ModelCheckpoint(own / "{epoch}-{loss:.4f}.keras"),
+        keras.callbacks.ModelCheckpoint(own / "best.weights.h5", "loss", save_best_only=True,
+                                        save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(own / "batch.weights.h5", save_weights_only=True,
+                                        save_freq=3),
+        keras.callbacks.TensorBoard(own / "tensorboard"),
+        keras.callbacks.CSVLogger(own / "log.csv"),
+        *([Interrupt()] if how else []),
+    ]
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(-3, 4, (ROWS, n)).astype("float64") for n in (8, 3))
+    history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0,
+                        callbacks=callbacks)
+    state = [*model.weights, *(v for v in model.optimizer.variables if "accum" not in v.path)]
+    np.savez(directory / f"state.{strategy.rank}.npz", *[v.numpy() for v in state], epochs=history.epoch, x=x,
+             predictions=model.predict(x, verbose=0))
+    # Written a moment ago by rank 0, read by all.
+    model.load_weights(directory / "0" / "best.weights.h5")
+    if strategy.rank == 0:
+        model.load_weights(directory / "0" / "backup" / "latest.weights.h5")
+        model.save(directory / "model.keras")
+        model.save_weights(directory / "model.weights.h5")
+        model.export(directory / "exported", verbose=False)
+        tf.saved_model.save(model, str(directory / "saved"))
+        tf.train.Checkpoint(model=model).write(str(directory / "checkpoint"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

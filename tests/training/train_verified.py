@@ -1,0 +1,76 @@
+"""Training in verify mode, with and without a fault: train_verified.py FAULT POLICY, on several ranks."""
+
+import dataclasses
+import sys
+
+import keras
+from rewritten_programs import BATCH
+from rewritten_programs import small_model
+from rewritten_programs import write_report
+
+import tf_poseidon as poseidon
+from tf_poseidon.graph_passes.match import factors as factors_lib
+from tf_poseidon.graph_passes.match import matches
+from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.write import send_receive
+from tf_poseidon.graph_passes.write import writers
+
+EVERY = 2
+
+
+def scale_factors():
+    """Makes the passes rebuild gradients a thousandth too large, on all ranks alike."""
+    original = factors_lib.match
+
+    def wrong(*args):
+        match = original(*args)
+        if not isinstance(match, matches.Match):
+            return match
+        scale = (matches.Scalar(value=1.001),)
+        return dataclasses.replace(match, products=tuple(
+            dataclasses.replace(p, scale=p.scale + scale) for p in match.products))
+
+    factors_lib.match = wrong
+
+
+def double_sums():
+    """Makes the passes double dense sums."""
+    def wrong_collective(site):
+        total = site._all_reduced("total", site.marker.gradient)
+        site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
+        site._verify_by_magnitudes()
+
+    def wrong(site):
+        total = site._send_and_receive("", "send", "recv", [site.marker.gradient], "ps",
+                                       [site.marker.dtype], [site.marker.shape])
+        site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
+
+    writers.WRITERS[send_receive.SendReceive, "ps"] = wrong
+    writers.WRITERS[collectives.Collectives, "ps"] = wrong_collective
+
+
+class ChangeWeights(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:  # a step is verified before the epoch ends, where ranks compare their state anyway
+            kernel = self.model.layers[-1].kernel
+            kernel.assign(kernel + 0.25)
+
+
+def main(fault, policy):
+    keras.config.set_floatx("float64")
+    strategy = poseidon.PoseidonStrategy(policy, verify=EVERY, timeout_s=30)
+    callbacks = []
+    if fault == "factors":
+        scale_factors()
+    elif strategy.rank == 1 and fault == "sums":
+        double_sums()
+    elif strategy.rank == 1 and fault == "weights":
+        callbacks = [ChangeWeights()]
+    model, x, y = small_model(strategy)
+    model.fit(x, y, batch_size=BATCH, epochs=4, verbose=0, callbacks=callbacks)
+    counts = {name: site["count"] for name, site in strategy.stats()["sites"].items()}
+    write_report(strategy, counts=counts, schemes={d.site: d.scheme for d in strategy.plan.decisions})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,97 @@
+"""The package as a whole: effects of importing it, and the TensorFlow that it is built for."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import tf_poseidon
+from tf_poseidon import engines
+from tf_poseidon.engines import mpi
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.ops import library
+
+PACKAGE = pathlib.Path(tf_poseidon.__file__).parent
+
+
+def test_importing_starts_nothing():
+    program = ("import sys, threading; before = set(sys.modules); import tf_poseidon; "
+               "assert not {'tensorflow', 'keras', 'ctypes'} & (set(sys.modules) - before); "
+               "assert threading.active_count() == 1")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_unknown_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
+        tf_poseidon.Strategy  # noqa: B018
+
+
+def test_only_the_hook_touches_keras():
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "keras_hook":
+            assert not re.search(r"^\s*(import|from) keras", path.read_text(), re.MULTILINE), path
+
+
+def test_the_communicator_includes_no_tensorflow_header():
+    sources = pathlib.Path(__file__).parents[2] / "kernels" / "communicator"
+    for path in sources.glob("*"):
+        assert '#include "tensorflow' not in path.read_text(), path
+
+
+def test_library_names_its_tensorflow():
+    import tensorflow as tf
+    assert library.built_for(library._PATH.read_bytes()) == tf.__version__
+
+
+def test_library_for_another_tensorflow_is_refused():
+    with pytest.raises(PoseidonError, match=r"built for TensorFlow 2\.20\.0, but TensorFlow "
+                                            r"2\.21\.0 is running\. Build it again"):
+        library.check_version("2.20.0", "2.21.0")
+
+
+@pytest.mark.parametrize("wish, problem", [
+    ("1", "the installed TensorFlow runs on CPUs only; install 'tensorflow[and-cuda]"),
+    ("yes", "expected 0, 1, or nothing")])
+def test_gpu_kernels_that_cannot_be_built(wish, problem, tmp_path):
+    import tensorflow as tf
+    if tf.test.is_built_with_cuda():
+        pytest.skip("TensorFlow is built for GPUs")
+    build = subprocess.run([sys.executable, "setup.py", "build", "--build-base", tmp_path], text=True,
+                           capture_output=True, cwd=PACKAGE.parent, env={**os.environ, "TF_POSEIDON_CUDA": wish})
+    assert build.returncode != 0
+    assert f"tf_poseidon: TF_POSEIDON_CUDA={wish}" in build.stderr and problem in build.stderr
+
+
+@pytest.mark.parametrize("environment, expected", [
+    ({}, (1, None)),
+    ({"PMI_SIZE": "4"}, (4, "PMI_SIZE")),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE")),
+    ({"SLURM_STEP_NUM_TASKS": "8"}, (8, "SLURM_STEP_NUM_TASKS")),
+    ({"SLURM_NTASKS": "8"}, (1, None)),  # an allocation's shell, not a task of srun
+])
+def test_launched_size(environment, expected):
+    assert mpi.launched_size(environment) == expected
+
+
+@pytest.mark.parametrize("engine, environment, expected", [
+    (None, {}, ("mpi", 1)),
+    (None, {"PMI_SIZE": "4"}, ("mpi", 4)),
+    (None, {"HOROVOD_SIZE": "4"}, ("horovod", 4)),
+    (None, {"SLURM_STEP_NUM_TASKS": "1", "HOROVOD_SIZE": "4"}, ("horovod", 4)),  # horovodrun in one task
+    (None, {"PMI_SIZE": "4", "HOROVOD_SIZE": "4"}, ("horovod", 4)),
+    ("horovod", {"PMI_SIZE": "4"}, ("horovod", 4)),
+    ("horovod", {}, ("horovod", 1)),
+    ("mpi", {"HOROVOD_SIZE": "1"}, ("mpi", 1)),
+    ("mpi", {"HOROVOD_SIZE": "2"}, r"\(HOROVOD_SIZE=2\): launch with mpiexec, or leave engine away"),
+    (None, {"PMI_SIZE": "2", "HOROVOD_SIZE": "4"}, r"disagree, HOROVOD_SIZE=4 but PMI_SIZE=2: use one"),
+    ("tcp", {}, r"engine='tcp', expected one of horovod, mpi"),
+])
+def test_launch(engine, environment, expected):
+    if isinstance(expected, tuple):
+        assert engines.launch(engine, environment) == expected
+    else:
+        with pytest.raises(PoseidonError, match=expected):
+            engines.launch(engine, environment)

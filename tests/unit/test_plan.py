@@ -1,0 +1,126 @@
+"""Plans as values: the same on all ranks, as files, and only for the graph that they were made for."""
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from small_plans import dense_site
+from small_plans import plan_for
+from small_plans import SITES
+
+import tf_poseidon as poseidon
+from tf_poseidon import planning
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_plans_do_not_depend_on_the_order_of_sites(policy):
+    plans = [plan_for(sites, policy, 4, operations=1e9) for sites in itertools.permutations(SITES)]
+    assert len({plan.digest for plan in plans}) == 1
+    assert len({plan.form() for plan in plans}) == 1
+    assert all(set(plan.decisions) == set(plans[0].decisions) for plan in plans)
+    assert plan_for(SITES, policy, 4, operations=1e9) == plans[0]
+
+
+@pytest.mark.parametrize("exchanges", [(), (
+    planning.Exchange("rows/x", "gather", "float32", 4, (3, 4), 1e6, 2, is_waited_for=True),
+    planning.Exchange("value/y", "broadcast", "int64", 8, None, depth=None))], ids=["gradients", "others too"])
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_plans_are_saved_and_loaded(policy, exchanges, tmp_path):
+    plan = plan_for(SITES, policy, 4, 2, operations=1e9, merge=True, exchanges=exchanges)
+    plan.save(tmp_path / "plan")
+    assert planning.Plan.load(tmp_path / "plan") == plan
+    lines = (tmp_path / "plan").read_text().splitlines()
+    assert sum("512" in line for line in lines) == 2  # one site per line
+
+
+def test_digests_say_what_a_plan_does():
+    plan = plan_for(SITES, "auto", 4)
+    same = [planning.make_plan(SITES, "auto", planning.Cluster(4, 4, 11)),
+            plan_for([dataclasses.replace(SITES[0], factors=dataclasses.replace(SITES[0].factors, k=9)),
+                      *SITES[1:]], "auto", 4)]  # rows change with the batch
+    other = [plan_for(SITES, "ps", 4), plan_for(SITES, "auto", 5), plan_for(SITES[2:], "ps", 4),
+             plan_for([dataclasses.replace(SITES[0], dtype="float64"), *SITES[1:]], "auto", 4)]
+    assert {p.digest for p in same} == {plan.digest}
+    assert plan.digest not in {p.digest for p in other}
+
+
+def test_diff():
+    auto, ps = plan_for(SITES, "auto", 4), plan_for(SITES, "ps", 4)
+    assert auto.diff(auto) == ""
+    lines = auto.diff(ps).splitlines()
+    assert lines[0].startswith("'kernel': sfb, 196,608 bytes, ")
+    assert "-> ps, 3,145,728 bytes" in lines[0]
+    assert [line.partition(":")[0] for line in lines] == ["'kernel'", "'bias'", "'table'"]
+    fewer = plan_for(SITES, "auto", 3).diff(plan_for(SITES[2:], "auto", 4))
+    assert fewer.splitlines()[0].startswith("cluster: 3 workers") and "-> missing" in fewer
+
+
+def test_a_plan_refuses_what_it_was_not_made_for():
+    plan = plan_for(SITES, "auto", 4)
+    job = planning.Cluster(4)
+    planner = planning.Planner(job, given=plan)
+    assert planner.plan(SITES) == plan
+    assert planner.plan([dataclasses.replace(SITES[0], factors=dataclasses.replace(
+        SITES[0].factors, k=None)), *SITES[1:]]) == plan
+    for sites, message in [
+            (SITES[1:], "the first difference is 'kernel', which is float32[512, 512], 4 bytes each, "
+             "factors with 512 and 512 columns in the plan and missing in the graph"),
+            ([*SITES, dense_site(4, 4, 1, "new")], "'new', which is missing in the plan"),
+            ([dense_site(512, 511, 8), *SITES[1:]], "float32[512, 511]")]:
+        with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
+            planner.plan(sites)
+    for cluster, message in [
+            (planning.Cluster(3), "for 4 workers, 4 servers, but this job has 3 workers, 3 servers;"),
+            (planning.Cluster(4, ranks_per_node=2), "but this job has 4 workers, 4 servers, 2 to a node;")]:
+        with pytest.raises(poseidon.PoseidonError, match=re.escape(message)):
+            planning.Planner(cluster, given=plan).plan(SITES)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda text: text.replace('"scheme": "sfb"', '"scheme": "ps"', 1), "was changed after it was saved"),
+    (lambda text: text.replace('"tf_poseidon_plan": 1', '"tf_poseidon_plan": 2'), "has version 2"),
+    (lambda text: text[:len(text) // 2], "not a plan"),
+    (lambda text: "[]", "not a plan"),
+    (lambda text: text.replace('"dtype"', '"type"', 1), "is damaged"),
+])
+def test_files_that_are_no_plans_are_refused(change, message, tmp_path):
+    path = tmp_path / "plan"
+    plan_for(SITES, "sfb", 4).save(path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(poseidon.PoseidonError, match=f"{path}.*{message}"):
+        planning.Plan.load(path)
+
+
+def changed(path, *changes):
+    """Writes a plan to a file, changed in all lines as a person would."""
+    plan_for(SITES, "auto", 4).save(path)
+    lines = [line for line in path.read_text().splitlines() if '"digest"' not in line]
+    for old, new in changes:
+        assert any(old in line for line in lines)
+        lines = [line.replace(old, new) for line in lines]
+    path.write_text("\n".join(lines))
+    return planning.Plan.load(path)
+
+
+def test_a_plan_that_was_changed_on_purpose(tmp_path):
+    plan = changed(tmp_path / "plan", ('"scheme": "sfb"', '"scheme": "ps"'),
+                   (', "rides_on": "kernel"', ""))
+    assert {d.scheme for d in plan.decisions} == {"ps", "sparse"}
+
+
+@pytest.mark.parametrize("change, message", [
+    (('"scheme": "ps"', '"scheme": "foo"'), "The plan lets 'odd' travel by 'foo', which is not"),
+    (('"scheme": "ps"', '"scheme": "sparse"'), "'odd' travel by 'sparse'"),
+    (('"scheme": "ps"', '"scheme": "sfb"'), "'odd' travel by 'sfb'"),
+    ((', "rides_on": "kernel"', ""), "'bias' travel by 'sfb'"),
+    (('"rides_on": "kernel"', '"rides_on": "table"'), "'bias' travel by 'sfb' with 'table'"),
+    (('"site": "odd"', '"site": "even"'), "'odd' travel by 'ps'"),
+    (('"odd"', '"table"'), "is damaged"),
+    (('"policy": "auto"', '"policy": 7'), "is damaged"),
+    (('"num_bytes": 0', '"num_bytes": "x"'), "is damaged"),
+    (('"operations": null', '"operations": "many"'), "is damaged"),
+])
+def test_changes_that_nobody_could_follow_are_refused(change, message, tmp_path):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        changed(tmp_path / "plan", change)

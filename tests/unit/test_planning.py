@@ -1,0 +1,454 @@
+"""Planning: the paper's formulas and numbers, the policies, and their printed plans."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from small_plans import dense_site
+from small_plans import plan_for
+from small_plans import TABLE
+
+import tf_poseidon as poseidon
+from tf_poseidon import planning
+from tf_poseidon.planning import cost
+from tf_poseidon.planning import schemes
+
+# Dense layers of networks in the paper: (M, N), and the most workers for which Algorithm 1 sends
+# factors at K = 32 and 128, which is K P <= 2MN / (M + N).
+LAYERS = {
+    "vgg_fc6": (25088, 4096, 220, 55),
+    "vgg_fc7": (4096, 4096, 128, 32),
+    "vgg_fc8": (4096, 1000, 50, 12),
+    "vgg_22k_fc8": (4096, 21841, 215, 53),
+    "googlenet": (1024, 1000, 31, 7),
+    "resnet": (2048, 1000, 41, 10),
+}
+
+
+def scheme(policy, site, workers, servers=0):
+    decision, = plan_for([site], policy, workers, servers).decisions
+    return decision.scheme
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("k, column", [(32, 2), (128, 3)])
+def test_algorithm_1_breaks_even_where_the_paper_does(layer, k, column):
+    m, n = LAYERS[layer][:2]
+    workers = LAYERS[layer][column]
+    assert scheme("paper", dense_site(m, n, k), workers) == "sfb"
+    assert scheme("paper", dense_site(m, n, k), workers + 1) == "ps"
+
+
+def test_example_of_the_paper():
+    """M = N = 4096, K = 32, 8 workers that are servers: 58.7 against 3.67 million numbers."""
+    assert cost.parameter_server(4096 * 4096, 8, 8) == pytest.approx(58.7e6, rel=1e-3)
+    assert cost.factor_broadcasting(32 * (4096 + 4096), 8) == pytest.approx(3.67e6, rel=1e-3)
+
+
+def test_googlenet_of_the_paper_falls_back():
+    assert scheme("paper", dense_site(1024, 1000, 128), 16) == "ps"
+
+
+@pytest.mark.parametrize("servers, expected", [(1, "sfb"), (4, "ps")])
+def test_fewer_servers_make_the_parameter_server_dearer(servers, expected):
+    # 2K (P1 - 1)(M + N) = 96; 2MN (P1 + P2 - 2) / P2 = 96 with one server, 48 with four.
+    assert scheme("paper", dense_site(4, 4, 2), 4, servers) == expected
+
+
+def test_equal_costs_send_factors():
+    # 2 K (P - 1)(M + N) = 2 * 2 * 1 * 8 = 32 = 2MN (2P - 2) / P
+    assert scheme("paper", dense_site(4, 4, 2), 2) == "sfb"
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_sites_without_factors_go_over_the_parameter_server(policy):
+    site = planning.Site("conv", "float32", 4, (3, 3, 8, 8), refusal="a convolution")
+    decision, = plan_for([site], policy, 4, 4).decisions
+    assert decision.scheme == "ps" and decision.reason == "a convolution"
+    assert decision.num_bytes == 4 * 3 * 3 * 8 * 8 * 4 * 3 / 4
+
+
+@pytest.mark.parametrize("policy", ["sfb", "paper"])
+def test_unknown_rows_go_over_the_parameter_server(policy):
+    decision, = plan_for([dense_site(512, 512, None)], policy, 4, 4).decisions
+    assert decision.scheme == "ps" and "number of rows is not known" in decision.reason
+
+
+@pytest.mark.parametrize("k, expected", [(1, "sfb"), (400, "ps")])
+def test_biases_follow_their_layer(k, expected):
+    bias = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
+    # A bias may come before its layer.
+    plan = plan_for([bias, dense_site(512, 512, k)], "paper", 4, 4)
+    first, second = plan.decisions
+    assert first.scheme == second.scheme == expected
+    assert (first.num_bytes == 0) == (expected == "sfb")
+    assert first.leader == ("kernel" if expected == "sfb" else None)
+
+
+def test_bytes_of_factors():
+    site = dense_site(100, 50, 8)
+    site = dataclasses.replace(site, factors=dataclasses.replace(site.factors, extra_bytes=4))
+    decision, = plan_for([site], "sfb", 3, 3).decisions
+    assert decision.num_bytes == 2 * 2 * (8 * 150 * 4 + 4)
+
+
+def test_plan_prints_as_a_table():
+    bias = planning.Site("bias", "float32", 4, (50,), bias_of="kernel")
+    odd = planning.Site("odd", "float32", 4, None, refusal="its shape is unknown")
+    plan = plan_for([dense_site(100, 50, 8), bias, odd], "sfb", 3, operations=1e9)
+    assert str(plan) == """\
+plan by policy 'sfb' for 3 workers, 3 servers, 10 Gbit/s, 50 µs, 1000 GFLOP/s
+variable  shape   scheme    bytes       ms  runner-up  reason
+kernel    100x50  sfb      19,200   0.0578  ps 0.121   the policy is 'sfb', and the gradient is a product of factors
+bias      50      sfb           0        0             the sum of the rows of a factor of 'kernel'
+odd       ?       ps      unknown  unknown             its shape is unknown
+total                     unknown   0.0578             sent plus received by each rank in a step, half of it in each direction
+expected: 1 ms for a step, 1 ms without other ranks: 3 times as fast as one process"""
+    assert plan.form() == """\
+3 workers, 3 servers
+'bias' by sfb with 'kernel'
+'kernel' by sfb
+'odd' by ps"""
+
+
+def test_values_are_frozen():
+    plan = plan_for([dense_site(4, 4, 1)], "ps", 2, 2)
+    for value in (plan, plan.decisions[0], dense_site(4, 4, 1)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.scheme = "sfb"
+
+
+def test_planning_needs_no_tensorflow():
+    program = "import sys, tf_poseidon.planning; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+# ---- seconds ----------------------------------------------------------------------------------
+
+# 1 Gbit/s is 125 bytes in a microsecond, and 1 GFLOP/s 1000 operations.
+CLUSTER = planning.Cluster(4, 4, bandwidth_gbps=1, latency_us=10, gflops=1)
+
+
+def cost_of(name, site, cluster):
+    """Returns the `Cost` of a site by a scheme."""
+    return planning.SCHEMES[name].traffic(site).cost(cluster)
+
+
+def test_seconds_of_the_parameter_server():
+    """Two messages, and 2 MN (P1 + P2 - 2) / P2 numbers of which half are sent: 1.5 x 4 x 20000."""
+    found = cost_of(schemes.PS, dense_site(100, 200, 1), CLUSTER)
+    assert found.num_bytes == 4 * 80_000 * 3 / 4
+    assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
+        (20e-6, 1.5 * 80_000 / 125e6, 0))
+
+
+def test_seconds_of_factors():
+    """One message, K (P1 - 1)(M + N) numbers sent, and 2 K (P1 - 1) M N operations."""
+    found = cost_of(schemes.SFB, dense_site(100, 200, 8), CLUSTER)
+    assert found.num_bytes == 2 * 8 * 3 * 300 * 4
+    assert (found.latency, found.transfer, found.rebuild) == pytest.approx(
+        (10e-6, 8 * 3 * 300 * 4 / 125e6, 2 * 8 * 3 * 20_000 / 1e9))
+
+
+@pytest.mark.parametrize("ranks_per_node, nodes", [(2, 2), (3, 2), (4, 1)])
+def test_ranks_of_a_node_share_its_link(ranks_per_node, nodes):
+    """P1 and P2 count nodes, and K a node's rows; but all ranks' rows are rebuilt."""
+    cluster = dataclasses.replace(CLUSTER, ranks_per_node=ranks_per_node)
+    site = dense_site(100, 200, 8)
+    ps, sfb = cost_of(schemes.PS, site, cluster), cost_of(schemes.SFB, site, cluster)
+    assert ps.num_bytes == 4 * 80_000 * (nodes - 1) / nodes
+    assert sfb.num_bytes == 2 * (8 * ranks_per_node) * (nodes - 1) * 300 * 4
+    assert [c.transfer for c in (ps, sfb)] == pytest.approx([c.num_bytes / 2 / 125e6 for c in (ps, sfb)])
+    assert sfb.rebuild == cost_of(schemes.SFB, site, CLUSTER).rebuild
+    assert (ps.latency > 0) == (sfb.latency > 0) == (nodes > 1)
+
+
+def test_more_ranks_on_a_node_favour_the_parameter_server():
+    """2 K 2 (P - 1)(M + N) is 64 of 2 nodes with 2 ranks each, 2MN (2P - 2) / P is 32."""
+    site = dense_site(4, 4, 2)
+    assert scheme("paper", site, 2) == "sfb"
+    cluster = planning.Cluster(4, ranks_per_node=2)
+    decision, = planning.make_plan([site], "paper", cluster).decisions
+    assert decision.scheme == "ps" and "= 64 is more than" in decision.reason and "for K=4" in decision.reason
+
+
+def test_seconds_with_few_servers_are_those_of_a_server():
+    """With 1 server it receives and sends MN for each of the 3 others: 3 MN each way."""
+    one = dataclasses.replace(CLUSTER, servers=1)
+    assert cost_of(schemes.PS, dense_site(100, 200, 1), one).transfer == pytest.approx(3 * 80_000 / 125e6)
+
+
+def test_seconds_of_slices():
+    site = planning.Site("table", "float32", 4, (1000, 10), slices=planning.Slices(20, 44))
+    found = cost_of(schemes.SPARSE, site, CLUSTER)
+    assert found.num_bytes == 2 * 3 * 20 * 44
+    assert found.seconds == pytest.approx(10e-6 + 3 * 20 * 44 / 125e6)
+
+
+def test_one_worker_costs_nothing():
+    alone = planning.Cluster(1)
+    assert cost_of(schemes.PS, dense_site(10, 10, 4), alone).seconds == 0
+    assert cost_of(schemes.SFB, dense_site(10, 10, 4), alone).seconds == 0
+
+
+@pytest.mark.parametrize("bandwidth, gflops, expected", [
+    (1, 1000, "sfb"),    # a slow network
+    (1000, 1, "ps"),     # slow arithmetic
+    (1000, 1e6, "sfb"),  # neither: fewer bytes and one message
+])
+def test_auto_compares_seconds(bandwidth, gflops, expected):
+    cluster = planning.Cluster(4, 4, bandwidth, 10, gflops)
+    site = dense_site(1000, 1000, 32)
+    decision, = planning.make_plan([site], "auto", cluster).decisions
+    other = {"ps": "sfb", "sfb": "ps"}[expected]
+    assert (decision.scheme, decision.runner_up) == (expected, other)
+    assert decision.seconds <= decision.runner_up_cost.seconds
+    assert f"{1e3 * cost_of(schemes.PS, site, cluster).seconds:.3g} ms dense" in decision.reason
+
+
+SIZES = (1, 7, 64, 1000, 4096)
+
+
+@pytest.mark.parametrize("policy", planning.POLICIES)
+def test_costs_grow_with_the_shape_and_fall_with_the_bandwidth(policy):
+    def seconds(m, n, gbps):
+        plan = planning.make_plan([dense_site(m, n, 32)], policy,
+                                  planning.Cluster(8, 8, gbps, 10, 500))
+        return plan.decisions[0].seconds
+
+    for n in SIZES:
+        by_m = [[seconds(m, n, gbps) for m in SIZES] for gbps in (0.1, 1, 10, 100)]
+        for slower, faster in zip(by_m, by_m[1:]):
+            assert all(a > b for a, b in zip(slower, faster))
+        if policy != "paper":  # it may take the slower of two schemes
+            assert all(row == sorted(row) for row in by_m)
+
+
+def test_auto_is_never_slower_than_another_policy():
+    for gbps in (0.1, 1, 10, 100):
+        for k in (1, 32, 1000):
+            cluster = planning.Cluster(8, 8, gbps, 10, 500)
+            by_policy = {policy: planning.make_plan([dense_site(m, n, k, f"{m}x{n}") for m in SIZES
+                                                     for n in SIZES], policy, cluster)
+                         for policy in planning.POLICIES}
+            seconds = {policy: sum(d.seconds for d in plan.decisions)
+                       for policy, plan in by_policy.items()}
+            assert seconds["auto"] == min(seconds.values())
+
+
+@pytest.mark.parametrize("gbps, expected", [
+    (1, "sfb"),     # bytes are what the step waits for
+    (40, "ps"),     # backpropagation hides them, and rebuilding would come on top
+    (0.001, "sfb"),
+])
+def test_auto_on_accelerators_counts_what_is_hidden(gbps, expected):
+    """For a gradient that takes less time as factors when considered alone."""
+    sites = [dense_site(8192, 8192, 32, "top"), dense_site(256, 256, 32, "bottom")]
+    sites = [dataclasses.replace(site, operations=operations)
+             for site, operations in zip(sites, (3e11, 9e11))]
+    plans = {accelerators: planning.make_plan(
+        sites, "auto", planning.Cluster(32, 32, gbps, 0, 4500, accelerators), operations=1e12)
+        for accelerators in (False, True)}
+    assert plans[False].decisions[0].scheme == "sfb"
+    top = plans[True].decisions[0]
+    assert top.scheme == expected
+    assert ("; by 'ps' the whole step is shorter" in top.reason) == (expected == "ps")
+    assert top.runner_up == {"ps": "sfb", "sfb": "ps"}[expected]
+    for policy in ("ps", "sfb"):
+        other = planning.make_plan(sites, policy, plans[True].cluster, operations=1e12)
+        assert plans[True].step_seconds <= other.step_seconds / 0.95
+
+
+def test_auto_on_accelerators_follows_pins_and_keeps_biases_with_their_layer():
+    sites = [dataclasses.replace(dense_site(8192, 8192, 32, "top"), operations=3e11),
+             planning.Site("bias", "float32", 4, (8192,), bias_of="top", operations=3e11)]
+    cluster = planning.Cluster(32, 32, 40, 0, 4500, True)
+    free, pinned = (planning.make_plan(sites, "auto", cluster, pins, 1e12)
+                    for pins in ((), (("top", "sfb"),)))
+    assert [d.scheme for d in free.decisions] == ["ps", "ps"] and not free.decisions[1].leader
+    assert [d.scheme for d in pinned.decisions] == ["sfb", "sfb"]
+
+
+# Numbers of the table "per-node traffic" that follow from table 1 of the paper: VGG19 at K = 32, Gbit
+# sent plus received by a node. Convolutions have 20,024,384 numbers.
+VGG19 = [planning.Site("convolutions", "float32", 4, (20_024_384,), refusal="not a product"),
+         dense_site(25088, 4096, 32, "fc6"), dense_site(4096, 4096, 32, "fc7"),
+         dense_site(4096, 1000, 32, "fc8")]
+
+
+@pytest.mark.parametrize("workers, ps, hybrid", [(8, 16.1, 2.85), (16, 17.2, 3.71), (32, 17.8, 5.18)])
+def test_traffic_of_vgg19(workers, ps, hybrid):
+    for policy, gigabits in (("ps", ps), ("paper", hybrid), ("auto", hybrid)):
+        plan = plan_for(VGG19, policy, workers)
+        assert plan.total_bytes * 8 / 1e9 == pytest.approx(gigabits, rel=5e-3)
+
+
+# ---- a step -----------------------------------------------------------------------------------
+
+
+def test_step_hides_what_backpropagation_leaves_time_for():
+    """Compute takes 10 s. The last layer is ready after 4 s and sends for 3 s; the first for 2 s."""
+    last = planning.Site("last", "float32", 4, (int(3 * 125e6 / 1.5 / 4),), operations=4e9)
+    first = planning.Site("first", "float32", 4, (int(2 * 125e6 / 1.5 / 4),), operations=10e9)
+    cluster = dataclasses.replace(CLUSTER, latency_us=0)
+    plan = planning.make_plan([first, last], "ps", cluster, operations=10e9)
+    assert plan.compute_seconds == 10
+    assert plan.step_seconds == pytest.approx(12)
+    assert not plan.is_slower_than_one_process
+    # Were the last layer to send for 30 s, the first would wait until second 34.
+    slow = dataclasses.replace(last, shape=(10 * last.shape[0],))
+    plan = planning.make_plan([first, slow], "ps", cluster, operations=10e9)
+    assert plan.step_seconds == pytest.approx(36)
+    slower = dataclasses.replace(last, shape=(20 * last.shape[0],))
+    plan = planning.make_plan([first, slower], "ps", cluster, operations=10e9)
+    assert plan.is_slower_than_one_process
+    assert "SLOWER than one process, which would take 4e+04 ms" in str(plan)
+
+
+def test_step_of_unknown_arithmetic():
+    plan = plan_for([dense_site(10, 10, 1)], "ps", 2)
+    assert plan.step_seconds is None and plan.is_slower_than_one_process is None
+
+
+def test_step_ends_with_the_rebuild_of_what_arrives_last():
+    """The first exchange takes long; a later one arrives before it, and is rebuilt meanwhile."""
+    early = dataclasses.replace(dense_site(1000, 1000, 100, "early"), operations=1e9)
+    late = dataclasses.replace(dense_site(10, 10, 100, "late"), operations=2e9)
+    cluster = planning.Cluster(2, bandwidth_gbps=0.001, latency_us=0, gflops=1)
+    plan = planning.make_plan([late, early], "sfb", cluster, operations=2e9)
+    costs = {d.site: d.cost for d in plan.decisions}
+    assert plan.step_seconds == pytest.approx(
+        1 + sum(cost.transfer for cost in costs.values()) + costs["late"].rebuild)
+
+
+# ---- merging ----------------------------------------------------------------------------------
+
+
+def small_site(name, kib, ready_us):
+    return planning.Site(name, "float32", 4, (256 * kib,), refusal="small", operations=ready_us * 1e3)
+
+
+def groups(sites, latency_us):
+    cluster = planning.Cluster(2, latency_us=latency_us, gflops=1)  # 1000 operations in a microsecond
+    plan = planning.make_plan(sites, "ps", cluster, merge=True)
+    return {d.site: d.group for d in plan.decisions}
+
+
+def test_messages_wait_for_those_that_come_sooner_than_a_latency():
+    sites = [small_site("a", 1, 100), small_site("b", 1, 70), small_site("c", 1, 55),
+             small_site("large", 64, 52), small_site("d", 1, 10)]
+    assert groups(sites, 20) == {"a": None, "b": "c", "c": "c", "large": None, "d": None}
+    assert groups(sites, 31) == {"a": "c", "b": "c", "c": "c", "large": None, "d": None}
+    assert groups(sites, 0) == dict.fromkeys("abcd", None) | {"large": None}
+
+
+def test_groups_fit_into_a_packet():
+    sites = [small_site(f"s{i}", 30, 0) for i in range(6)]
+    found = groups(sites, 20)
+    assert [sum(1 for g in found.values() if g == name) for name in set(found.values())] in (
+        [4, 2], [2, 4])
+
+
+def test_no_message_waits_for_one_that_is_computed_from_it():
+    """All are ready at once, but "variance" after "mean"; exchanges in a loop happen an unknown number of times."""
+    sites = [small_site("mean", 1, 0), small_site("count", 1, 0),
+             dataclasses.replace(small_site("variance", 1, 0), depth=1),
+             dataclasses.replace(small_site("looped", 1, 0), depth=None)]
+    assert groups(sites, 20) == {"mean": "count", "count": "count", "variance": None, "looped": None}
+
+
+def test_what_is_no_gradient_waits_for_others_too():
+    rows = planning.Exchange("rows", "gather", "float32", 4, (64,))
+    value, large = (dataclasses.replace(rows, site=site, scheme="broadcast", shape=(n,))
+                    for site, n in (("value", 2), ("large", 10_000)))
+    plan = planning.make_plan([small_site("a", 1, 0)], "ps", planning.Cluster(2), merge=True,
+                              exchanges=[rows, value, large])
+    assert [d.group for d in plan.decisions] == ["a"]
+    assert {e.site: e.group for e in plan.exchanges} == {"rows": "a", "value": "a", "large": None}
+
+
+def test_merging_is_off_by_default():
+    plan = planning.make_plan([small_site("a", 1, 0), small_site("b", 1, 0)], "auto",
+                              planning.Cluster(2))
+    assert {d.group for d in plan.decisions} == {None}
+
+
+# ---- pins -------------------------------------------------------------------------------------
+
+
+def test_pins_decide_before_the_policy():
+    sites = [dense_site(512, 512, 400, name) for name in ("a/kernel", "b/kernel", "c/kernel")]
+    plan = plan_for(sites, "ps", 4, pins=(("b/*", "ps"), ("?/kernel", "sfb")))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "ps", "sfb"]
+    assert plan.decisions[0].reason == "pinned to 'sfb'"
+
+
+def test_pins_that_are_impossible_say_so():
+    site = planning.Site("conv", "float32", 4, (3, 3, 8, 8), refusal="a convolution")
+    decision, = plan_for([site], "auto", 4, pins=(("*", "sfb"),)).decisions
+    assert decision.scheme == "ps"
+    assert decision.reason == "pinned to 'sfb', which it cannot: a convolution"
+
+
+def test_pins_fit_every_site_of_a_variable():
+    sites = [dense_site(512, 512, 400, name) for name in ("a[1]/kernel#1", "a[1]/kernel")]
+    plan = plan_for(sites, "ps", 4, pins=(("a[1]/kernel", "sfb"),))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "sfb"]
+
+
+@pytest.mark.parametrize("site, pin, reason", [
+    (dense_site(8, 8, 2), "sparse", "pinned to 'sparse', which it cannot: it is not slices"),
+    (TABLE, "sfb", "pinned to 'sfb', which it cannot: its gradient is slices")])
+def test_pins_of_another_kind_say_so(site, pin, reason):
+    decision, = plan_for([site], "auto", 4, pins=(("*", pin),)).decisions
+    assert (decision.scheme, decision.reason) == ("ps", reason)
+
+
+def test_a_bias_can_be_pinned_by_itself():
+    bias = planning.Site("bias", "float32", 4, (512,), refusal="alone", bias_of="kernel")
+    plan = plan_for([dense_site(512, 512, 1), bias], "sfb", 4, pins=(("bias", "ps"),))
+    assert [d.scheme for d in plan.decisions] == ["sfb", "ps"]
+
+
+# ---- plans as values --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: planning.Cluster(0), "workers=0, expected a whole number, at least 1"),
+    (lambda: planning.Cluster(2.5), "workers=2.5, expected a whole number"),
+    (lambda: planning.Cluster(2, -1), "servers=-1, expected a whole number, at least 0"),
+    (lambda: planning.Cluster(2, ranks_per_node=0), "ranks_per_node=0, expected a whole number, at least 1"),
+    (lambda: planning.Cluster(2, latency_us=float("nan")), "latency_us=nan, expected 0 or more"),
+    (lambda: planning.Plan.load(5), "The plan '5' cannot be read"),
+    (lambda: planning.Cluster(4, 5), "servers=5 with workers=4, but every server is also a worker"),
+    (lambda: planning.Cluster(4, bandwidth_gbps=0), "bandwidth_gbps=0, expected a positive number"),
+    (lambda: planning.Cluster(4, accelerators=1), "accelerators=1, expected True or False"),
+    (lambda: planning.Cluster(4, latency_us=-1), "latency_us=-1, expected 0 or more"),
+    (lambda: plan_for([], "best", 4), "policy='best', expected one of auto, ps, sfb, paper"),
+    (lambda: plan_for([], "auto", 4, pins=(("*", "fast"),)), "The pin of '.*' is 'fast', expected"),
+    (lambda: planning.Plan.load("/nowhere/plan"), "The plan '/nowhere/plan' cannot be read"),
+    (lambda: planning.Plan("ps", CLUSTER, refusal="why").save("plan"), "no plan to save"),
+])
+def test_refusals(make, message):
+    with pytest.raises(poseidon.PoseidonError, match=message):
+        make()
+
+
+def test_what_is_no_gradient_is_counted_too():
+    """On 4 ranks of 2 nodes: rows of 2 ranks to and from the other node; rank 0's value to the other node."""
+    cluster = planning.Cluster(4, bandwidth_gbps=8.0, latency_us=100.0, ranks_per_node=2)
+    gathered = planning.Exchange("rows/x", "gather", "float32", 4, (3, 5), is_waited_for=True)
+    taken = planning.Exchange("value/x", "broadcast", "int64", 8, (10,), depth=1, is_waited_for=True)
+    unknown = planning.Exchange("rows/y", "gather", "float32", 4, None)
+    last = dataclasses.replace(dense_site(6, 7, None), operations=1e6)
+    plan = planning.Planner(cluster).plan([last], 1e6, [gathered, taken])
+    assert gathered.cost(cluster).num_bytes == 2 * 2 * 3 * 5 * 4
+    assert gathered.cost(cluster).seconds == pytest.approx(100e-6 + 2 * 3 * 5 * 4 / 1e9)
+    assert taken.cost(cluster).num_bytes == 80 and taken.cost(cluster).seconds == pytest.approx(100e-6 + 80 / 1e9)
+    alone = planning.Planner(cluster).plan([last], 1e6)
+    assert plan.total_bytes == alone.total_bytes + 240 + 80 and plan.digest == alone.digest
+    assert plan.step_seconds == pytest.approx(alone.step_seconds + 200e-6 + 200 / 1e9)
+    assert [e["name"] for e in plan.predictions()["exchanges"]] == ["rows/x", "value/x"]
+    assert "rows/x" in str(plan) and "broadcast" in str(plan)
+    assert planning.Planner(cluster).plan((), None, [unknown]).total_bytes is None
+    assert planning.Planner(planning.Cluster(1)).plan((), 1e6, [taken]).total_bytes == 0
