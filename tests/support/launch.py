@@ -94,8 +94,8 @@ class _Servers:
             listener.listen()
             return subprocess.Popen(
                 [sys.executable, _program("forking.py"), str(listener.fileno())], pass_fds=[listener.fileno()],
-                cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env=_environment()).stdin
+                cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True, env=_environment()).stdin
 
     def stand_in(self):
         """Returns the program to start instead of `python`."""
