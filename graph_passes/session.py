@@ -27,7 +27,7 @@ from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match import biases
 from tf_poseidon.graph_passes.match import factors
 from tf_poseidon.graph_passes.match import slices
-from tf_poseidon.graph_passes.write import form
+from tf_poseidon.graph_passes.write import agreement_text
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
 from tf_poseidon.graph_passes.write import writers
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
@@ -167,11 +167,11 @@ class RewriteSession:
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
                 cause: Exception | None, agreement: Agreement) -> Outcome:
-        lines = [] if known is None else form.lines_of(known)
+        lines = [] if known is None else agreement_text.lines_of_gradients(known)
         key = _digest(lines)
         if known is not None:
             for plan in self._plans[key]:
-                if form.fits(known, plan):
+                if agreement_text.has_room(known, plan):
                     return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
         # Whatever a rank has found out, it knows these.
         name = _digest(sorted(f"{node.op} {node.name}" for node in self.markers_of(graph_def)))
@@ -181,7 +181,7 @@ class RewriteSession:
         if known is not None:
             try:
                 planned = self._planned(known, plan_lib.MakePlan(planner))
-                text = "\n".join([form.form_of(planned), *lines])
+                text = "\n".join([agreement_text.of_plan(planned), *lines])
             except Exception as error:  # the graph as it is computes the same
                 planned, cause = None, error
         self._times[name] += 1

@@ -203,8 +203,8 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
             partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, held, trains)
         except Exception as error:  # whatever goes wrong, the function as it is computes the same
             problem = f"{type(error).__name__}: {error}"
-        form = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.form}"
-        difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", form)
+        text = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.agreement_text}"
+        difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", text)
         if problem or difference:
             _check_trained(function, extended.communicator, name)
             _refuse(call.name, problem or difference, extended)

@@ -59,8 +59,8 @@ class Exchange:
     variable: str = ""
     is_waited_for: bool = False
 
-    def form(self) -> str:
-        """Returns what ranks have to have in common, as text."""
+    def agreement_text(self) -> str:
+        """Returns the text that must be the same on all ranks."""
         return f"'{self.site}' {self.kind} {self.dtype} {self.shape}"
 
 
@@ -95,9 +95,9 @@ class Report:
     partitioned: int
     nodes: int
 
-    def form(self) -> str:
-        """Returns what ranks have to have in common to run this graph, a line for each exchange."""
-        return "\n".join(exchange.form() for exchange in self.exchanges)
+    def agreement_text(self) -> str:
+        """Returns the text that must be the same on all ranks to run this graph: a line per exchange."""
+        return "\n".join(exchange.agreement_text() for exchange in self.exchanges)
 
     def __str__(self) -> str:
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]

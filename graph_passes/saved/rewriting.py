@@ -394,7 +394,7 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
     """
     writer = graph_lib.Writer(_PREFIX, "/device:CPU:0")
     agree = writer.add("agree", "PoseidonAgree", [], sites="\n".join(
-        exchange.form() for exchange in partitioned.report.exchanges), rows=options.rows or -1, static_rows=-1,
+        exchange.agreement_text() for exchange in partitioned.report.exchanges), rows=options.rows or -1, static_rows=-1,
         strict=options.strict)
     result = graph_pb2.GraphDef()
     result.CopyFrom(partitioned.graph_def)
@@ -449,7 +449,7 @@ def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[
     plan = outcome.plan or options.planner.plan(())
     agree = step_lib.node_of(result)
     assert agree is not None  # `_with_comparison` has added it
-    agree.attr["plan"].s = plan.form().encode()
+    agree.attr["plan"].s = plan.agreement_text().encode()
     for node in result.node:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]

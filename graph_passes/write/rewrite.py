@@ -41,7 +41,7 @@ class Write(passes.Pass):
         rewritten = rewrite(planned, self._engine)
         agree = step.node_of(rewritten)
         if agree is not None:
-            agree.attr["plan"].s = planned.plan.form().encode()
+            agree.attr["plan"].s = planned.plan.agreement_text().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
