@@ -38,8 +38,8 @@ DESCRIBE = (factors.MatchFactors(), biases.MatchBiases(), slices.MatchSlices(), 
             operations.CountOperations())
 
 
-class Agreement(Protocol):
-    """Lets ranks compare what they are about to do."""
+class TextComparison(Protocol):
+    """Compares the agreement texts of all ranks."""
 
     def difference(self, key: str, text: str) -> str | None:
         """Returns None if all ranks have the same text under a key, else a sentence about the first difference."""
@@ -84,19 +84,19 @@ class RewriteSession:
     """
 
     def __init__(self, planner: planning.Planner, engine: type[SiteWriter] = SendReceive, is_foreign: bool = False,
-                 agreement: Agreement | None = None) -> None:
+                 comparison: TextComparison | None = None) -> None:
         """Makes a session.
 
         Args:
             planner: The planner.
             engine: What writes the ops of the engine that moves bytes.
             is_foreign: Whether programs synchronise by another library, and its all-reduces are the markers.
-            agreement: What compares ranks; None where ranks need not agree.
+            comparison: Compares agreement texts between ranks; None where ranks need not agree.
         """
         self.planner = dataclasses.replace(planner, schemes=writers.schemes_of(engine))
         self.marker_ops = foreign.OPS if is_foreign else own.OPS
-        self.has_to_agree = agreement is not None
-        self._agreement = agreement
+        self.has_to_agree = comparison is not None
+        self._comparison = comparison
         self._find = (find.FindMarkers(planner.cluster.workers if is_foreign else None), exchanges.FindExchanges())
         self._write = rewrite_lib.Write(engine)
         self._plans: dict[str, list[planning.Plan]] = collections.defaultdict(list)  # that ranks have agreed on
@@ -125,8 +125,8 @@ class RewriteSession:
             known = passes.run(DESCRIBE, known)
         except Exception as error:  # whatever goes wrong, the graph as it is computes the same
             known, cause = None, error
-        if self._agreement is not None:
-            return self._rewrite_alike(graph_def, known, planner, cause, self._agreement)
+        if self._comparison is not None:
+            return self._rewrite_alike(graph_def, known, planner, cause, self._comparison)
         if known is not None:
             try:
                 return _outcome(self._planned(known, plan_lib.MakePlan(planner)))
@@ -155,18 +155,18 @@ class RewriteSession:
     # ---- ranks that have to agree -----------------------------------------------------------------
 
     def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None,
-                       planner: planning.Planner, cause: Exception | None, agreement: Agreement) -> Outcome:
+                       planner: planning.Planner, cause: Exception | None, comparison: TextComparison) -> Outcome:
         """Rewrites a graph as all ranks do; `known` is None where this one could not find out enough about it."""
         if known is not None and all(marker.refusal for marker in known.markers):
             return Outcome(refusal=known.markers[0].refusal or "")  # other ranks may not even run it
         try:
-            return self._agreed(graph_def, known, planner, cause, agreement)
+            return self._agreed(graph_def, known, planner, cause, comparison)
         except Exception as error:  # other ranks have done their part
             raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
                                     f"{error}") from error
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
-                cause: Exception | None, agreement: Agreement) -> Outcome:
+                cause: Exception | None, comparison: TextComparison) -> Outcome:
         lines = [] if known is None else agreement_text.lines_of_gradients(known)
         key = _digest(lines)
         if known is not None:
@@ -186,7 +186,7 @@ class RewriteSession:
                 planned, cause = None, error
         self._times[name] += 1
         problem = _text_of(cause)
-        difference = agreement.difference(f"{name}/{self._times[name]}", text or f"not rewritten: {problem}")
+        difference = comparison.difference(f"{name}/{self._times[name]}", text or f"not rewritten: {problem}")
         if planned is not None and planned.plan is not None and difference is None:
             self._plans[key].append(planned.plan)
             return _outcome(planned)
