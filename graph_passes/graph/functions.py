@@ -106,15 +106,11 @@ class MainBody:
     """The nodes of a GraphDef.
 
     Attributes:
-        function: "", for there is no name.
         nodes: NodeDefs by name.
-        arguments, returns, control_returns: Empty; only functions have them.
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
-        self.function = ""
         self.nodes = _by_name(graph_def.node, "The graph")
-        self.arguments, self.returns, self.control_returns = (), (), ()
         for node in graph_def.node:
             for text in node.input:
                 self.parse(text)
@@ -133,15 +129,13 @@ class MainBody:
             raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
         return found
 
-    def text(self, name: str, output: int | None) -> str:
-        """Returns how this body names output `output` of a node."""
-        return f"{name}:{output}" if output else name
-
 
 class FunctionBody:
-    """The nodes of a FunctionDef; other attributes as `MainBody` has them.
+    """The nodes of a FunctionDef.
 
     Attributes:
+        function: Its name.
+        nodes: NodeDefs by name.
         arguments: [(name, DataType)].
         returns: [(name, tensor, DataType)].
         control_returns: Names of nodes that run whatever is read.
@@ -199,10 +193,6 @@ class FunctionBody:
             raise GraphError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
                              f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
-
-    def text(self, name: str, output: int | None) -> str:
-        """Returns how this body names output `output` of a node; None of an argument."""
-        return name if output is None else f"{name}:{self._outputs(name)[output]}"
 
     @functools.cache  # noqa: B019, a body lives as long as its library
     def _outputs(self, name: str) -> list[str]:
