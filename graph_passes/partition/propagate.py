@@ -54,8 +54,6 @@ GATHERED = frozenset((
 # What the names of ops that update variables begin with.
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "ScatterAdd",
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
-# After how many passes over a graph its states should long have settled: real ones take three to ten.
-_PASSES = 100
 # Ops that give a multiple of a summand, or the summand itself.
 _SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
 # How often a Merge, or a stack, may change its state before it is whole.

@@ -241,7 +241,7 @@ class GraphWriter:
             taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, place)
         controls = [*graph_lib.control_inputs(node),
                     *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
-                    *self._check_rows(node, inputs, outcome, place)]
+                    *self._check_rows(inputs, outcome, place)]
         is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
             for i, tensor in enumerate(taken):  # each by itself: factors are looked for behind single tensors
@@ -642,8 +642,7 @@ class GraphWriter:
         return self._writer(name, _HOST).add("", "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
                                              parallel_iterations=iterations)
 
-    def _check_rows(self, node: node_def_pb2.NodeDef, inputs: Iterable[str], outcome: Outcome,
-                    place: Place) -> list[str]:
+    def _check_rows(self, inputs: Iterable[str], outcome: Outcome, place: Place) -> list[str]:
         """Writes checks that inputs of different markers have as many rows, where a node reads such.
 
         Returns:

@@ -1,4 +1,7 @@
-"""Horovod's ops in the place of a marker.
+"""Horovod's ops, which replace our markers and those of programs for Horovod.
+
+Our own markers become all-reduces, or, if they are slices that stay slices, gathered slices, of which those with the
+same index are added up.
 
 The other ranks know an op of Horovod by the last part of its name, so these names are made of the site's.
 """
@@ -30,7 +33,46 @@ class HorovodOps(collectives.Collectives):
     with an error, instead of waiting for ever.
     """
 
+    def summed(self) -> None:
+        """gradient -> all-reduce, the last under the marker's name."""
+        if self.marker.is_foreign:
+            super().summed()
+        elif self.marker.indices is not None:
+            self._as_slices(self._all_reduced("sum", self._dense_of_slices()))
+            self._verify_by_magnitudes()
+        else:
+            self._all_reduced("", self.marker.gradient)
+            self._verify_by_magnitudes()
+
+    def slices(self) -> None:
+        """Gathers all slices, and under the marker's name those with the same index added up."""
+        marker = self.marker
+        indices, values = self._gathered([self._indices, marker.gradient],
+                                         [self._index_type, marker.dtype], [None, None], ())
+        unique = self.writer.add("unique", "Unique", [indices], T=self._index_type, out_idx=_INT32)
+        number = self.writer.add("number", "Size", [unique], T=self._index_type, out_type=_INT32)
+        total = self.writer.add("total", "UnsortedSegmentSum", [values, f"{unique}:1", number],
+                                T=marker.dtype, Tindices=_INT32, Tnumsegments=_INT32)
+        self.writer.add("", "IdentityN", [unique, total], T=[self._index_type, marker.dtype])
+        self._verify_by_magnitudes()
+
+    def _verify_by_magnitudes(self) -> None:
+        """Tells verify mode how rounding shows in a sum whose order is the library's.
+
+        The sum of the magnitudes of all ranks stands for a factor with a single row.
+        """
+        if self._verifier is None:
+            return
+        dtype = self.marker.dtype
+        magnitude = self.writer.add("magnitude", "Abs", [graph_lib.data_inputs(self._verifier)[0]], T=dtype)
+        magnitude = self._all_reduced("magnitudes", magnitude, what="magnitude")
+        self._verify_by([self._reshaped("magnitudes_row", magnitude, [1, -1], dtype)], [dtype])
+
     def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
+        """Returns the sum of a tensor of the marker's type over all ranks, at `suffix`.
+
+        `what` tells it apart from the sum of the gradient itself.
+        """
         with self.writer.placed(self._where_run("HorovodAllreduce")):
             dtype = self.marker.dtype
             if not self._contributes_always:

@@ -37,7 +37,7 @@ from tf_poseidon.graph_passes.write import site_writer
 class SendReceive(site_writer.SiteWriter):
     """Writes the nodes of one site."""
 
-    # ---- forms --------------------------------------------------------------------------------
+    # ---- schemes ------------------------------------------------------------------------------
 
     def summed(self) -> None:
         """Sums the gradient over the parameter server."""

@@ -34,9 +34,6 @@ class TensorFlowOps(collectives.Collectives):
                              f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
 
-    def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
-        raise NotImplementedError("tf.distribute's own all-reduces stay where they are")
-
     def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
                   others: Sequence[str]) -> list[str]:
         site = next(site for site in self.planned.plan.sites if site.name == self.marker.site)

@@ -25,7 +25,8 @@ WRITERS: dict[tuple[type[SiteWriter], str], Callable[[Any], None]] = {
     (SendReceive, "sparse"): SendReceive.slices,
     (Collectives, "ps"): Collectives.summed,
     (Collectives, "sfb"): Collectives.factors,
-    (Collectives, "sparse"): Collectives.slices,
+    (HorovodOps, "ps"): HorovodOps.summed,
+    (HorovodOps, "sparse"): HorovodOps.slices,
 }
 
 
