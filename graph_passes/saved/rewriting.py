@@ -393,9 +393,8 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
         (partitioned, names of the nodes that compare).
     """
     writer = graph_lib.Writer(_PREFIX, "/device:CPU:0")
-    agree = writer.add("agree", "PoseidonAgree", [], sites="\n".join(
-        exchange.agreement_text() for exchange in partitioned.report.exchanges), rows=options.rows or -1, static_rows=-1,
-        strict=options.strict)
+    agree = writer.add("agree", "PoseidonAgree", [], sites=partitioned.report.agreement_text(), rows=options.rows or -1,
+                       static_rows=-1, strict=options.strict)
     result = graph_pb2.GraphDef()
     result.CopyFrom(partitioned.graph_def)
     wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}

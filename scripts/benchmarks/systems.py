@@ -206,7 +206,8 @@ def _make(name, replica, cluster, strategy, libraries):
     if kind in POLICIES:
         writer = runtime.engine().writer
         comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
-        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer, comparison=comparison)
+        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer,
+                                    comparison=comparison)
         return _started(System(name, _poseidon_step(replica, strategy), replica), passes)
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
