@@ -49,12 +49,12 @@ def lines_of_gradients(known: passes.TrainingGraph) -> list[str]:
         node = known.graph.nodes[marker.node]
         attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
                       if not key.startswith("_")]
-        # What it could be, by any scheme.
+        # What the site could be under any scheme.
         kinds = site.fingerprint(), [scheme.common(site, None) for scheme in planning.SCHEMES.values()], site.bias_of
         lines.append(f"'{site.name}' {node.op} {' '.join(attributes)} {kinds}")
     return sorted(lines)
 
 
 def _fixes_rows(known: passes.TrainingGraph) -> bool:
-    """Whether factors have the same number of rows on all ranks: TensorFlow's collectives want it."""
+    """Whether factors must have the same number of rows on all ranks, as TensorFlow's collectives require."""
     return any(known.graph.nodes[marker.node].op in foreign.TENSORFLOW for marker in known.markers)
