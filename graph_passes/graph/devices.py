@@ -57,4 +57,4 @@ def _parsed(device: str) -> tf.DeviceSpec:
     try:
         return tf.DeviceSpec.from_string(device)
     except ValueError as error:
-        raise GraphError(f"The graph places nodes on '{device}', which is no name of a device.") from error
+        raise GraphError(f"The graph places nodes on '{device}', which is not a valid device name.") from error

@@ -34,7 +34,7 @@ class Library:
         self.functions = {f.signature.name: f for f in functions}
         for name in self.functions:
             if not name or not name.isprintable():
-                raise GraphError(f"The graph has a function named {name!r}, which is no name of a function.")
+                raise GraphError(f"The graph has a function named {name!r}, which is not a valid function name.")
         if len(self.functions) != len(functions):
             raise GraphError("The graph has two functions of the same name.")
         self.main = MainBody(graph_def)
@@ -97,8 +97,8 @@ def number_of(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -
     """Returns an attribute that is the number of tensors that a node takes or returns."""
     number = attribute(node, op_def, name).i
     if not 0 <= number < _MAX_TENSORS:
-        raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
-                         "of tensors.")
+        raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is not a valid "
+                         "number of tensors.")
     return number
 
 
@@ -123,7 +123,7 @@ class MainBody:
             name, colon, output = text.partition(":")
             # Nor "name:00": the readers of an exchange are found by comparing names.
             if colon and not _OUTPUT.fullmatch(output):
-                raise GraphError(f"The graph reads {text!r}, which is no tensor of a graph.")
+                raise GraphError(f"The graph reads {text!r}, which is not a tensor of a graph.")
             found = name, int(output or 0)
         if found[0] not in self.nodes:
             raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
@@ -148,7 +148,7 @@ class FunctionBody:
         for argument in [*signature.input_arg, *signature.output_arg]:
             if not NAME.fullmatch(argument.name):
                 raise GraphError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
-                                 "no name of an argument.")
+                                 "not a valid argument name.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
                 raise GraphError(f"Function '{self.function}' has an argument '{argument.name}' whose "
                                  "type depends on the call.")
@@ -167,8 +167,8 @@ class FunctionBody:
         self._library = library
         for name, text, dtype in self.returns:
             if self._type(text) != dtype:
-                raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
-                                 "the type that it says.")
+                raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is not a "
+                                 "tensor of the declared type.")
 
     def _type(self, text: str) -> int | None:
         """Returns the DataType of a tensor; None if the text names no tensor."""
@@ -186,7 +186,7 @@ class FunctionBody:
             raise GraphError(f"Function '{self.function}' reads {name!r}, which does not exist.")
         if graph_lib.is_control(text):
             if output:
-                raise GraphError(f"Function '{self.function}' waits for {text!r}, which is no node.")
+                raise GraphError(f"Function '{self.function}' waits for {text!r}, which is not a node.")
             return name, None
         outputs = self._outputs(name)
         if (argument := ":".join(output)) not in outputs:
@@ -203,7 +203,7 @@ def _by_name(nodes: Sequence[node_def_pb2.NodeDef], where: str) -> dict[str, nod
     by_name = {node.name: node for node in nodes}
     for name in by_name:
         if not NAME.fullmatch(name):
-            raise GraphError(f"{where} has a node named {name!r}, which is no name of a node.")
+            raise GraphError(f"{where} has a node named {name!r}, which is not a valid node name.")
     if len(by_name) != len(nodes):
         raise GraphError(f"{where} has two nodes of the same name.")
     for node in nodes:

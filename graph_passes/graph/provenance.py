@@ -51,8 +51,8 @@ def of(node: node_def_pb2.NodeDef) -> Provenance | None:
         return None
     version, *fields = node.attr[ATTRIBUTE].s.decode(errors="replace").split("\n")
     if version != _VERSION or len(fields) != 5:
-        raise GraphError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
-                         f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
+        raise GraphError(f"The provenance of node '{node.name}' has version {version!r}, but this tf_poseidon reads "
+                         f"{_VERSION}; rewrite the original graph again.")
     role, site, scheme, leader, fetched = fields
     return Provenance(role, site, scheme, leader, is_fetched=bool(fetched))
 

@@ -50,7 +50,7 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
         elif node.op in _TAKES:
             found[node.name] = Outcome((WHOLE, HELD), ())
         else:
-            raise GraphError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
+            raise GraphError(f"Variable '{sources.pop()}' holds summands, but is expected whole by the "
                              f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
     return found
 

@@ -29,5 +29,5 @@ def outcome(node: node_def_pb2.NodeDef, states: tuple[State, ...], num_outputs: 
 
 def refusal(tensor: str) -> PoseidonError:
     """Returns the `PoseidonError` of a tensor that something else needs whole."""
-    return PoseidonError(f"'{tensor}' is what each rank computes of its own rows, expected to leave by a {ENDS} before "
+    return PoseidonError(f"'{tensor}' is computed from each rank's own rows, expected to leave by a {ENDS} before "
                          "anything else needs it whole; use tf_poseidon.ops.join.")

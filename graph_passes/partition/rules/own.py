@@ -24,7 +24,7 @@ def begun(case: Case) -> Outcome | None:
         return None
     shape = case.shape(0)
     if shape is None or shape and shape[0] is None:
-        raise GraphError(f"'{case.node.input[0]}' is to be cut into the rows of each rank, but how many it has is "
+        raise GraphError(f"'{case.node.input[0]}' must be cut into the rows of each rank, but its number of rows is "
                          "unknown, expected a multiple of the batch's; give it a shape that follows from its "
                          "inputs, say by tf.reshape(x, tf.shape(inputs)).")
     if shape and case_lib.of_rows(shape[0]):
