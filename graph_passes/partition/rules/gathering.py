@@ -99,7 +99,8 @@ def segments(case: Case) -> Outcome | None:
     if not case_lib.same_size(case.sizes(0)[dimension], case.sizes(1)[dimension]):
         return None
     if is_sum and case.is_cheaper_gathered(0) and not case.is_added():
-        return case.all({}, WHOLE)  # few rows of a large table; if another summand is added, the sum travels dense anyway
+        # Few rows of a large table. If another summand is added, the sum travels dense anyway.
+        return case.all({}, WHOLE)
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
