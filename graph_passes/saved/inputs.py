@@ -156,7 +156,7 @@ def _dimension(each: Input, mark: Mark | None) -> int | None:
     dimension = mark if isinstance(mark, int) else 0
     if dimension < 0 or rank is not None and dimension >= rank:
         raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is declared to have rows in dimension "
-                         f"{dimension}; say 'same' of inputs without rows.")
+                         f"{dimension}; declare inputs without rows as 'same'.")
     return dimension
 
 

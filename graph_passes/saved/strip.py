@@ -42,8 +42,8 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     try:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))
     except (zlib.error, message.DecodeError) as error:
-        raise GraphError(f"The original graph in node '{node.name}' is damaged; use the file that was "
-                         "rewritten, or rewrite it again.") from error
+        raise GraphError(f"The original graph in node '{node.name}' is damaged; use the original file, "
+                         "or rewrite it again.") from error
 
 
 def _note(graph_def: graph_pb2.GraphDef) -> node_def_pb2.NodeDef | None:
