@@ -1,11 +1,11 @@
-# make horovod installs Horovod, which the engine of that name needs, and its tests
+# make horovod installs Horovod, which the engine "horovod" and its tests need
 # make demo    sets everything up and trains a small network with 2 processes
 # make lint    checks style and types, and that layers import downwards only
-# make test    sets everything up and runs the tests (some 20 minutes on 2 cores)
-# make test-native  builds the communicator's C++ tests, also with sanitizers, and runs them (some 2 minutes; needs
-#                   g++ and Python alone)
-# make bench   measures all that docs/results/ has (some hours; parts of it as root alone)
-# make paper   sets the paper's results beside what was measured and simulated: docs/results/paper.md
+# make test    sets everything up and runs the tests (about 20 minutes on 2 cores)
+# make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
+#                   needs only g++ and Python)
+# make bench   measures everything in docs/results/ (several hours; some parts need root)
+# make paper   compares the paper's results with measurements and simulations: docs/results/paper.md
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,10 +13,10 @@ BIN := $(VENV)/bin
 SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
 KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
 
-# Tests run in two processes, a file in each at a time, in the order of tests/conftest.py.
+# Tests run in two processes, one file at a time in each, in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# Of one series: another one finds other things.
+# Each from one release series, since another series reports other findings.
 LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 'types-protobuf==7.*'
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
@@ -26,7 +26,7 @@ COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+e
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-# --no-build-isolation: build against the TensorFlow that is used, not against a second copy.
+# --no-build-isolation: build against the installed TensorFlow, not against a second copy.
 $(VENV)/.installed: pyproject.toml setup.py tf_poseidon/supported.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
@@ -43,7 +43,7 @@ demo: setup
 	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz
 	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
 
-# The folders of the package lie apart in the source tree, so the linters of imports and types look at a built copy.
+# The folders of the package are separate in the source tree, so import-linter and mypy check a built copy.
 lint: setup
 	$(BIN)/python -m pip install --quiet $(LINTERS)
 	$(BIN)/ruff check .

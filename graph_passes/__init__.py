@@ -2,12 +2,12 @@
 
 A folder for each stage, in the order in which a graph passes through them:
 
-    graph/      what a GraphDef is to the passes
+    graph/      GraphDefs as the passes see them
     partition/  the graph of one process, partitioned by rows
-    find/       what it synchronises, and what comes before that
+    find/       what it synchronises, and the operations before each exchange
     match/      what gradients are made of
     write/      the nodes that carry out a plan
-    saved/      graphs in files, rewritten whole
+    saved/      saved graphs, rewritten as a whole
 
-`session.py` is where to start: it says which pass runs when, and why.
+Start with `session.py`, which runs the passes and says why.
 """

@@ -1,4 +1,4 @@
-"""Describes gradients for planning, which does not know TensorFlow.
+"""Describes gradients for the planner, which does not know TensorFlow.
 
 Requires: a match for each marker. Ensures: a `Site` for each marker, in the same order.
 """
@@ -20,7 +20,7 @@ from tf_poseidon.graph_passes.match.matches import SlicesMatch
 
 
 class DescribeSites(passes.Pass):
-    """Makes a `Site` of each marker and its match."""
+    """Makes a `Site` from each marker and its match."""
 
     def requires(self, known: passes.TrainingGraph) -> str:
         missing = [marker.site for marker in known.markers if marker.site not in known.matches]
@@ -60,6 +60,6 @@ def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Si
 
 
 def _itemsize(marker: Marker, dtype: int) -> int:
-    """Returns the bytes of an element of `dtype` on its way."""
+    """Returns the bytes of an element of `dtype` on the wire."""
     size = tf.as_dtype(dtype).size
     return size if marker.wire_dtype is None else min(size, tf.as_dtype(marker.wire_dtype).size)

@@ -1,6 +1,6 @@
-"""What a pass is: a step from one description of a training graph to the next, with conditions that are checked.
+"""Passes: steps from one description of a training graph to the next, with conditions that are checked.
 
-A pass never changes what it is given: a `TrainingGraph` is frozen, and each pass returns one of which more is known.
+A pass never changes its argument: a `TrainingGraph` is frozen, and each pass returns a new one that knows more.
 """
 
 import abc
@@ -24,16 +24,16 @@ class TrainingGraph:
     """What the passes know of a training graph.
 
     Attributes:
-        graph: The `Graph`, flat: calls are inlined, loops are made of Enter, Merge, Switch, NextIteration and Exit.
-        facts: What it says about its step.
-        markers: Where it synchronises gradients; in the order in which the program made them, as far as that is known.
-        matches: What was found out about each gradient, by site.
-        digest: A function that returns a text for tensors that are equal on all ranks.
-        sites: What planning has to know of the gradients, in the order of the markers.
-        exchanges: What else ranks exchange.
-        operations: Additions and multiplications of the step; None if that is unknown.
-        plan: How each gradient is to travel.
-        rewritten: The GraphDef in which it does.
+        graph: The `Graph`, flat: calls are inlined, loops consist of Enter, Merge, Switch, NextIteration and Exit.
+        facts: What the graph says about its step.
+        markers: Where it synchronises gradients, in the order of the program as far as that is known.
+        matches: The match of each gradient, by site.
+        digest: A function that returns a digest of tensors that are equal on all ranks.
+        sites: What the planner must know about the gradients, in the order of the markers.
+        exchanges: What ranks exchange besides gradients.
+        operations: Additions and multiplications of the step; None if unknown.
+        plan: How each gradient will travel.
+        rewritten: The GraphDef that follows the plan.
     """
 
     graph: Graph
@@ -49,22 +49,22 @@ class TrainingGraph:
 
 
 class ConditionError(GraphError):
-    """A pass was given, or has made, what it promises not to: a mistake of ours."""
+    """A pass has violated its contract, on its input or its output: an internal error."""
 
 
 class PreconditionError(ConditionError):
-    """A pass was given a graph that it cannot work on."""
+    """The input of a pass violates the contract."""
 
 
 class PostconditionError(ConditionError):
-    """A pass has not made what it promises."""
+    """The output of a pass violates the contract."""
 
 
 class Pass(abc.ABC):
-    """A pass. Its conditions are part of running it."""
+    """A pass, which checks its conditions whenever it runs."""
 
     def __call__(self, known: TrainingGraph) -> TrainingGraph:
-        """Runs the pass between its conditions.
+        """Checks the precondition, runs the pass and checks the postcondition.
 
         Raises:
             ConditionError: If one of them does not hold.
@@ -77,15 +77,15 @@ class Pass(abc.ABC):
 
     @abc.abstractmethod
     def call(self, known: TrainingGraph) -> TrainingGraph:
-        """Returns the training graph of which more is known."""
+        """Returns a training graph that knows more."""
 
     def requires(self, known: TrainingGraph) -> str:
-        """Returns what is missing for this pass, a sentence without its end; "" if nothing is."""
+        """Returns what this pass lacks, a sentence without its full stop; "" if nothing."""
         del known
         return ""
 
     def ensures(self, known: TrainingGraph, result: TrainingGraph) -> str:
-        """Returns what is wrong with a result, a sentence without its end; "" if nothing is."""
+        """Returns what is wrong with a result, a sentence without its full stop; "" if nothing."""
         del known, result
         return ""
 

@@ -1,6 +1,6 @@
 """Decides how each gradient travels.
 
-Requires: sites. Ensures: a plan with a decision for each of them, that the planner has made or was given.
+Requires: sites. Ensures: a plan with a decision for each site, which the planner has made or was given.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class MakePlan(passes.Pass):
 
 @dataclasses.dataclass(frozen=True)
 class TakePlan(passes.Pass):
-    """Takes a plan that ranks have agreed on for a graph like this one.
+    """Reuses a plan on which ranks have agreed for a graph like this one.
 
     Attributes:
         plan: The plan.

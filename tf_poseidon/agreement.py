@@ -14,15 +14,15 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 
 
-class Alone:
+class SingleRankComparison:
     """Compares the texts of a single rank."""
 
     def difference(self, key: str, text: str) -> None:
-        """As of `OverCommunicator`."""
+        """As of `CommunicatorComparison`."""
         del key, text
 
 
-class OverCommunicator:
+class CommunicatorComparison:
     """Compares texts over the communicator of this process.
 
     A rank that never comes ends the job, after as long as in every exchange.
@@ -43,7 +43,7 @@ class OverCommunicator:
         return first_difference(*texts, 0, differing[0])
 
 
-class OverCoordinationService:
+class CoordinationServiceComparison:
     """Compares texts over the coordination service that tf.distribute starts.
 
     Args:
@@ -56,7 +56,7 @@ class OverCoordinationService:
         self._rank, self._size, self._timeout_ms = rank, size, int(1e3 * timeout_s)
 
     def difference(self, key: str, text: str) -> str | None:
-        """As of `OverCommunicator`."""
+        """As of `CommunicatorComparison`."""
         tf_compat.tell_others(f"poseidon/{key}/{self._rank}", text)
         texts = [tf_compat.told_by_others(f"poseidon/{key}/{rank}", self._timeout_ms)
                  for rank in range(self._size)]

@@ -77,17 +77,17 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:
-        over = agreement.Alone()
+        comparison = agreement.SingleRankComparison()
     elif hvd is not None:
         communicator = engines.load("horovod").connect(options.JobOptions(timeout_s=timeout_s), may_leave=True)
-        over = agreement.OverCommunicator(communicator)
+        comparison = agreement.CommunicatorComparison(communicator)
         if cluster is None and policy == "auto":
             cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
     else:
-        over = agreement.OverCoordinationService(rank, size, timeout_s)
+        comparison = agreement.CoordinationServiceComparison(rank, size, timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
-    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, agreement=over)
+    session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, comparison=comparison)
     return grappler.enable(rank, session, strict=False)
 
 

@@ -203,8 +203,8 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
             partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, held, trains)
         except Exception as error:  # whatever goes wrong, the function as it is computes the same
             problem = f"{type(error).__name__}: {error}"
-        form = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.form}"
-        difference = agreement.OverCommunicator(extended.communicator).difference(f"distribute/{name}", form)
+        text = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.agreement_text}"
+        difference = agreement.CommunicatorComparison(extended.communicator).difference(f"distribute/{name}", text)
         if problem or difference:
             _check_trained(function, extended.communicator, name)
             _refuse(call.name, problem or difference, extended)
@@ -234,7 +234,7 @@ def _check_trained(function: tf.types.experimental.ConcreteFunction, communicato
     except Exception:  # what runs whole need not be understood, and other ranks wait for this one
         trained = None
     unknown = communicator.sum(f"distribute/{name}/unknown", np.array([trained is None], np.int64))[0]
-    difference = agreement.OverCommunicator(communicator).difference(f"distribute/{name}/trained", trained or "")
+    difference = agreement.CommunicatorComparison(communicator).difference(f"distribute/{name}/trained", trained or "")
     if difference and not unknown:
         raise GraphError(
             f"Ranks train different variables, so {difference}; build, and freeze, the same layers on all.")

@@ -83,7 +83,7 @@ class Partitioned:
 
     Attributes:
         report: The `report.Report`.
-        form: What ranks have to have in common to run it, as text.
+        agreement_text: The text that must be the same on all ranks before they run it.
         whole: The `planning.WholeOp`s.
         has_sites: Whether it synchronises anything.
     """
@@ -110,7 +110,7 @@ class Partitioned:
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
         self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
-        self.form = "\n".join([self.report.form(), *_lines(partitioned.graph_def)])
+        self.agreement_text = "\n".join([self.report.agreement_text(), *_lines(partitioned.graph_def)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
         self._built = {"": self._build(partitioned.graph_def, partitioned.fetches, "")}
@@ -169,8 +169,8 @@ class Partitioned:
         markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
         if not markers:
             return []
-        forms = [f"{exchange.form()}{mark}" for exchange in self.report.exchanges]
-        ops.agree(forms, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole))
+        texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
+        ops.agree(texts, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole))
         checks = graph.get_operations()[-1:]
         if self._job.verifier:
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)

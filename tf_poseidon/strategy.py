@@ -145,9 +145,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             self.extended.verifier = verify_lib.Verifier(training.verify, communicator.rank)
         agreement.agree_on_seed(communicator)
         writer = runtime.engine().writer
-        over = agreement.OverCommunicator(communicator) if writer.has_to_agree else None
+        comparison = agreement.CommunicatorComparison(communicator) if writer.has_to_agree else None
         planner = planning.Planner(cluster, training.policy, training.pins, training.merge, training.plan)
-        session = rewriting.RewriteSession(planner, writer, agreement=over)
+        session = rewriting.RewriteSession(planner, writer, comparison=comparison)
         return grappler.enable(communicator.rank, session, training.strict)
 
     @property

@@ -1,1 +1,1 @@
-"""What a training graph synchronises, and what comes before it."""
+"""Finds what a training graph synchronises, and the operations before each exchange."""

@@ -1,6 +1,6 @@
-"""Finds what the step of a partitioned graph exchanges beside gradients.
+"""Finds the exchanges of a partitioned graph's step besides gradients.
 
-Ensures: an `Exchange` for each, in the order of the graph.
+Ensures: an `Exchange` for each of them, in the order of the graph.
 """
 
 import dataclasses

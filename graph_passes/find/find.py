@@ -1,6 +1,6 @@
-"""Finds what a training graph synchronises, whoever wrote it.
+"""Finds the gradients that a training graph synchronises, in our programs and in others.
 
-Requires: a valid graph. Ensures: markers, each with a name of its own.
+Requires: a valid graph. Ensures: markers with unique names.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class FindMarkers(passes.Pass):
         """Makes the pass.
 
         Args:
-            foreign_ranks: Number of ranks of a program of another library; None of one with our markers.
+            foreign_ranks: Number of ranks of a program for another library; None for a program with our markers.
         """
         self._foreign_ranks = foreign_ranks
 
@@ -28,7 +28,7 @@ class FindMarkers(passes.Pass):
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         if self._foreign_ranks is not None:
             return dataclasses.replace(known, markers=tuple(foreign.find(known.graph, self._foreign_ranks)))
-        # TensorFlow orders graphs anew: in the order of the user's program, as far as that is known.
+        # TensorFlow reorders graphs; this restores the order of the user's program, as far as that is known.
         order = known.facts.order()
         return dataclasses.replace(known, markers=tuple(sorted(
             own.find(known.graph), key=lambda marker: (order.get(marker.site, len(order)), marker.node))))

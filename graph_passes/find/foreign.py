@@ -1,10 +1,10 @@
-"""Finds the gradients that a program for Horovod, or for tf.distribute, synchronises by itself.
+"""Finds the gradients that a program for Horovod or tf.distribute synchronises itself.
 
-Requires: a flat graph. Ensures: the markers in the order of the graph, each with a name of its own.
+Requires: a flat graph. Ensures: the markers in the order of the graph, with unique names.
 
-The markers are those libraries' all-reduces, whatever they add up: of what is no product of factors,
-nothing is changed. Several tensors may be reduced by one op: grouped by Horovod, or laid end to end by
-tf.distribute, which cuts the sum into pieces again.
+The markers are those libraries' all-reduces, whatever they add up: all-reduces of tensors that are not products of
+factors are left unchanged. One op may reduce several tensors: grouped by Horovod, or concatenated by tf.distribute,
+which splits the sum again.
 """
 
 import collections
@@ -21,7 +21,7 @@ HOROVOD = ("HorovodAllreduce", "HorovodGroupedAllreduce")
 TENSORFLOW = ("CollectiveReduceV2", "CollectiveReduceV3")
 OPS = (*HOROVOD, *TENSORFLOW)
 
-# Horovod's numbers of the reductions that we know what to do with.
+# Horovod's numbers of the supported reductions.
 AVERAGE, SUM = 0, 1
 
 _SUMMED = (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
@@ -32,7 +32,7 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
 
     Args:
         graph: The `Graph`.
-        size: Number of ranks. What only some of them add up stays as it is: all have to agree.
+        size: Number of ranks. Reductions over only some of them are left unchanged: all ranks must agree.
     """
     markers = []
     for node in graph.graph_def.node:
@@ -49,7 +49,7 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
 
 
 def _refusal(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, size: int) -> str | None:
-    """Returns why factors cannot take the place of an all-reduce, whatever it is given; or None."""
+    """Returns why factors cannot replace an all-reduce, whatever its input is; None if they can."""
     if node.attr["T"].type not in _SUMMED:
         return "it does not reduce floating-point numbers"
     if node.op in HOROVOD:
@@ -91,8 +91,8 @@ def _markers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> list[Marker]
 def _site_of(graph: graph_lib.Graph, reduce: node_def_pb2.NodeDef, gradient: str, part: int | None) -> str:
     """Returns a name for a gradient.
 
-    An op of Horovod has the same name on all ranks, whatever else they compute; what TensorFlow reduces
-    is named by the node that computes it.
+    An op of Horovod has the same name on all ranks, whatever else they compute. A gradient that TensorFlow reduces gets
+    the name of the node that computes it.
     """
     if reduce.op in HOROVOD:
         name = reduce.name.rpartition("/")[2]
@@ -104,17 +104,17 @@ def _site_of(graph: graph_lib.Graph, reduce: node_def_pb2.NodeDef, gradient: str
 
 
 def _before_flattening(graph: graph_lib.Graph, tensor: str) -> str:
-    """Returns the matrix that was made a vector, or the tensor itself."""
+    """Returns the matrix before it was flattened to a vector, or the tensor itself."""
     node, shape = graph.node(tensor), graph.shape(tensor)
     if node.op != "Reshape" or shape is None or len(shape) != 1:
         return tensor
     before = graph_lib.data_inputs(node)[0]
     sizes = graph.shape(before) or ()
-    return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias stays what it is
+    return before if sum(size != 1 for size in sizes) > 1 else tensor  # a bias is a vector anyway
 
 
 def _laid_end_to_end(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Bundle | None:
-    """Returns the `Bundle` of a sum that is cut into what its input was made of, or None."""
+    """Returns the `Bundle` of a sum that is split as its input was concatenated, or None."""
     ends = graph.node(node.input[0])
     pieces = [reader for reader in graph.consumers(node.name)
               if any(graph_lib.node_of(tensor) == node.name for tensor in graph.inputs(reader))]

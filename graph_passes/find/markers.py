@@ -1,4 +1,4 @@
-"""Where gradients are synchronised: markers, whatever put them there."""
+"""Markers: where gradients are synchronised, in our programs and in others."""
 
 import dataclasses
 
@@ -10,18 +10,18 @@ class Marker:
     Attributes:
         site: Name of the site.
         node: Name of the node that synchronises it.
-        gradient: This rank's gradient, a tensor; of slices, their values.
+        gradient: This rank's gradient, a tensor; for slices, their values.
         contributes: Whether this rank has rows of its own, a tensor.
         shape: The gradient's shape, None if it is unknown.
         dtype: The gradient's `types_pb2.DataType`.
-        indices: The indices of slices, a tensor; None of a dense gradient.
-        wire_dtype: The `types_pb2.DataType` in which it travels if it is wider; None for its own.
-        is_foreign: Whether it is of a program that another library synchronises; then `contributes` is None.
+        indices: The indices of slices, a tensor; None for a dense gradient.
+        wire_dtype: The `types_pb2.DataType` to which a wider gradient is rounded for the wire; None for its own.
+        is_foreign: Whether another library synchronises the program; then `contributes` is None.
         is_flat: Whether its sum is a vector, whatever shape the gradient has.
-        bundle: The `Bundle` that it is in, None if it is by itself.
-        part: Which part of it.
-        refusal: Why factors cannot take its place, whatever the gradient is; None if they could.
-        meanwhile: What the step does meanwhile, see `graph.MEANWHILE`; "" where that is not said.
+        bundle: The `Bundle` that it is in, None if in none.
+        part: The number of the gradient in the bundle.
+        refusal: Why factors cannot replace it, whatever the gradient is; None if they could.
+        meanwhile: What the step does meanwhile, see `graph.MEANWHILE`; "" if unknown.
     """
 
     site: str
@@ -41,17 +41,17 @@ class Marker:
 
     @property
     def prefix(self) -> str:
-        """What the names of the nodes begin with that stand for this marker."""
+        """The prefix of the names of the nodes that replace this marker."""
         return self.node if self.bundle is None else f"{self.node}/part{self.part}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """Several gradients that a program reduces by one op.
+    """Several gradients that a program reduces with one op.
 
     Attributes:
-        reduce: Name of the node that does.
-        gradients: What it is given of each part.
+        reduce: Name of the node that reduces them.
+        gradients: Its input tensors, one for each part.
         output: Name of the node whose outputs are the sums of the parts.
     """
 

@@ -1,8 +1,7 @@
-"""Counts additions and multiplications, and exchanges: those of a step, and those that come before each exchange.
+"""Counts the additions and multiplications of a step, and the operations and exchanges before each exchange.
 
-Requires: sites and exchanges, in a graph with shapes. Ensures: all of them say what comes before them. What is counted
-are matrix products and convolutions, which is nearly all of a step's arithmetic; nothing inside of loops, nor where
-shapes are unknown.
+Requires: sites and exchanges, in a graph with shapes. Ensures: each has its counts. Matrix products and convolutions
+count, which are nearly all of a step's arithmetic; those inside loops, or with unknown shapes, do not.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 class CountOperations(passes.Pass):
-    """Says of each site and exchange how much comes before it."""
+    """Counts what each site and exchange depends on."""
 
     def requires(self, known: passes.TrainingGraph) -> str:
         return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
@@ -40,12 +39,12 @@ class CountOperations(passes.Pass):
 
 
 def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
-    """Returns how many of some nodes come one after the other before each of them, None for those in loops."""
+    """Returns the length of the longest chain of some nodes before each of them, by name; None for those in loops."""
     counted = set(names)
     before: dict[str, int] = {}
     found: dict[str, int | None] = {}
     for node in graph_lib.in_order(graph.graph_def):
-        # None yet of the back edge of a loop.
+        # The back edge of a loop has none yet.
         depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
         before[node.name] = depth + (node.name in counted)
         if node.name in counted:
@@ -54,7 +53,7 @@ def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | Non
 
 
 def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    """Of a [b, m, k] times [b, k, n]: 2 b m k n, whatever is transposed."""
+    """[b, m, k] times [b, k, n] takes 2 b m k n, whichever is transposed."""
     a, b = (graph_lib.num_elements(graph.shape(t)) for t in graph_lib.data_inputs(node)[:2])
     out_shape = graph.shape(node.name)
     if a is None or b is None or not graph_lib.is_known(out_shape):
@@ -65,12 +64,12 @@ def _product(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
 
 
 def _convolution(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, filters: str, positions: str) -> int:
-    """Each output position takes a product with all filters.
+    """Returns the operations of a product with all filters at each output position.
 
     Args:
         graph: The graph.
         node: The node.
-        filters: A tensor with the shape of the filters, the last dimension that of the outputs.
+        filters: A tensor with the shape of the filters, whose last dimension is that of the output channels.
         positions: A tensor with the shape of the convolution's output.
     """
     kernel, outputs = graph.shape(filters), graph.shape(positions)
@@ -96,7 +95,7 @@ def _of_inputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
 
 
 def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    """2 times the product of the sizes of all indices."""
+    """Returns 2 times the product of the sizes of all indices."""
     terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, graph_lib.data_inputs(node)):
@@ -118,15 +117,15 @@ _COUNTED = {
 
 
 def count(graph: graph_lib.Graph, tensors: Iterable[str]) -> tuple[int, list[int]]:
-    """Returns (operations of the whole graph, operations that come before each of some tensors)."""
+    """Returns (operations of the whole graph, operations before each of some tensors)."""
     counts: list[int] = []  # of the nodes that count
-    before: dict[str, int] = {}  # by node: which of them come before it, as bits
+    before: dict[str, int] = {}  # by node: which of them come before it, as a bit set
     in_loops: set[str] = set()
     for node in graph_lib.in_order(graph.graph_def):
         bits = 0
         for tensor in node.input:
             bits |= before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop
-        # How often a loop runs is not known, nor, in every graph, what shapes are in it.
+        # The number of rounds of a loop is unknown, and so are, in some graphs, the shapes in it.
         if node.op == "Enter" or (node.op != "Exit" and any(
                 graph_lib.node_of(tensor) in in_loops for tensor in node.input)):
             in_loops.add(node.name)

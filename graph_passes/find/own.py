@@ -1,10 +1,9 @@
-"""Finds the gradients that a graph of ours synchronises.
+"""Finds the gradients that graphs of our own programs synchronise.
 
-Requires: a flat graph. Ensures: the markers in the order of the graph, each with a name of its own.
+Requires: a flat graph. Ensures: the markers in the order of the graph, with unique names.
 
-A marker is the op that our strategy puts over each gradient: `PoseidonSync`, or `PoseidonSyncSlices`
-where the gradient is slices. Graphs that were made without them have other marks; a function for each
-kind returns the same `Marker`s.
+A marker is the op that our strategy applies to each gradient: `PoseidonSync`, or `PoseidonSyncSlices` for slices.
+`foreign.py` returns the same `Marker`s for graphs without these ops.
 """
 
 import tensorflow as tf
@@ -14,7 +13,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
-# The ops that our strategy puts over gradients.
+# The ops that our strategy applies to gradients.
 OPS = ("PoseidonSync", "PoseidonSyncSlices")
 
 
@@ -36,7 +35,7 @@ def find(graph: graph_lib.Graph) -> list[Marker]:
 
 
 def _marker(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Marker | None:
-    """Returns the `Marker` that a node is, or None."""
+    """Returns the `Marker` of a node; None if the node is no marker."""
     if node.op not in OPS or graph_lib.is_planned(node):
         return None
     site, dtype = node.attr["site"].s.decode(), node.attr["T"].type

@@ -1,4 +1,4 @@
-"""What a training graph says about its step, in its PoseidonAgree."""
+"""What a training graph says about its step, in its PoseidonAgree node."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ class StepFacts:
 
     Attributes:
         sites: Names of the sites in the order of the trace, as lines of text.
-        rows: Rows of a full batch that one rank computes, None if unknown.
-        static_rows: Rows that this rank's shapes are made for, None if that changes.
-        strict: Whether to fail where ranks have other graphs.
+        rows: One rank's rows of a full batch, None if unknown.
+        static_rows: The number of rows in this rank's static shapes, None if it varies.
+        strict: Whether to fail if ranks have different graphs.
     """
 
     sites: tuple[str, ...] = ()
@@ -27,14 +27,14 @@ class StepFacts:
     def planned(self, k: int | None) -> int | None:
         """Returns K in a full batch of the rank with most rows, given K in the shapes of the graph.
 
-        A batch that does not divide gives ranks different shapes where these are fixed, and all must plan alike.
+        If a batch does not divide evenly and shapes are static, these differ between ranks, but all must plan alike.
         """
         if k is None or self.rows is None or self.static_rows is None or k % self.static_rows:
             return k
         return k // self.static_rows * self.rows
 
     def order(self) -> dict[str, int]:
-        """Returns the place of each site in the order of the trace, by its name."""
+        """Returns the position of each site in the order of the trace, by name."""
         return {line.rpartition("' ")[0].removeprefix("'"): i for i, line in enumerate(self.sites)}
 
 

@@ -6,7 +6,7 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 def problem_of(graph_def: graph_pb2.GraphDef) -> str:
-    """Returns "" if names are unique, inputs exist and each cycle is a loop; else what is wrong, without its end."""
+    """Returns "" if names are unique, inputs exist and every cycle is a loop; else the problem, without a full stop."""
     names = {node.name for node in graph_def.node}
     if len(names) != len(graph_def.node):
         return "two nodes have the same name"

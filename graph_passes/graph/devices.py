@@ -1,4 +1,4 @@
-"""What the passes know of devices: which have a kernel, and where their host is."""
+"""Devices: which ones have a kernel for an op, and the host of each."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from tensorflow.core.framework import kernel_def_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 
-# The compute capability from which on GPUs have what the kernels are compiled for.
+# The lowest compute capability that the kernels are compiled for.
 OLDEST_GPU = (8, 0)
 
 
@@ -17,8 +17,8 @@ def has_kernel(op: str, device: str, **types: int) -> bool:
 
     Args:
         op: Name of the op.
-        device: Name of the device. Where it leaves the choice to TensorFlow, that finds one with a kernel.
-        **types: DataTypes by the name of the op's attribute, as far as kernels differ in them.
+        device: Name of the device. If it names none, TensorFlow chooses one with a kernel.
+        **types: DataTypes by name of the op's attribute; only those in which kernels differ.
     """
     kind = _parsed(device).device_type
     return kind is None or any(
@@ -27,11 +27,11 @@ def has_kernel(op: str, device: str, **types: int) -> bool:
 
 
 def can_multiply(device: str, **types: int) -> bool:
-    """Whether a device multiplies factors: it has a kernel, and if this process sees it, it is new enough.
+    """Whether a device can multiply factors: it has a kernel, and GPUs that this process sees are recent enough.
 
     Args:
         device: Name of the device.
-        **types: As for `has_kernel`.
+        **types: Same as in `has_kernel`.
     """
     if not has_kernel("SufficientFactorOuterProduct", device, **types):
         return False
@@ -41,7 +41,7 @@ def can_multiply(device: str, **types: int) -> bool:
 
 
 def host_of(device: str) -> str:
-    """Returns the first CPU of a device's task; what is a CPU, or left to TensorFlow, as it is."""
+    """Returns the first CPU of a device's task; a CPU, or a device that TensorFlow chooses, is returned unchanged."""
     spec = _parsed(device)
     if spec.device_type in (None, "CPU"):
         return device
@@ -57,4 +57,4 @@ def _parsed(device: str) -> tf.DeviceSpec:
     try:
         return tf.DeviceSpec.from_string(device)
     except ValueError as error:
-        raise GraphError(f"The graph places nodes on '{device}', which is no name of a device.") from error
+        raise GraphError(f"The graph places nodes on '{device}', which is not a valid device name.") from error

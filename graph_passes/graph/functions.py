@@ -1,7 +1,7 @@
-"""Functions of a GraphDef: their nodes, and how tensors are named inside of them.
+"""Functions of a GraphDef: their nodes, and the names of tensors inside them.
 
-A graph names a tensor by its place among all outputs of a node, "node:2"; a function by the place
-within one output argument of the op, "node:argument:0". What is passed to a function has just a name.
+A graph names a tensor by its index among all outputs of a node, "node:2"; a function by its index within one output
+argument of the op, "node:argument:0". A function's argument is just a name.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,20 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
-NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # as TensorFlow has it
+NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9_.\\/>-]*")  # TensorFlow's rule
 _OUTPUT = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_TENSORS = 1 << 20  # more of one node is damage, and would fill the memory
 
 
 class Library:
-    """What ops there are: those of TensorFlow, and the functions of a graph."""
+    """The ops that a graph can use: those of TensorFlow, and its own functions."""
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
         functions = graph_def.library.function
         self.functions = {f.signature.name: f for f in functions}
         for name in self.functions:
             if not name or not name.isprintable():
-                raise GraphError(f"The graph has a function named {name!r}, which is no name of a function.")
+                raise GraphError(f"The graph has a function named {name!r}, which is not a valid function name.")
         if len(self.functions) != len(functions):
             raise GraphError("The graph has two functions of the same name.")
         self.main = MainBody(graph_def)
@@ -44,7 +44,7 @@ class Library:
         """Returns the OpDef of a node.
 
         Raises:
-            PoseidonError: If nobody knows the op.
+            PoseidonError: If the op is unknown.
         """
         if node.op in self.functions:
             return self.functions[node.op].signature
@@ -55,7 +55,7 @@ class Library:
         return op_def
 
     def outputs(self, node: node_def_pb2.NodeDef) -> list[str]:
-        """Returns the outputs of a node as functions name them: "argument:0"."""
+        """Returns the names of a node's outputs as functions use them: "argument:0"."""
         return [name for name, _ in self._outputs_and_types(node)]
 
     def types(self, node: node_def_pb2.NodeDef) -> list[int]:
@@ -84,7 +84,7 @@ class Library:
 
 
 def attribute(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> attr_value_pb2.AttrValue:
-    """Returns an attribute of a node: what it says, or else the op's default."""
+    """Returns an attribute of a node, or the op's default."""
     if name in node.attr:
         return node.attr[name]
     for attr in op_def.attr:
@@ -94,11 +94,11 @@ def attribute(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -
 
 
 def number_of(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, name: str) -> int:
-    """Returns an attribute that says how many tensors a node takes or makes."""
+    """Returns an attribute that is the number of tensors that a node takes or returns."""
     number = attribute(node, op_def, name).i
     if not 0 <= number < _MAX_TENSORS:
-        raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is no number "
-                         "of tensors.")
+        raise GraphError(f"Attribute '{name}' of node '{node.name}', a {node.op}, is {number}, which is not a valid "
+                         "number of tensors.")
     return number
 
 
@@ -106,45 +106,39 @@ class MainBody:
     """The nodes of a GraphDef.
 
     Attributes:
-        function: "", for there is no name.
         nodes: NodeDefs by name.
-        arguments, returns, control_returns: Empty; only functions have them.
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef) -> None:
-        self.function = ""
         self.nodes = _by_name(graph_def.node, "The graph")
-        self.arguments, self.returns, self.control_returns = (), (), ()
         for node in graph_def.node:
             for text in node.input:
                 self.parse(text)
 
     def parse(self, text: str) -> tuple[str, int | None]:
-        """Returns (name, output) of a tensor, (name, None) of a control dependency."""
+        """Returns (name, output) for a tensor, (name, None) for a control dependency."""
         if graph_lib.is_control(text):
             found: tuple[str, int | None] = text[1:], None
         else:
             name, colon, output = text.partition(":")
-            # Not "name:00" either: whoever reads what is exchanged is found by the text.
+            # Nor "name:00": the readers of an exchange are found by comparing names.
             if colon and not _OUTPUT.fullmatch(output):
-                raise GraphError(f"The graph reads {text!r}, which is no tensor of a graph.")
+                raise GraphError(f"The graph reads {text!r}, which is not a tensor of a graph.")
             found = name, int(output or 0)
         if found[0] not in self.nodes:
             raise GraphError(f"The graph reads {found[0]!r}, which does not exist.")
         return found
 
-    def text(self, name: str, output: int | None) -> str:
-        """Returns how this body names output `output` of a node."""
-        return f"{name}:{output}" if output else name
-
 
 class FunctionBody:
-    """The nodes of a FunctionDef; other attributes as `MainBody` has them.
+    """The nodes of a FunctionDef.
 
     Attributes:
+        function: Its name.
+        nodes: NodeDefs by name.
         arguments: [(name, DataType)].
         returns: [(name, tensor, DataType)].
-        control_returns: Names of nodes that run whatever is read.
+        control_returns: Names of nodes that run whichever outputs are read.
     """
 
     def __init__(self, function_def: function_pb2.FunctionDef, library: "Library") -> None:
@@ -154,7 +148,7 @@ class FunctionBody:
         for argument in [*signature.input_arg, *signature.output_arg]:
             if not NAME.fullmatch(argument.name):
                 raise GraphError(f"Function '{self.function}' has an argument named {argument.name!r}, which is "
-                                 "no name of an argument.")
+                                 "not a valid argument name.")
             if argument.number_attr or argument.type_list_attr or argument.type_attr:
                 raise GraphError(f"Function '{self.function}' has an argument '{argument.name}' whose "
                                  "type depends on the call.")
@@ -173,18 +167,18 @@ class FunctionBody:
         self._library = library
         for name, text, dtype in self.returns:
             if self._type(text) != dtype:
-                raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is no tensor of "
-                                 "the type that it says.")
+                raise GraphError(f"Function '{self.function}' returns {text!r} as '{name}', which is not a "
+                                 "tensor of the declared type.")
 
     def _type(self, text: str) -> int | None:
-        """Returns the DataType of a tensor; None of what is no tensor."""
+        """Returns the DataType of a tensor; None if the text names no tensor."""
         name, output = self.parse(text)
         if output is not None:
             return self._library.types(self.nodes[name])[output]
         return None if graph_lib.is_control(text) else dict(self.arguments)[name]
 
     def parse(self, text: str) -> tuple[str, int | None]:
-        """Returns (name, output) of a tensor, (name, None) of a control dependency or argument."""
+        """Returns (name, output) for a tensor, (name, None) for a control dependency or an argument."""
         name, *output = text.removeprefix("^").split(":")
         if name in self._argument_names and not output:
             return name, None
@@ -192,17 +186,13 @@ class FunctionBody:
             raise GraphError(f"Function '{self.function}' reads {name!r}, which does not exist.")
         if graph_lib.is_control(text):
             if output:
-                raise GraphError(f"Function '{self.function}' waits for {text!r}, which is no node.")
+                raise GraphError(f"Function '{self.function}' waits for {text!r}, which is not a node.")
             return name, None
         outputs = self._outputs(name)
         if (argument := ":".join(output)) not in outputs:
             raise GraphError(f"Function '{self.function}' reads {text!r}, but the outputs of that "
                              f"node are {', '.join(outputs) or 'none'}.")
         return name, outputs.index(argument)
-
-    def text(self, name: str, output: int | None) -> str:
-        """Returns how this body names output `output` of a node; None of an argument."""
-        return name if output is None else f"{name}:{self._outputs(name)[output]}"
 
     @functools.cache  # noqa: B019, a body lives as long as its library
     def _outputs(self, name: str) -> list[str]:
@@ -213,7 +203,7 @@ def _by_name(nodes: Sequence[node_def_pb2.NodeDef], where: str) -> dict[str, nod
     by_name = {node.name: node for node in nodes}
     for name in by_name:
         if not NAME.fullmatch(name):
-            raise GraphError(f"{where} has a node named {name!r}, which is no name of a node.")
+            raise GraphError(f"{where} has a node named {name!r}, which is not a valid node name.")
     if len(by_name) != len(nodes):
         raise GraphError(f"{where} has two nodes of the same name.")
     for node in nodes:
@@ -224,12 +214,12 @@ def _by_name(nodes: Sequence[node_def_pb2.NodeDef], where: str) -> dict[str, nod
 
 def to_graph(body: FunctionBody, graph_def: graph_pb2.GraphDef | None = None,
              describe: Callable[[str], Mapping[str, attr_value_pb2.AttrValue]] = lambda name: {}) -> graph_pb2.GraphDef:
-    """Returns the GraphDef of a function, whose arguments are placeholders.
+    """Returns a function as a GraphDef in which its arguments are placeholders.
 
     Args:
         body: The `FunctionBody`.
-        graph_def: The GraphDef whose versions it has, and whose functions it may call; None to leave them out.
-        describe: A function that returns further attributes of an argument's placeholder, AttrValues by name.
+        graph_def: A GraphDef that provides versions and the functions that the body calls; None to omit both.
+        describe: A function that returns further attributes for the placeholder of an argument, AttrValues by name.
     """
     result = graph_pb2.GraphDef()
     if graph_def is not None:
@@ -249,7 +239,7 @@ def to_graph(body: FunctionBody, graph_def: graph_pb2.GraphDef | None = None,
 
 
 def add_defaults(graph_def: graph_pb2.GraphDef) -> None:
-    """Gives the nodes of a GraphDef the attributes that they lack: ops had fewer when older TensorFlows saved them."""
+    """Adds missing attributes with their defaults: older versions of TensorFlow saved nodes without them."""
     for node in graph_def.node:
         op_def = tf_compat.op_def(node.op)
         for attr in op_def.attr if op_def else ():
@@ -258,7 +248,7 @@ def add_defaults(graph_def: graph_pb2.GraphDef) -> None:
 
 
 def _in_graph(body: FunctionBody, text: str) -> str:
-    """Returns how a graph names what a function names `text`."""
+    """Returns the name in a graph for the tensor that a function names `text`."""
     name, output = body.parse(text)
     if graph_lib.is_control(text):
         return f"^{name}"
@@ -266,7 +256,7 @@ def _in_graph(body: FunctionBody, text: str) -> str:
 
 
 def returned(body: FunctionBody) -> dict[str, str]:
-    """Returns what a function returns, as its graph (`to_graph`) names it: tensors by the name of the output."""
+    """Returns the tensors that a function returns, named as in its graph (`to_graph`), by name of the output."""
     return {name: _in_graph(body, text) for name, text, _ in body.returns}
 
 
@@ -276,9 +266,9 @@ def with_graph(function_def: function_pb2.FunctionDef, graph_def: graph_pb2.Grap
 
     Args:
         function_def: The FunctionDef.
-        graph_def: The nodes, those of placeholders for the arguments among them; its library has what they call.
-        returns: By name of an output, the tensor.
-        control_returns: Names of nodes that run whatever is read.
+        graph_def: The nodes, including placeholders for the arguments; its library has the functions that they call.
+        returns: The tensors, by name of the output.
+        control_returns: Names of nodes that run whichever outputs are read.
     """
     library = Library(graph_def)
     arguments = {argument.name for argument in function_def.signature.input_arg}
@@ -315,7 +305,7 @@ def with_graph(function_def: function_pb2.FunctionDef, graph_def: graph_pb2.Grap
 
 
 def called(node: node_def_pb2.NodeDef) -> list[str]:
-    """Returns the names of the functions that a node calls: its attributes name them, or it is one as an op."""
+    """Returns the names of the functions that a node calls: in its attributes, or as its op."""
     found = [] if tf_compat.op_def(node.op) else [node.op]
     for value in node.attr.values():
         if value.HasField("func"):

@@ -1,4 +1,4 @@
-"""A GraphDef with indexes: what the passes read, and how they write nodes."""
+"""A GraphDef with indexes, as passes read it, and a writer of nodes."""
 
 import collections
 from collections.abc import Iterable
@@ -28,19 +28,19 @@ from tf_poseidon.errors import GraphError
 if TYPE_CHECKING:
     from tf_poseidon.graph_passes.graph.provenance import Provenance
 
-# The attribute of markers that a pass has decided about, and left as they are.
+# The attribute of markers that a pass has decided to keep.
 PLANNED = "_poseidon_planned"
-# What such a marker gets.
+# The attributes of such a marker.
 DECIDED: dict[str, Any] = {PLANNED: True}
-# An attribute of what exchanges something in a graph that was partitioned by rows: what the step does meanwhile. It
-# "computes", or "waits", if that happens once in a step; it "repeats" in each round of a loop.
+# An attribute of nodes that exchange something in a partitioned graph: what the step does meanwhile. It "computes" or
+# "waits" during an exchange that happens once in a step; an exchange in a loop "repeats" in each round.
 MEANWHILE = "_poseidon_meanwhile"
 
 # The shape of a tensor, None for unknown sizes.
 Shape = tuple[int | None, ...]
-# By name of a node, the shapes of its outputs; None where the rank is unknown.
+# The shapes of a node's outputs, by its name; None if the rank is unknown.
 Shapes = Mapping[str, Sequence[Shape | None]]
-# The value of an attribute: of which type, its name and the op say.
+# The value of an attribute; its name and the op determine its type.
 Attribute = Any
 
 
@@ -49,22 +49,22 @@ class AddShapes(Protocol):
 
     @overload
     def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-        """Returns the GraphDef with its shapes."""
+        """Returns the GraphDef with shapes."""
 
     @overload
     def __call__(self, graph_def: graph_pb2.GraphDef, alone: Literal[True]) -> Shapes:
-        """Returns the shapes without the graph."""
+        """Returns the shapes alone."""
 
 
 @functools.lru_cache(1 << 20)  # asked several times of each tensor
 def node_of(tensor: str) -> str:
-    """Returns the name of the node that an input names: "a" of "a", "a:1" and "^a"."""
+    """Returns the name of an input's node: "a" for "a", "a:1" and "^a"."""
     return tensor.lstrip("^").partition(":")[0]
 
 
 @functools.lru_cache(1 << 20)
 def output_of(tensor: str) -> int:
-    """Returns which output of its node a tensor is: 1 of "a:1", 0 of "a"."""
+    """Returns the number of a tensor among the outputs of its node: 1 for "a:1", 0 for "a"."""
     return int(tensor.partition(":")[2] or 0)
 
 
@@ -86,8 +86,8 @@ class Graph:
 
         Args:
             graph_def: The GraphDef.
-            shapes: By name of a node, the shapes of its outputs, each a tuple with None for unknown sizes, or None; by
-                default what `_output_shapes` says.
+            shapes: The shapes of a node's outputs, by its name: each a tuple with None for unknown sizes, or None; by
+                default those in `_output_shapes`.
         """
         self.graph_def = graph_def
         self.nodes = {node.name: node for node in graph_def.node}
@@ -100,7 +100,7 @@ class Graph:
                 self._consumers[name].append(node)
 
     def node(self, tensor: str) -> node_def_pb2.NodeDef:
-        """Returns the node that makes a tensor."""
+        """Returns the node that produces a tensor."""
         return self.nodes[node_of(tensor)]
 
     def inputs(self, node: node_def_pb2.NodeDef) -> list[str]:
@@ -110,7 +110,7 @@ class Graph:
         return self._inputs[node.name]
 
     def consumers(self, name: str) -> list[node_def_pb2.NodeDef]:
-        """Returns the nodes that a node's outputs and control edges go to."""
+        """Returns the nodes that read a node's outputs or wait for it."""
         return self._consumers[name]
 
     def shape(self, tensor: str) -> Shape | None:
@@ -130,7 +130,7 @@ class Graph:
         return tuple(d.size if d.size >= 0 else None for d in shapes[output_of(tensor)].dim)
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """Returns the value of a Const as an array, or None if the tensor is something else."""
+        """Returns the value of a Const as an array; None if the tensor is not a Const."""
         node = self.node(tensor)
         if node.op != "Const":
             return None
@@ -142,9 +142,9 @@ class Graph:
 
 
 def in_order(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes, each after its inputs; without those that depend on themselves.
+    """Returns the nodes in topological order, without those that depend on themselves.
 
-    Loops are closed by NextIteration: the Merge that it hands back to does not wait for it.
+    NextIteration closes loops: the Merge that it feeds does not wait for it.
     """
     backs = {node.name for node in graph_def.node if node.op in ("NextIteration", "RefNextIteration")}
     readers, missing, ready, ordered = collections.defaultdict(list), {}, [], []
@@ -177,12 +177,12 @@ def control_inputs(node: node_def_pb2.NodeDef) -> list[str]:
 
 
 def is_planned(node: node_def_pb2.NodeDef) -> bool:
-    """Whether a pass has decided about a marker, and left it as it is."""
+    """Whether a pass has decided to keep a marker."""
     return PLANNED in node.attr
 
 
 def meanwhile(node: node_def_pb2.NodeDef) -> str:
-    """Returns what the step does while a node exchanges something, see MEANWHILE; "" where that is not said."""
+    """Returns what the step does while a node exchanges something, see MEANWHILE; "" if unknown."""
     return node.attr[MEANWHILE].s.decode() if MEANWHILE in node.attr else ""
 
 
@@ -197,15 +197,15 @@ def num_elements(shape: Shape | None) -> int | None:
 
 
 class Writer:
-    """Makes nodes that belong together: under one name, and on one device but for what is `placed` elsewhere."""
+    """Writes nodes that belong together: under one prefix, and on one device unless `placed` elsewhere."""
 
     def __init__(self, prefix: str, device: str = "", provenance: "Provenance | None" = None) -> None:
         """Makes a writer.
 
         Args:
-            prefix: What the names of its nodes begin with.
-            device: Where they run.
-            provenance: The `Provenance` that they carry, None for none.
+            prefix: The prefix of its nodes' names.
+            device: The device of the nodes.
+            provenance: The `Provenance` that the nodes carry, None for none.
         """
         self._prefix = prefix
         self._device = device
@@ -214,7 +214,7 @@ class Writer:
 
     @contextlib.contextmanager
     def placed(self, device: str) -> Iterator[None]:
-        """Makes nodes on another device meanwhile."""
+        """A context in which nodes are placed on another device."""
         before, self._device = self._device, device
         try:
             yield
@@ -225,11 +225,11 @@ class Writer:
         """Adds a node.
 
         Args:
-            suffix: Its name, below the prefix; empty for the prefix itself.
+            suffix: Its name below the prefix; "" for the prefix itself.
             op: Its op.
-            inputs: Names of tensors, control dependencies last.
-            **attributes: Python values; DataType enums are given as `types_pb2.DT_...` ints under
-                names that begin or end with T or are in _TYPES, lists of them as lists.
+            inputs: Names of tensors, then control dependencies.
+            **attributes: Python values. DataTypes are `types_pb2.DT_...` ints, or lists of them, under names that begin
+                or end with T or are in _TYPES.
 
         Returns:
             The name of its first output.
@@ -244,7 +244,7 @@ class Writer:
         return name
 
     def copy(self, node: node_def_pb2.NodeDef, inputs: Iterable[str] | None = None, **attributes: Attribute) -> None:
-        """Adds a node as it is, but for some attributes, or all inputs."""
+        """Adds a copy of a node, with other values of some attributes and, if given, other inputs."""
         self.nodes.append(node_def_pb2.NodeDef())
         self.nodes[-1].CopyFrom(node)
         if inputs is not None:
@@ -255,7 +255,7 @@ class Writer:
             self._provenance.note(self.nodes[-1])
 
     def constant(self, suffix: str, value: npt.ArrayLike, beside: str | None = None) -> str:
-        """Adds a Const that runs where and when `beside`, a tensor, does: also inside of loops."""
+        """Adds a Const; inside a loop, `beside` is a tensor of that loop, for which it waits."""
         value = np.asarray(value)
         dtype = tf.as_dtype(value.dtype).as_datatype_enum
         name = self.add(suffix, "Const", [f"^{node_of(beside)}"] if beside else [], dtype=dtype)
@@ -264,7 +264,7 @@ class Writer:
 
 
 def copy_attributes(node: node_def_pb2.NodeDef, other: node_def_pb2.NodeDef, **attributes: Attribute) -> None:
-    """Gives a node the attributes of another one, but for some."""
+    """Copies attributes from `other` to `node`, with other values of some."""
     for key, value in other.attr.items():
         node.attr[key].CopyFrom(value)
     for key, value in attributes.items():
@@ -309,7 +309,7 @@ def _set_shape(proto: tensor_shape_pb2.TensorShapeProto, shape: Iterable[int | N
 
 
 def with_nodes(graph_def: graph_pb2.GraphDef, nodes: Iterable[node_def_pb2.NodeDef]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef with other nodes, and the library and versions of `graph_def`."""
+    """Returns a GraphDef of these nodes, with the library and versions of `graph_def`."""
     result = graph_pb2.GraphDef(node=nodes, versions=graph_def.versions)
     if graph_def.HasField("library"):
         result.library.CopyFrom(graph_def.library)

@@ -1,7 +1,7 @@
-"""What an inserted node is there for: an attribute of the node, since names are for people and may change.
+"""The provenance of inserted nodes: an attribute, since names are for people and may change.
 
-`strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, and then a line for
-each field; kernels/provenance.h reads the same.
+`strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, followed by one line
+per field; kernels/provenance.h reads the same text.
 """
 
 import dataclasses
@@ -13,20 +13,20 @@ from tf_poseidon.errors import GraphError
 ATTRIBUTE = "_poseidon_inserted"
 _VERSION = "1"
 
-# Roles of nodes that exchange nothing: what a step needs to be partitioned, and what holds the original graph.
+# Roles of nodes that exchange nothing: they partition a step, or hold the original graph.
 STEP, ORIGINAL = "step", "original"
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """What a node is there for.
+    """Why a node was inserted.
 
     Attributes:
         role: What ranks do with the site: the `kind` of a `partition.report.Exchange`; or STEP or ORIGINAL.
         site: Name of the site, "" without one.
-        scheme: How it is exchanged, "" where that is not decided.
-        leader: The site whose exchange it uses, "" if it has one of its own.
-        is_fetched: Whether that happens only where a program fetches what the step does not need whole.
+        scheme: The scheme of the exchange, "" if undecided.
+        leader: The site whose exchange it uses, "" if it has its own.
+        is_fetched: Whether the exchange happens only if a program fetches a tensor that the step does not need whole.
     """
 
     role: str
@@ -36,13 +36,13 @@ class Provenance:
     is_fetched: bool = False
 
     def note(self, node: node_def_pb2.NodeDef) -> None:
-        """Lets a node carry this."""
+        """Stores the provenance in a node."""
         fields = (_VERSION, self.role, self.site, self.scheme, self.leader, "fetched" if self.is_fetched else "")
         node.attr[ATTRIBUTE].s = "\n".join(fields).encode()
 
 
 def of(node: node_def_pb2.NodeDef) -> Provenance | None:
-    """Returns what an inserted node is there for; None of another node.
+    """Returns the provenance of an inserted node; None for other nodes.
 
     Raises:
         PoseidonError: If the node was inserted by another version.
@@ -51,14 +51,14 @@ def of(node: node_def_pb2.NodeDef) -> Provenance | None:
         return None
     version, *fields = node.attr[ATTRIBUTE].s.decode(errors="replace").split("\n")
     if version != _VERSION or len(fields) != 5:
-        raise GraphError(f"What node '{node.name}' says about why it was inserted has version {version!r}, but this "
-                         f"tf_poseidon reads {_VERSION}; rewrite the original graph anew.")
+        raise GraphError(f"The provenance of node '{node.name}' has version {version!r}, but this tf_poseidon reads "
+                         f"{_VERSION}; rewrite the original graph again.")
     role, site, scheme, leader, fetched = fields
     return Provenance(role, site, scheme, leader, is_fetched=bool(fetched))
 
 
 def rename_site(node: node_def_pb2.NodeDef, site: str) -> None:
-    """Gives the site that a node is there for another name."""
+    """Renames the site that a node serves."""
     if "site" in node.attr:
         node.attr["site"].s = site.encode()
     before = of(node)

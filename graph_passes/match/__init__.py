@@ -1,1 +1,1 @@
-"""What a gradient is made of: factors, or the rows of another's."""
+"""Recognises how gradients are computed: as products of factors, or from the rows of another gradient's factor."""

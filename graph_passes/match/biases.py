@@ -1,7 +1,7 @@
 """Recognises the gradients of biases: sums of the rows of a factor that is sent anyway.
 
-Requires: the matches of factors, in a flat graph with `_output_shapes`. Ensures: a
-`BiasMatch` for each gradient that is the sum of the rows of all U, or of all V, of another one.
+Requires: the matches of factors, in a flat graph with `_output_shapes`. Ensures: a `BiasMatch` for each gradient that
+is the sum of the rows of all U, or of all V, of another gradient.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from tf_poseidon.graph_passes.match.matches import Scale
 
 _MAX_DEPTH = 12  # of sums and scales; sums of sums have up to 2 ** depth parts
 
-# A tensor, and what the sum of its rows is scaled by; and how often each is in a sum.
+# A tensor, and the scale of the sum of its rows; a sum of such parts in any order, with the count of each.
 _Part = tuple[str | None, Scale]
 _Unordered = frozenset[tuple[_Part, int]]
 
@@ -80,7 +80,7 @@ def match(graph: graph_lib.Graph, markers: Iterable[Marker],
             continue
         match = matches[leader.leader]
         assert isinstance(match, Match)
-        # A factor may have several of the tensor's dimensions as its columns.
+        # Several dimensions of the tensor may form the columns of a factor.
         if marker.shape == (getattr(match.products[0], leader.factor).columns,):
             nodes = tuple(node for node, _, _ in sums)
             found[marker.site] = dataclasses.replace(leader, nodes=nodes)
@@ -92,7 +92,7 @@ def _unordered(parts: Sequence[_Part]) -> _Unordered:
 
 
 def _root(graph: graph_lib.Graph, factor: Factor) -> str | None:
-    """Returns the tensor whose rows a factor's are, before it was reshaped to a matrix."""
+    """Returns the tensor that has the rows of a factor, before it was reshaped to a matrix."""
     return None if factor.transpose else _before_reshapes(graph, factor.tensor)
 
 
@@ -108,7 +108,7 @@ def _before_reshapes(graph: graph_lib.Graph, tensor: str) -> str:
 
 
 def _row_sums(graph: graph_lib.Graph, tensor: str, scale: Scale, depth: int = 0) -> list[tuple[str, str, Scale]]:
-    """Returns [(node, root, scale)] of a gradient that adds up the rows of tensors."""
+    """Returns [(node, root, scale)] for a gradient that is a sum of the rows of tensors."""
     if depth > _MAX_DEPTH:
         raise Refused(tensor, f"its sums lie behind more than {_MAX_DEPTH} operations")
     node = graph.node(tensor)

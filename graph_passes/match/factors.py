@@ -1,7 +1,7 @@
 """Recognises gradients that are products of factors, U^T V.
 
-Requires: markers in a flat graph with `_output_shapes`. Ensures: a `Match` or a `Refusal` for each gradient that is no
-slices. Whatever the rows of U and V stand for, the sum of such gradients over ranks is the same with the rows of all
+Requires: markers in a flat graph with `_output_shapes`. Ensures: a `Match` or a `Refusal` for each gradient that is not
+slices. Whatever the rows of U and V mean, the sum of such gradients over the ranks is the product with the rows of all
 ranks.
 """
 
@@ -27,18 +27,18 @@ from tf_poseidon.graph_passes.match.matches import Term
 from tf_poseidon.graph_passes.match.products import BATCH_PRODUCTS
 from tf_poseidon.graph_passes.match.products import PRODUCTS
 
-# Ops that hand their input on, element by element in the same order.
+# Ops that return the elements of their input in the same order.
 PASS_ON = ("Identity", "Snapshot", "PreventGradient")
 # Ops that may lie between a product, or a sum of rows, and the marker.
 BETWEEN = (*PASS_ON, "Reshape", "Cast", "Neg", "RealDiv", "Mul", "AddN", "Add", "AddV2", "Sum")
 
-# A gradient that is added to itself again and again has as many products as paths lead to them.
+# The number of products is that of the paths to them: it doubles each time a gradient is added to itself.
 _MAX_STEPS = 300
 _LOOPS = ("Exit", "RefExit", "Merge", "Switch")
 _FLOATS = {types_pb2.DT_HALF: 2, types_pb2.DT_BFLOAT16: 2, types_pb2.DT_FLOAT: 4,
            types_pb2.DT_DOUBLE: 8}
 
-# Tensors that a gradient is multiplied with, element by element.
+# Tensors by which a gradient is multiplied element by element.
 Masks = tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ class MatchFactors(passes.Pass):
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         graph = known.graph
-        # Which tensors ranks have in common is a question to the whole graph.
+        # Whether tensors are equal on all ranks depends on the whole graph.
         independent = rank_independence.RankIndependence(graph, any(m.is_foreign for m in known.markers))
         matches = {marker.site: _gatherable(graph, match(graph, marker, independent), marker)
                    for marker in known.markers if marker.indices is None}
@@ -59,7 +59,7 @@ class MatchFactors(passes.Pass):
 
 
 def _gatherable(graph: graph_lib.Graph, match: Match | Refusal, marker: Marker) -> Match | Refusal:
-    """Returns a match as it is, or a Refusal if collectives of another library cannot gather its types."""
+    """Returns the match, or a Refusal if the collectives of another library cannot gather its types."""
     if not marker.is_foreign or not isinstance(match, Match):
         return match
     dtype = match.products[0].dtype
@@ -76,7 +76,7 @@ def match(graph: graph_lib.Graph, marker: Marker, is_rank_independent: Callable[
     Args:
         graph: The `Graph`.
         marker: The gradient's `Marker`.
-        is_rank_independent: A function that says of a tensor whether it is equal on all ranks.
+        is_rank_independent: A function that returns whether a tensor is equal on all ranks.
     """
     if marker.refusal:
         return Refusal(marker.node, marker.refusal)
@@ -91,7 +91,7 @@ def match(graph: graph_lib.Graph, marker: Marker, is_rank_independent: Callable[
 
 
 def _check(match: Match, marker: Marker) -> None:
-    """Refuses a match that does not make a gradient of the marker's shape and type."""
+    """Refuses a match that does not give a gradient of the marker's shape and type."""
     if not match.products:
         raise Refused(marker.gradient, "it holds no product of two matrices")
     first = match.products[0]
@@ -106,7 +106,7 @@ def _check(match: Match, marker: Marker) -> None:
 
 
 def scalar_of(graph: graph_lib.Graph, tensor: str) -> Scalar | None:
-    """Returns the Scalar that all elements of a tensor are equal to, or None."""
+    """Returns the Scalar to which all elements of a tensor are equal; None if there is none."""
     node = graph.node(tensor)
     while node.op in ("Reshape", "Tile", "BroadcastTo", "ExpandDims", "Identity", "Fill"):
         if graph.shape(tensor) in ((), (1,)):
@@ -176,7 +176,7 @@ class _Matcher:
         shape = self._graph.shape(tensor)
         for factor, other in (inputs, inputs[::-1]):
             scalar = scalar_of(self._graph, factor)
-            # A scalar that was made a matrix must not make one of what it multiplies.
+            # Multiplying by a scalar that was expanded to a matrix must not broadcast the other operand.
             if scalar and (self._graph.shape(factor) == () or self._graph.shape(other) == shape):
                 return self.match(other, (*scale, scalar), masks)
         if graph_lib.num_elements(shape) and all(self._graph.shape(i) == shape for i in inputs):
@@ -206,7 +206,7 @@ class _Matcher:
         return Match(tuple(products), next(iter(product_masks), masks), tuple(terms))
 
     def _holds_product(self, tensor: str) -> bool:
-        """Whether a product is behind a tensor, through ops that `match` knows."""
+        """Whether a tensor is computed from a product through ops that `match` knows."""
         queue, seen = [tensor], set()
         while queue:
             self._count(tensor)
@@ -221,7 +221,7 @@ class _Matcher:
         return False
 
     def _term(self, tensor: str, scale: Scale, masks: Masks) -> Term:
-        """Returns a Term for a part of a sum that holds no product, such as a regularizer's."""
+        """Returns a Term for a part of a sum without a product, such as a regularizer's."""
         coefficient, tensors, queue = list(scale), list(masks), [tensor]
         while queue:
             self._count(tensor)
@@ -258,7 +258,7 @@ class _Matcher:
         return Match((Product(node.name, u, v, scale, k, dtype),), masks)
 
     def _batch_product(self, node: node_def_pb2.NodeDef, inputs: list[str], scale: Scale, masks: Masks) -> Match:
-        """A BatchMatMul that is summed over its batch: a layer on inputs with several dimensions."""
+        """Matches a BatchMatMul that is summed over its batch: a layer whose inputs have several dimensions."""
         inner = self._graph.node(inputs[0])
         while inner.op in PASS_ON:
             inner = self._graph.node(inner.input[0])
@@ -278,7 +278,7 @@ class _Matcher:
         return Match((Product(inner.name, u, v, scale, k, inner.attr["T"].type),), masks)
 
     def _shapes_of_sum(self, node: node_def_pb2.NodeDef) -> list[graph_lib.Shape | None]:
-        """Returns the shape of a sum; where that is unknown, those that it is reshaped to."""
+        """Returns the shape of a sum; if that is unknown, the shapes to which it is reshaped."""
         if self._graph.shape(node.name) is not None:
             return [self._graph.shape(node.name)]
         return [self._graph.shape(consumer.name) if consumer.op == "Reshape" else None

@@ -1,4 +1,4 @@
-"""What the passes find out about a gradient: a Match, BiasMatch, SlicesMatch or Refusal."""
+"""The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ class Refusal:
     """Why a gradient is not a product of factors.
 
     Attributes:
-        node: The node that it fails at.
-        reason: A sentence without its end.
+        node: The node at which the match fails.
+        reason: A sentence without its full stop.
     """
 
     node: str
@@ -27,9 +27,9 @@ class Factor:
 
     Attributes:
         tensor: The tensor.
-        transpose: The order of its dimensions with which the rows come first, None if they do.
+        transpose: The order of dimensions that puts the rows first, None if they are first.
         columns: Size of the matrix' second dimension.
-        is_matrix: Whether it is a matrix, once transposed; else it has to be reshaped.
+        is_matrix: Whether it is a matrix once transposed; otherwise it must be reshaped.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class Scalar:
     Attributes:
         tensor: A tensor with one element, or None for a constant.
         value: The constant.
-        divides: Whether it is divided by.
+        divides: Whether it is a divisor.
     """
 
     tensor: str | None = None
@@ -53,7 +53,7 @@ class Scalar:
     divides: bool = False
 
 
-# Scalars to multiply with, or divide by.
+# Scalars to multiply or divide by.
 Scale = tuple[Scalar, ...]
 
 
@@ -65,8 +65,8 @@ class Product:
         node: The node that computes U^T V.
         u: U, [K, M].
         v: V, [K, N].
-        scale: Scalars to multiply with, or divide by.
-        k: K, None where it is unknown.
+        scale: Scalars to multiply or divide by.
+        k: K, None if unknown.
         dtype: Type of the factors, a `types_pb2.DataType`.
     """
 
@@ -80,7 +80,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """coefficient * a product, element by element, of tensors that are equal on all ranks."""
+    """coefficient * an elementwise product of tensors that are equal on all ranks."""
 
     coefficient: Scale
     tensors: tuple[str, ...]
@@ -100,11 +100,11 @@ class Match:
     terms: tuple[Term, ...] = ()
 
     def tensors(self) -> list[str]:
-        """Returns everything that is read to rebuild the gradient, and the nodes that computed it."""
+        """Returns all tensors that are read to rebuild the gradient, and the nodes that computed it."""
         return [*(t for p in self.products for t in (p.node, p.u.tensor, p.v.tensor)), *self.others()]
 
     def others(self) -> list[str]:
-        """Returns what is read to rebuild the gradient, but for the factors."""
+        """Returns the tensors that are read to rebuild the gradient, without the factors."""
         scalars = [s.tensor for p in self.products for s in p.scale]
         scalars += [s.tensor for term in self.terms for s in term.coefficient]
         return [*self.masks, *(t for term in self.terms for t in term.tensors), *(t for t in scalars if t)]
@@ -112,12 +112,12 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class BiasMatch:
-    """A gradient that is the sum of the rows of a factor of another site.
+    """A gradient that is the sum of the rows of another site's factor.
 
     Attributes:
         leader: Name of the other site.
-        factor: Which factor of its: "u" or "v".
-        nodes: The nodes that add up the rows.
+        factor: Which of its factors: "u" or "v".
+        nodes: The nodes that sum the rows.
     """
 
     leader: str
@@ -130,7 +130,7 @@ class SlicesMatch:
     """A gradient that is slices.
 
     Attributes:
-        k: How many, None where that is unknown.
+        k: The number of slices, None if unknown.
         index_dtype: Type of the indices, a `types_pb2.DataType`.
     """
 

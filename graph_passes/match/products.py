@@ -1,4 +1,4 @@
-"""The ops that multiply two matrices, and what is U and what is V of each."""
+"""The ops that multiply two matrices, with the factors U and V of each."""
 
 import math
 
@@ -8,12 +8,12 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import Refused
 
-# (U, V, K); K is None where it is unknown.
+# (U, V, K); K is None if unknown.
 Found = tuple[Factor, Factor, int | None]
 
 
 def _matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
-    """MatMul and its transpositions: [K, M] is what `transpose_a` transposes."""
+    """MatMul and its transpositions: U [K, M] is the operand that `transpose_a` transposes."""
     a, b = graph_lib.data_inputs(node)
     u = _matrix(graph, node, a, rows=0 if node.attr["transpose_a"].b else 1)
     v = _matrix(graph, node, b, rows=1 if node.attr["transpose_b"].b else 0)
@@ -21,7 +21,7 @@ def _matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
 
 
 def _matrix(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, tensor: str, rows: int) -> tuple[Factor, int | None]:
-    """Returns (Factor, rows) of a matrix whose rows are dimension `rows`."""
+    """Returns (Factor, number of rows) for a matrix whose rows are dimension `rows`."""
     shape = graph.shape(tensor)
     if shape is None or len(shape) != 2 or (columns := shape[1 - rows]) is None:
         raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
@@ -42,7 +42,7 @@ def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
 
 
 def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
-    """An Einsum of two tensors whose common indices are all summed over: those are the rows."""
+    """An Einsum of two tensors that sums over all of their common indices, which are the rows."""
     equation = node.attr["equation"].s.decode().replace(" ", "")
     terms, _, out = equation.partition("->")
     terms = terms.split(",")
@@ -70,8 +70,8 @@ def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     return u, v, k
 
 
-# Functions of (graph, node) that return (U, V, K); K is None where it is unknown.
+# Functions of (graph, node) that return (U, V, K); K is None if unknown.
 PRODUCTS = {"MatMul": _matmul, "Einsum": _einsum}
 
-# The same for products that are a gradient once they are summed over their batch.
+# The same for products that must be summed over their batch to give a gradient.
 BATCH_PRODUCTS = dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul)

@@ -1,11 +1,10 @@
-"""Finds out which tensors of a training graph are the same on all ranks.
+"""Finds the tensors of a training graph that are the same on all ranks.
 
 Requires: a flat graph, whose trained variables start equal on all ranks.
 
-A variable is the same on all ranks if the graph assigns it, and never a value that depends on
-anything that differs: on data that was not summed over ranks, on random numbers, or on an op that we
-do not know. Variables that the graph only reads could be anybody's; an optimizer may use them (a
-learning rate), but they are not taken to be equal.
+A variable is the same on all ranks if the graph assigns it, and never a value that depends on anything that differs:
+data that were not summed over ranks, random numbers, or the result of an unknown op. Variables that the graph only
+reads, such as an optimizer's learning rate, may differ between ranks, so they are not assumed to be equal.
 """
 
 from collections.abc import Iterable
@@ -39,10 +38,9 @@ class RankIndependence:
 
         Args:
             graph: The `Graph`.
-            is_foreign: Whether it is of a program that another library synchronises, whose variables did not
-                get the same first values from us. Then only those are the same on all ranks whose every
-                new value depends on something that all ranks have summed, or gathered: those that
-                are trained.
+            is_foreign: Whether another library synchronises the program, so that we did not give its variables the
+                same initial values. Then a variable is the same on all ranks only if each of its new values
+                depends on something that all ranks have summed or gathered, as in training.
         """
         self._graph = graph
         self._resources: dict[str, str] = {}
@@ -63,7 +61,7 @@ class RankIndependence:
         self._differing = self._spread(differing, readers) | self._spread(only_read, {})
 
     def _without_ranks(self, readers: Mapping[str, list[str]]) -> set[str]:
-        """Returns the resources that are assigned what does not depend on other ranks."""
+        """Returns the resources that are assigned values that do not depend on other ranks."""
         queue = [node.name for node in self._graph.graph_def.node
                  if node.op in _EQUAL_EVERYWHERE and not node.op.endswith("Size")]
         reached = set(queue)
@@ -82,14 +80,14 @@ class RankIndependence:
         return graph_lib.node_of(tensor) not in self._differing
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """Returns a text that is the same for the same expressions of constants and variables.
+        """Returns a digest that is the same for the same expressions of constants and variables.
 
-        A constant can hold what only one rank knows, so ranks compare what they take to be equal.
+        A constant can hold a value that only one rank knows, so ranks compare what they assume to be equal.
         """
         known: dict[str, str] = {}
 
         def of(name: str) -> str:
-            # Depth first without recursion: expressions can be deep.
+            # Depth-first without recursion: expressions can be deep.
             stack = [name]
             while stack:
                 node = self._graph.nodes[stack[-1]]
@@ -112,7 +110,7 @@ class RankIndependence:
         return _hash(*(of(graph_lib.node_of(tensor)) for tensor in tensors))
 
     def _spread(self, names: Iterable[str], readers: Mapping[str, list[str]]) -> set[str]:
-        """Returns the nodes that depend on any of these, also through variables with `readers`."""
+        """Returns the nodes that depend on any of these, also through variables that have `readers`."""
         reached, queue = set(names), list(names)
 
         def reach(name: str) -> None:
@@ -127,7 +125,7 @@ class RankIndependence:
                 for reader in readers.get(self._resource(node.input[0]), ()):
                     reach(reader)
             for consumer in self._graph.consumers(name):
-                # Which branch of a condition runs can decide between two constants.
+                # The branch of a condition that runs can decide between two constants.
                 inputs = (consumer.input if consumer.op == "Const"
                           else self._graph.inputs(consumer))
                 depends = any(graph_lib.node_of(tensor) == name for tensor in inputs)
@@ -136,7 +134,7 @@ class RankIndependence:
         return reached
 
     def _handed_to_others(self) -> set[str]:
-        """Returns the resources that an op takes of which we do not know what it does with them."""
+        """Returns the resources that ops with unknown effects take."""
         found = set()
         for node in self._graph.graph_def.node:
             if node.op in _HARMLESS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
@@ -148,7 +146,7 @@ class RankIndependence:
         return found
 
     def _resource(self, tensor: str) -> str:
-        """Returns the node that a resource comes from, before it is handed into loops."""
+        """Returns the node from which a resource comes, before it enters loops."""
         seen = []
         name = graph_lib.node_of(tensor)
         while name not in self._resources:

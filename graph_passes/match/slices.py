@@ -1,4 +1,4 @@
-"""Finds out how many slices a gradient has that is some rows of a variable.
+"""Counts the slices of gradients that are some rows of a variable.
 
 Ensures: a `SlicesMatch` for each gradient that is slices.
 """
@@ -28,5 +28,5 @@ def match(graph: graph_lib.Graph, marker: Marker) -> SlicesMatch:
     tensor = marker.indices
     assert tensor is not None
     while ((shape := graph.shape(tensor)) is None or shape == (None,)) and graph.node(tensor).op in ("Cast", "Reshape"):
-        tensor = graph_lib.data_inputs(graph.node(tensor))[0]  # neither changes the number
+        tensor = graph_lib.data_inputs(graph.node(tensor))[0]  # neither changes the number of indices
     return SlicesMatch(graph_lib.num_elements(graph.shape(tensor)), graph.nodes[marker.node].attr["Tidx"].type)

@@ -1,12 +1,12 @@
-"""Takes blocks of images, that dilated convolutions make of them, out of the rows' way.
+"""Reorders the blocks into which dilated convolutions divide images, so that a rank's rows stay contiguous.
 
-SpaceToBatchND puts the blocks of all images behind each other: first that of every image, then the next one of
-every image, so the rows of a rank are no longer together. Whatever works on images one by one does not see in which
-order they are. So from SpaceToBatchND to BatchToSpaceND, all blocks of an image may come together instead, and
-these two ops are written as those that have rules: Pad, Reshape, Transpose, Slice.
+SpaceToBatchND concatenates the first block of every image, then the second block of every image, and so on, so the rows
+of a rank are no longer contiguous. Ops that work image by image do not depend on the order of images. So between
+SpaceToBatchND and BatchToSpaceND, all blocks of an image may come together instead, and these two ops are written as
+ops that have rules: Pad, Reshape, Transpose, Slice.
 
-Requires: a flat graph. Ensures: a graph that computes the same; the same graph where blocks are read by anything
-that is not known to work on images one by one, or where sizes of images are not known.
+Requires: a flat graph. Ensures: a graph that computes the same. The graph is unchanged if an op that is not known to
+work image by image reads blocks, or if sizes of images are unknown.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 _MAKES, _ENDS = "SpaceToBatchND", "BatchToSpaceND"
-# By op: the inputs that are images.
+# The inputs that are images, by op.
 _ONE_BY_ONE = {
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool", "BiasAdd", "Relu", "Identity",
                      "ExpandDims", "Squeeze", "Reshape"), (0,)),
@@ -33,7 +33,7 @@ _SUMS = {**dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dep
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _INT32 = types_pb2.DT_INT32
 
-# (sizes of images, block, what is added or cut off).
+# (sizes of images, block, paddings or crops).
 _Geometry = tuple[list[int], list[int], list[list[int]]]
 
 
@@ -42,7 +42,7 @@ def together(graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
     """Returns the GraphDef in which all blocks of an image come together.
 
     Args:
-        graph_def, fetches, add_shapes: As of `partition.partition`.
+        graph_def, fetches, add_shapes: Same as in `partition.partition`.
     """
     if not any(node.op == _MAKES for node in graph_def.node):
         return graph_def
@@ -62,11 +62,11 @@ def together(graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
 
 
 def _can_be_together(graph: graph_lib.Graph, fetches: Collection[str]) -> bool:
-    """Whether nothing sees in which order blocks are."""
+    """Whether nothing depends on the order of blocks."""
     ends = [node for node in graph.graph_def.node if node.op in (_MAKES, _ENDS)]
     if any(_geometry(graph, node) is None for node in ends):
         return False
-    # Into how many blocks each tensor of blocks divides an image.
+    # The number of blocks per image, by node with blocks.
     counts = {node.name: _num_blocks(graph, node) for node in ends if node.op == _MAKES}
     queue = list(counts)
     while queue:
@@ -96,7 +96,7 @@ def _num_blocks(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
 
 
 def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
-    """Whether the first dimension stays the first one, as it is."""
+    """Whether the first dimension stays first, and unchanged."""
     if node.op not in ("Reshape", "ExpandDims", "Squeeze"):
         return True
     before, after = graph.shape(graph.inputs(node)[0]), graph.shape(node.name)
@@ -107,7 +107,7 @@ def _keeps_first(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
 
 
 def _geometry(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> _Geometry | None:
-    """Returns (sizes of images, block, what is added or cut off), lists; None if unknown."""
+    """Returns (sizes of images, block, paddings or crops) as lists; None if unknown."""
     tensor, block, borders = graph.inputs(node)
     shape = graph.shape(tensor)
     sizes = shape[1:] if shape else None

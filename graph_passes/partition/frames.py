@@ -1,6 +1,6 @@
-"""Which loop each node of a flat graph is in.
+"""Finds the loop of each node of a flat graph.
 
-Requires: loops of Enter, Exit and NextIteration. A tensor from outside of a loop comes in through an Enter only.
+Requires: loops of Enter, Exit and NextIteration. A tensor enters a loop only through an Enter.
 """
 
 from collections.abc import Iterable
@@ -19,15 +19,15 @@ class Frame:
     """A loop.
 
     Attributes:
-        name: Its name; "" of what is in none.
-        outer: The `Frame` around it, None of what is in none.
+        name: Its name; "" outside loops.
+        outer: The `Frame` around it; None outside loops.
     """
 
     name: str = ""
     outer: "Frame | None" = None
 
     def within(self, other: "Frame") -> bool:
-        """Whether this is a frame, or in it."""
+        """Whether this is the other frame, or inside it."""
         frame: Frame | None = self
         while frame is not None:
             if frame == other:
@@ -40,7 +40,7 @@ ROOT = Frame()
 
 
 def find_frames(ordered: Iterable[node_def_pb2.NodeDef]) -> dict[str, Frame]:
-    """Returns the `Frame` of the outputs of each node, by name; nodes are given each after its inputs."""
+    """Returns the `Frame` of each node's outputs, by name; `ordered` has the nodes in topological order."""
     frames: dict[str, Frame] = {}
     for node in ordered:
         inputs = [frames[name] for name in map(graph_lib.node_of, node.input) if name in frames]

@@ -1,11 +1,11 @@
-"""Variables that hold summands from step to step: their one-process value is the sum of what all ranks have.
+"""Variables that hold summands from step to step: their one-process value is the sum over all ranks.
 
-Accumulators of gradients and metrics, say: what is only added to a variable need not be exchanged before somebody reads
-it. Which variables hold summands is for the caller to say: every function that uses one has to know, and so has what
-reads it outside of functions.
+Examples are accumulators of gradients and metrics: values that are only added to a variable need not be exchanged
+before it is read. The caller decides which variables hold summands, since every function that uses one must know, and
+so must readers outside functions.
 
-A summand of this step counts only the ranks that have rows in it, others compute a borrowed row; what a variable
-holds counts all. So summands become held ones by selection, and what is linear keeps them apart from others.
+A summand of this step counts only ranks that have rows in it; the others compute a padding row. A variable's summands
+count on all ranks. So a selection turns summands into held ones, and linear ops keep the two apart.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# Ops that say nothing of the value.
+# Ops that do not depend on the value.
 _OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
 
 
@@ -35,10 +35,10 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
     Args:
         graph: The `graph.Graph`.
         ordered: Its nodes.
-        summands: Names of the nodes that the resources of these variables come from.
+        summands: Names of the nodes from which the resources of these variables come.
 
     Raises:
-        PoseidonError: If another op works with such a variable.
+        PoseidonError: If another op uses such a variable.
     """
     found = {}
     for node in ordered if summands else ():
@@ -50,20 +50,20 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
         elif node.op in _TAKES:
             found[node.name] = Outcome((WHOLE, HELD), ())
         else:
-            raise GraphError(f"Variable '{sources.pop()}' holds summands, expected one that is whole by the "
+            raise GraphError(f"Variable '{sources.pop()}' holds summands, but is expected whole by the "
                              f"{node.op} '{node.name}': read and assign it, or let all ranks hold its value.")
     return found
 
 
 def as_summands(states: Iterable[State]) -> tuple[State, ...]:
-    """Returns states for rules, which do not tell held summands from others."""
+    """Returns states for rules, which do not distinguish held summands from others."""
     return tuple(SUM if state == HELD else state for state in states)
 
 
 def outcome(found: Outcome | None, states: Sequence[State]) -> Outcome | None:
-    """Returns what a rule's `Outcome`, or None, for `as_summands(states)` means for these states.
+    """Returns the `Outcome` for `states`, given a rule's `Outcome` or None for `as_summands(states)`.
 
-    An op that takes what is held as a summand gives, and takes, nothing but such.
+    If an op takes a held summand as a summand, all summands that it takes and gives are held.
     """
     if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
         return found

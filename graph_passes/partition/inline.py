@@ -1,7 +1,7 @@
-"""Inlines calls, and makes flat control flow of conditions and loops, as TensorFlow does before it runs a graph.
+"""Inlines calls, and lowers conditions and loops to flat control flow, as TensorFlow does before it runs a graph.
 
-Requires: a GraphDef with functions. Ensures: what is kept, and what it needs, without calls but of functions that
-ask not to be inlined.
+Requires: a GraphDef with functions. Ensures: the kept nodes, and what they need, without calls except of functions that
+must not be inlined.
 """
 
 from collections.abc import Iterable
@@ -20,17 +20,17 @@ def inline(graph_def: graph_pb2.GraphDef, keep: Iterable[str]) -> graph_pb2.Grap
 
     Args:
         graph_def: A GraphDef.
-        keep: Names of the nodes that must stay, with all that they depend on.
+        keep: Names of the nodes that must remain, with everything that they need.
 
     Raises:
-        PoseidonError: If TensorFlow cannot do it.
+        PoseidonError: If TensorFlow cannot inline the functions.
     """
     meta_graph = meta_graph_pb2.MetaGraphDef()
     meta_graph.graph_def.CopyFrom(graph_def)
     for function in meta_graph.graph_def.library.function:
-        # Another implementation for GPUs (of an LSTM, say), for which this one would not be inlined.
+        # Names alternative implementations, such as an LSTM's for GPUs; with it, this one would not be inlined.
         function.attr.pop("api_implements", None)
-    # What Grappler takes for the graph's outputs.
+    # Grappler treats these as the graph's outputs.
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1

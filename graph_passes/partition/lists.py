@@ -1,6 +1,6 @@
-"""Lists of tensors: where they come from, and what is put into them.
+"""Lists of tensors: their origins and their elements.
 
-Requires: a flat graph. What two lists may hold in common, since they come from the same place, counts for both.
+Requires: a flat graph. If two lists have an origin in common, what is put into either counts for both.
 """
 
 import collections
@@ -12,17 +12,17 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
-# Ops that hand a list on: all their inputs, or the first one, changed or not.
+# Ops that return a list that they take, changed or not: any of their inputs, or the first one.
 _OF_ALL = ("Merge", "RefMerge", "AddN", "AddV2")
 _OF_FIRST = ("TensorListSetItem", "TensorListPushBack", "TensorListPopBack", "TensorListResize", "Identity", "Switch",
              "Enter", "Exit", "NextIteration", "ZerosLike")
 _OF_OTHER_LENGTH = ("TensorListPushBack", "TensorListPopBack", "TensorListResize", "TensorListScatterV2")
-# What an op puts into the list that it makes: which input; whether it is the elements together.
+# What an op puts into the list that it returns: (number of the input, whether it stacks the elements).
 PUTS = {"TensorListSetItem": (2, False), "TensorListPushBack": (1, False), "TensorListFromTensor": (0, True),
         "TensorListScatterV2": (0, True)}
-# Which input of an op that makes a list is the shape of its elements.
+# The input with the shape of the elements, by op that makes a list.
 MAKES = {"EmptyTensorList": 0, "TensorListReserve": 0, "TensorListFromTensor": 1, "TensorListScatterV2": 2}
-# Which input is the shape of the elements that an op takes, and whether it takes them together.
+# By op that takes elements: (number of the input with their shape, whether it stacks them).
 TAKES = {"TensorListGetItem": (2, False), "TensorListPopBack": (1, False), "TensorListStack": (1, True),
          "TensorListGather": (2, True)}
 
@@ -47,7 +47,7 @@ class Lists:
         return self._found(tensor)[0]
 
     def has_length_of_origins(self, tensor: str) -> bool:
-        """Whether a list has as many elements as it, or what it may be, was made with."""
+        """Whether a list has the length with which its origins made it."""
         return self._found(tensor)[1]
 
     def _found(self, tensor: str) -> tuple[tuple[str, ...], bool]:
@@ -71,17 +71,17 @@ class Lists:
         return self._origins[start]
 
     def element(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> tuple[T, ...] | None:
-        """Returns what all that is put into a list has in common; None if that is unknown, or nothing is put.
+        """Returns the property that all elements put into a list share; None if they differ, or there are none.
 
         Args:
             tensor: The list.
-            of: A function that returns something of a tensor, a tuple, or None: its shape, its value.
+            of: A function that returns a property of a tensor, such as its shape or value, as a tuple; or None.
         """
         found = set(self.elements(tensor, of))
         return found.pop() if len(found) == 1 else None
 
     def elements(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> list[tuple[T, ...] | None]:
-        """Returns what each tensor that is put into a list, or into a list in it, is, a list, as of `element`."""
+        """Returns the property of each tensor that is put into a list, or into a list in it; see `element`."""
         found, queue, seen = [], list(self.origins(tensor)), set()
         while queue:
             origin = queue.pop()
@@ -98,12 +98,12 @@ class Lists:
 
 
 def holds_lists(node: node_def_pb2.NodeDef) -> bool:
-    """Whether an op on lists is one on lists of lists."""
+    """Whether an op works on lists of lists."""
     return "element_dtype" in node.attr and is_list(node.attr["element_dtype"].type)
 
 
 def taken(node: node_def_pb2.NodeDef) -> str:
-    """Returns the tensor that a node takes out of a list."""
+    """Returns the element that a node takes from a list."""
     return f"{node.name}:1" if node.op == "TensorListPopBack" else node.name
 
 

@@ -1,7 +1,7 @@
-"""Which inputs with rows a tensor depends on, where several PoseidonRows have a number of rows each.
+"""Finds the inputs with rows on which a tensor depends, if several PoseidonRows have their own numbers of rows.
 
-Requires: the outcomes of a graph. Ensures: what is made of rows, or of summands, has the marker of these; so a rank
-that has no row of one input, and borrows one, leaves out what comes of that, and nothing else.
+Requires: the outcomes of a graph. Ensures: tensors that are computed from rows or summands have the marker of these, so
+a rank with a padding row for one input discards the results of that row, and nothing else.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from tf_poseidon.graph_passes.partition.stores import Stores
 
 def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],
          outcomes: Mapping[str, Outcome], stores: Stores) -> dict[str, str | None]:
-    """Returns the name of a PoseidonRows for each node, None of what depends on none.
+    """Returns the name of a PoseidonRows for each node, None for nodes that depend on none.
 
-    It is that of what the node takes as rows or summands, or else the first one that it depends on: only those inputs
-    need be fed to compute it.
+    It is that of the inputs that the node takes as rows or summands, or else the first one on which it depends: only
+    those inputs must be fed to compute it.
 
     Args:
-        ordered: The nodes, each after its inputs.
+        ordered: The nodes in topological order.
         inputs: The tensors that each node reads, by name.
         seen: A function that returns the state in which readers see a tensor.
-        outcomes: By node: how it runs.
+        outcomes: How each node runs, by name.
         stores: The `stores.Stores` of the graph.
     """
     markers = {node.name: i for i, node in enumerate(node for node in ordered if node.op == sizes_lib.ROWS)}
@@ -44,7 +44,7 @@ def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[
         sources[node.name] = [*map(graph_lib.node_of, by_rows or inputs[node.name]), *stores.puts_into_what(node)]
     found: dict[str, str | None] = {}
     before = None
-    while found != before:  # again, with what comes back in loops
+    while found != before:  # again, with the values that come back in loops
         before = dict(found)
         for node in ordered:
             known = (found.get(name) for name in sources[node.name])
@@ -60,9 +60,9 @@ def _cut(inputs: Iterable[str], seen: Callable[[str], State], outcome: Outcome) 
 
 def mixing(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],
            outcomes: Mapping[str, Outcome], found: Mapping[str, str | None]) -> set[str]:
-    """Returns the names of the nodes that would add up summands of different markers: a rank may have one only.
+    """Returns the names of the nodes that would add summands of different markers: a rank may have rows of only one.
 
-    Held summands are those of all ranks.
+    Held summands are from all ranks.
     """
     names: set[str] = set()
     if len(set(found.values())) == 1:

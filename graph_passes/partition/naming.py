@@ -1,6 +1,6 @@
-"""Names exchanged summands after the variables that are trained with them, or keep them, as metrics do.
+"""Names exchanged summands after the variables that are trained with them, or that accumulate them, as in metrics.
 
-Requires: a flat graph. Ensures: a name is the path of a variable only where one variable alone fits.
+Requires: a flat graph. Ensures: a name is the path of a variable only if exactly one variable fits.
 """
 
 import collections
@@ -26,13 +26,13 @@ _REFERENCES = ("VariableV2", "Variable")  # of TensorFlow 1
 
 def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
                  paths: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns (trained, kept): the path of the variable that is trained with a tensor, or else keeps it, by tensor.
+    """Returns (trained, kept), by tensor: the path of the variable that is trained with it, or else accumulates it.
 
     Args:
         propagated: The `Propagated` states.
         sizes: The `Sizes`.
-        paths: The path of each variable, by the name of the node that its resource comes from. Of nodes that are
-            not in it, the name of the node.
+        paths: The path of each variable, by the name of the node from which its resource comes. Others are named
+            after their node.
     """
     graph = sizes.graph
     trained: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
@@ -43,14 +43,14 @@ def variables_of(propagated: propagate_lib.Propagated, sizes: Sizes,
         if _is_update(node) and graph.inputs(node):
             updates[variables_lib.source(graph, graph.inputs(node)[0])].append(node)
     for resource, nodes in updates.items():
-        names = trained if resource in used else kept  # of a slot of an optimizer, the variable's tensor is trained too
+        names = trained if resource in used else kept  # an optimizer's slot leads to its variable's tensor
         for tensor in _behind(graph, sizes, nodes, updates, used):
             names[tensor].add(paths.get(resource, resource))
     return _of_one(trained), {tensor: name for tensor, name in _of_one(kept).items() if tensor not in trained}
 
 
 def _of_one(names: Mapping[str, set[str]]) -> dict[str, str]:
-    """Returns the name that a tensor has, of tensors that have one alone."""
+    """Returns the names of the tensors that have exactly one."""
     return {tensor: min(found) for tensor, found in names.items() if len(found) == 1}
 
 
@@ -59,7 +59,7 @@ def _is_update(node: node_def_pb2.NodeDef) -> bool:
 
 
 def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[str]:
-    """Returns the names of the resources that are read for what depends on rows."""
+    """Returns the names of the resources whose values are combined with rows."""
     used = set()
     for node in propagated.ordered:
         inputs = graph.inputs(node)
@@ -84,13 +84,14 @@ def _used(graph: graph_lib.Graph, propagated: propagate_lib.Propagated) -> set[s
 
 def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.NodeDef],
             updates: Mapping[str, Sequence[node_def_pb2.NodeDef]], used: Collection[str]) -> set[str]:
-    """Returns the tensors from which the new value of a variable is computed, element by element.
+    """Returns the tensors from which the new value of a variable is computed element by element.
 
     Args:
-        graph, sizes: Those of the graph.
+        graph: The `graph.Graph`.
+        sizes: Its `Sizes`.
         nodes: The updates of the variable.
-        updates: Those of all variables, by name of the resource.
-        used: The resources that are no slots: what is read of a slot leads to what that is updated with.
+        updates: The updates of all variables, by name of the resource.
+        used: The resources that are not slots. A value that is read from a slot leads to the slot's updates.
     """
     values = [tensor for node in nodes for tensor in _values(graph, node)]
     shapes = {sizes.shape(tensor) for tensor in values} - {None}
@@ -109,13 +110,13 @@ def _behind(graph: graph_lib.Graph, sizes: Sizes, nodes: Iterable[node_def_pb2.N
             seen.add(tensor)
             inputs = graph.inputs(node)
             queue += [inputs[graph_lib.output_of(tensor)]] if node.op == "IdentityN" else inputs
-            if node.op == "UnsortedSegmentSum":  # what an embedding is trained with
+            if node.op == "UnsortedSegmentSum":  # the gradient of an embedding
                 seen.add(propagate_lib.canonical(inputs[0]))
     return seen
 
 
 def _values(graph: graph_lib.Graph, update: node_def_pb2.NodeDef) -> list[str]:
-    """Returns what an update takes beside variables."""
+    """Returns the inputs of an update that are not variables."""
     return [tensor for tensor in graph.inputs(update)[1:] if propagate_lib.dtype_of(
         graph.node(tensor), graph_lib.output_of(tensor)) != types_pb2.DT_RESOURCE
             and graph.node(tensor).op not in _REFERENCES]

@@ -1,8 +1,8 @@
-"""What each rank computes of its own rows alone, between ops PoseidonOwn and PoseidonJoin.
+"""Values that each rank computes from its own rows alone, between the ops PoseidonOwn and PoseidonJoin.
 
-The moments of a batch normalisation that is not synchronised, say, forwards and backwards. All of it runs as it is, on
-what the rank has; what has gone in without a PoseidonOwn is the same on all ranks. So gradients of variables leave as
-summands by the PoseidonJoin that is their PoseidonOwn's gradient.
+For example, the moments of a batch normalisation that is not synchronised, forwards and backwards. All nodes in between
+run unchanged, on the rank's values; inputs without a PoseidonOwn are the same on all ranks. So gradients of variables
+leave as summands, through the PoseidonJoin that is the gradient of their PoseidonOwn.
 """
 
 from tensorflow.core.framework import node_def_pb2
@@ -19,7 +19,7 @@ _CONTROL_FLOW = ("Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"
 
 
 def outcome(node: node_def_pb2.NodeDef, states: tuple[State, ...], num_outputs: int) -> Outcome | None:
-    """Returns the `Outcome` of a node some of whose inputs are own; None if it cannot run on such."""
+    """Returns the `Outcome` of a node with own inputs; None if it cannot run on them."""
     op = tf_compat.op_def(node.op)
     is_local = op is not None and not op.is_stateful and node.op not in (*_CONTROL_FLOW, BEGINS, ENDS)
     if not is_local or any(state not in (OWN, WHOLE) for state in states):
@@ -28,6 +28,6 @@ def outcome(node: node_def_pb2.NodeDef, states: tuple[State, ...], num_outputs: 
 
 
 def refusal(tensor: str) -> PoseidonError:
-    """Returns the `PoseidonError` of a tensor that something else needs whole."""
-    return PoseidonError(f"'{tensor}' is what each rank computes of its own rows, expected to leave by a {ENDS} before "
+    """Returns the `PoseidonError` for an own tensor that is needed whole."""
+    return PoseidonError(f"'{tensor}' is computed from each rank's own rows, expected to leave by a {ENDS} before "
                          "anything else needs it whole; use tf_poseidon.ops.join.")

@@ -1,8 +1,8 @@
-"""Small sums that no rows wait for travel in one message: of losses, and of what metrics count.
+"""Packs small sums for which no rows wait into one message, such as losses and the counts of metrics.
 
-Requires: a partitioned graph that runs as a whole: who wants one of the sums may wait for all. Ensures: each sum is
-what it was, under the same name. No sum waits for what is computed from another; what may not run, since it is in a
-branch, and what runs several times, in a loop, is left alone.
+Requires: a partitioned graph that runs as a whole, so a reader of one sum may wait for all. Ensures: the values and
+names of the sums do not change. No sum waits for a value that is computed from another. Sums in branches, which may not
+run, and in loops, which run several times, are left alone.
 """
 
 import collections
@@ -27,7 +27,7 @@ _INT32 = types_pb2.DT_INT32
 
 def pack(graph_def: graph_pb2.GraphDef,
          exchanges: Sequence[report_lib.Exchange]) -> tuple[graph_pb2.GraphDef, Sequence[report_lib.Exchange]]:
-    """Returns (GraphDef, `report.Exchange`s) in which small sums are exchanged together.
+    """Returns (GraphDef, `report.Exchange`s) with small sums exchanged together.
 
     Args:
         graph_def: The partitioned GraphDef.
@@ -71,7 +71,7 @@ def _site(node: node_def_pb2.NodeDef) -> str:
 
 
 def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[str]:
-    """Returns the names of the nodes that run after a sum, or perhaps never."""
+    """Returns the names of the nodes that run after a sum, or may never run."""
     frames = frames_lib.find_frames(graph_lib.in_order(graph.graph_def))
     branches = [node for node in graph.graph_def.node if node.op in ("Switch", "RefSwitch", "_SwitchN")
                 and frames[node.name] == frames_lib.ROOT]
@@ -85,7 +85,7 @@ def _after(graph: graph_lib.Graph, sums: Iterable[node_def_pb2.NodeDef]) -> set[
 
 
 def _together(parts: Sequence[report_lib.Exchange]) -> report_lib.Exchange:
-    """Returns the one exchange that stands for several."""
+    """Returns the exchange that replaces several."""
     elements = sum(map(_elements, parts))
     return dataclasses.replace(parts[0], site=f"{parts[0].site} and {len(parts) - 1} more", shape=(elements,),
                                bytes=report_lib.Bytes.of((elements,), parts[0].dtype))
@@ -99,7 +99,7 @@ def _elements(part: report_lib.Exchange) -> int:
 
 def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.Exchange],
            total: report_lib.Exchange) -> dict[str, list[node_def_pb2.NodeDef]]:
-    """Returns the nodes that stand for each of several sums, by its name."""
+    """Returns the nodes that replace each of several sums, by its name."""
     first, dtype = members[0], members[0].attr["T"].type
     writer = graph_lib.Writer(f"{first.name}/packed", first.device, provenance.Provenance("sum", total.site))
     flat = [writer.add(f"flat{i}", "Reshape", [node.input[0], writer.constant(

@@ -1,7 +1,7 @@
 """The pass: from the graph of a one-process step to the graph that each rank runs.
 
-Requires: a flat graph with a `PoseidonRows`, or several. Ensures: on any number of ranks that run the result
-on the same inputs, its fetches are what the graph gives in one process, up to the order in which it adds.
+Requires: a flat graph with one or more `PoseidonRows`. Ensures: if any number of ranks run the result on the same
+inputs, its fetches are those of one process, up to the order of additions.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition import write as write_lib
 
-# The PoseidonPart of what depends on no rows.
+# The PoseidonPart of nodes that depend on no rows.
 OF_NO_ROWS = write_lib.OF_NO_ROWS
 
 
@@ -32,7 +32,7 @@ class Partitioned:
 
     Attributes:
         graph_def: The GraphDef.
-        fetches: What the fetches are called in it.
+        fetches: The names of the fetches in it.
         report: The `report.Report`.
     """
 
@@ -48,18 +48,17 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """Returns the `Partitioned` graph.
 
     Args:
-        graph_def: A flat GraphDef: calls are inlined, loops are made of Enter, Merge, Switch, NextIteration and Exit.
-        fetches: Names of the tensors that are wanted whole.
-        add_shapes: A function that infers shapes, as `grappler.add_shapes`.
-        paths: The path of each variable, by the name of the node that its resource comes from; others are called
-            as their node.
-        kept: Names of nodes, outside of loops, whose outputs are to be had whole under their names. Exchanges that
-            only they need are not in the report: they happen where somebody reads them.
-        rows: How many rows a batch usually has; None if that is not known. It decides what is cheaper, and all
-            ranks have to give the same.
-        summands: Names of the nodes that the resources of variables come from which hold summands, see held.py.
-        runs_whole: Whether all of the graph runs in each step, as that of a function does: then small sums travel
-            together.
+        graph_def: A flat GraphDef: calls are inlined, loops consist of Enter, Merge, Switch, NextIteration and Exit.
+        fetches: Names of the tensors that must be whole.
+        add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
+        paths: The path of each variable, by the name of the node from which its resource comes; others are named after
+            their node.
+        kept: Names of nodes outside loops whose outputs must be available whole under their names. Exchanges for them
+            alone are not in the report: they happen only if they are read.
+        rows: The usual number of rows of a batch, None if unknown. It decides what is cheaper, and must be the same on
+            all ranks.
+        summands: Names of the nodes from which the resources of variables that hold summands come, see held.py.
+        runs_whole: Whether the whole graph runs in each step, as a function's does; small sums then travel together.
 
     Raises:
         PoseidonError: If the graph cannot be partitioned.

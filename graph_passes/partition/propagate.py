@@ -1,10 +1,10 @@
 """Finds the state of every tensor, and how every op runs.
 
-Requires: a flat graph, and sizes. Ensures: every op is given inputs in states that its rule allows; what no rule
-knows runs whole.
+Requires: a flat graph, and sizes. Ensures: every op gets inputs in states that its rule allows; ops without a rule run
+whole.
 
-States go forward through the graph. In loops they are found again until they stay the same, first as if nothing
-came back from the round before. A summand that one reader needs whole is whole for all its readers.
+States propagate forward through the graph. In loops they are iterated to a fixed point, at first as if nothing came
+back from the previous round. A summand that one reader needs whole is whole for all readers.
 """
 
 import collections
@@ -44,26 +44,24 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 _MERGES = ("Merge", "RefMerge")
 _BACK = ("NextIteration", "RefNextIteration")
 _HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
-# Nodes that are looked at also where all their inputs are whole.
+# Ops that are examined even if all their inputs are whole.
 _SPECIAL = frozenset((*rules.ALWAYS, *_MERGES, *_HANDS_OVER))
-# What PoseidonAllGather takes.
+# The types that PoseidonAllGather takes.
 GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
     types_pb2.DT_INT16, types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_UINT8, types_pb2.DT_UINT16,
     types_pb2.DT_UINT32, types_pb2.DT_UINT64, types_pb2.DT_BOOL, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128))
-# What the names of ops that update variables begin with.
+# Prefixes of the names of ops that update variables.
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "ScatterAdd",
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
-# After how many passes over a graph its states should long have settled: real ones take three to ten.
-_PASSES = 100
-# Ops that give a multiple of a summand, or the summand itself.
+# Ops that return a multiple of a summand, or the summand itself.
 _SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
-# How often a Merge, or a stack, may change its state before it is whole.
+# How often a Merge or a stack may change its state before it is made whole.
 _CHANGES = 3
-# In how many passes over the graph other states mean that it is found anew which summands somebody needs whole.
+# The number of passes over the graph in which changed states reset the summands that are needed whole.
 _CLEARINGS = 20
 
-# What a rule may be given another one of in each pass: the states, wish and stored of a `Case`.
+# What may differ in each pass for the same node: the states, wish and stored of a `Case`.
 _Given = tuple[tuple[State, ...], State | None, State | None]
 
 
@@ -72,12 +70,12 @@ class Propagated:
     """The states of a graph.
 
     Attributes:
-        ordered: The nodes, each after its inputs.
+        ordered: The nodes in topological order.
         frames: The `frames.Frame` of each node, by name.
-        states: By tensor: what the op that makes it gives, where that is not whole.
-        outcomes: By node: how it runs, an `Outcome`.
-        without_rule: Names of nodes that run whole since their op has no rule, or not for its inputs.
-        markers: By node: the PoseidonRows that it depends on, as `markers.find` has it.
+        states: The state in which each tensor is computed, by name, unless it is whole.
+        outcomes: The `Outcome` of each node, by name.
+        without_rule: Names of nodes that run whole because their op has no rule, or none for its inputs.
+        markers: The PoseidonRows on which each node depends, by name; see `markers.find`.
     """
 
     ordered: list[node_def_pb2.NodeDef]
@@ -93,7 +91,7 @@ def propagate(sizes: Sizes, summands: Iterable[str] = ()) -> Propagated:
 
     Args:
         sizes: Its `Sizes`.
-        summands: Names of the nodes that the resources of variables come from which hold summands.
+        summands: Names of the nodes from which the resources of variables that hold summands come.
     """
     return _Propagation(sizes, frozenset(summands)).run()
 
@@ -107,23 +105,23 @@ class _Propagation:
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, summands)
-        # By node: (what its rule was given last, what it said).
+        # By node: (the last arguments of its rule, its result).
         self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
-        # How a node runs of which nothing is cut into rows: most nodes do.
+        # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
         self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
-        self._forced: set[str] = set()  # summands that somebody needs whole
+        self._forced: set[str] = set()  # summands that some op needs whole
         self._merges: dict[str, State] = {}  # the states of Merges
         self._changes: collections.Counter[str] = collections.Counter()
         self._lists = lists_lib.Lists(self._graph)
         self._kept_whole: set[str] = set()  # nodes whose outputs cannot be gathered
         self._wishes: dict[str, State] = {}  # the states of lists, by the node that makes them
-        self._refused: set[str] = set()  # nodes that cannot make a list in the state that is wished
+        self._refused: set[str] = set()  # nodes that cannot make a list in the desired state
         self._stores = stores_lib.Stores(self._graph)
         self._stored: dict[stores_lib.Store, State | None] = {}  # the states of stacks and TensorArrays
-        self._whole_stores = self._outer_stores()  # names of the nodes that make those that have to be whole
+        self._whole_stores = self._outer_stores()  # names of the nodes that make those that must be whole
         self._states: dict[str, State] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._without_rule: list[str] = []
@@ -142,19 +140,19 @@ class _Propagation:
             self._settle()
 
     def _settle(self) -> None:
-        """Finds states until they stay the same."""
+        """Iterates to a fixed point."""
         for number in itertools.count():
             forced = len(self._forced)
             if self._pass():
-                # Other states, other needs; but not for ever: of a loop, each may bring back the other.
+                # Changed states change the needs. Not forever, since in a loop they may alternate.
                 if number < _CLEARINGS:
                     self._forced.clear()
             elif len(self._forced) == forced:
                 return
 
     def _pass(self) -> bool:
-        """Finds all states once; returns whether loops, lists or texts have to have other ones."""
-        before, stored_before = self._states, dict(self._stored)  # what comes back in a loop, or was read too early
+        """Finds all states once; returns whether another pass is needed, for loops, lists, stacks or gathers."""
+        before, stored_before = self._states, dict(self._stored)  # for loops and early reads
         self._states, self._outcomes, self._without_rule = {}, {}, []
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
@@ -198,7 +196,7 @@ class _Propagation:
                 self._whole_stores.add(store.origin)
             return whole
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
-            return whole  # out of the loop in which there are rows
+            return whole  # it leaves the loop that has the rows
         wish = self._wishes.get(node.name)
         outcome = self._by_rule(node, inputs, (states, wish, stored))
         if outcome and not self._can_be_taken(inputs, states, outcome):
@@ -209,20 +207,20 @@ class _Propagation:
         if outcome is None:
             if store is not None and stored not in (None, WHOLE):
                 self._whole_stores.add(store.origin)
-            # Of summands, and what updates variables, no rule could be better.
+            # For summands, and for updates of variables, no rule could do better.
             if any(isinstance(state, Rows) for state in states) and not node.op.startswith(UPDATES):
                 self._without_rule.append(node.name)
             return whole
-        if store is not None and stored is None:  # what is taken out later should know
+        if store is not None and stored is None:  # for nodes that take elements later
             self._stored[store] = stores_lib.state_put(node, outcome.takes)
         return outcome
 
     def _by_rule(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], given: _Given) -> Outcome | None:
-        """Returns what the rule of an op says, None if it has none, or not for this case.
+        """Returns the result of an op's rule; None if it has no rule, or none for this case.
 
         Args:
             node, inputs: The node, and the tensors that it reads.
-            given: What may have changed since the last pass: the states, wish and stored of a `Case`.
+            given: The states, wish and stored of a `Case`, which may have changed since the last pass.
         """
         rule = rules.RULES.get(node.op)
         if rule is None:
@@ -241,7 +239,7 @@ class _Propagation:
                    for tensor, state, takes in zip(inputs, states, outcome.takes))
 
     def _can_become(self, tensor: str, state: State, target: State) -> bool:
-        if self._is_list(tensor):  # but if it is asked for when it is made
+        if self._is_list(tensor):  # a list cannot be converted, only made in another state
             return target == WHOLE or state == WHOLE and all(
                 origin not in self._refused and self._wishes.get(origin, target) == target
                 for origin in self._lists.origins(tensor))
@@ -258,7 +256,7 @@ class _Propagation:
         return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
 
     def _hand_over(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
-        """Enter and NextIteration give a Merge the state that it has: nothing may come between them."""
+        """Enter and NextIteration return the state of the Merge that they feed: no conversion may come in between."""
         states = {self._merges.get(merge.name) for merge in self._graph.consumers(node.name) if merge.op in _MERGES}
         state = states.pop() if len(states) == 1 else WHOLE
         if state is None or not (state == self.seen(inputs[0]) or self._can_become(
@@ -267,7 +265,7 @@ class _Propagation:
         return Outcome((state,), (state,))
 
     def _can_hand(self, tensor: str, merge: node_def_pb2.NodeDef) -> bool:
-        """Whether an Enter or NextIteration can give a Merge the state that it has."""
+        """Whether an Enter or NextIteration can return the state of the Merge that it feeds."""
         source, state = self._before_merge(tensor), self._merges[merge.name]
         return (self._hand_over(self._graph.node(tensor), [source]).gives[0] == state)
 
@@ -288,7 +286,7 @@ class _Propagation:
         return Outcome((state,) * len(inputs), (state, WHOLE))
 
     def _before_merge(self, tensor: str) -> str:
-        """Returns what an Enter or NextIteration hands to a Merge; of others, the tensor itself."""
+        """Returns the input of an Enter or NextIteration that feeds a Merge; for other ops, the tensor itself."""
         node = self._graph.node(tensor)
         return self._inputs[node.name][0] if node.op in _HANDS_OVER else tensor
 
@@ -302,14 +300,14 @@ class _Propagation:
         return state if is_possible else WHOLE
 
     def _take_back(self, node: node_def_pb2.NodeDef) -> bool:
-        """Notes what a node's outcome asks of what comes before; returns whether that is new."""
+        """Notes what a node's outcome requires of its inputs; returns whether that is new."""
         outcome, inputs, again = self._outcomes[node.name], self._inputs[node.name], False
         for i, (tensor, takes) in enumerate(zip(inputs, outcome.takes)):
             state = self.seen(tensor)
             if self._is_list(tensor):
                 wish = outcome.wishes.get(i, takes if takes is not None and takes != state else None)
                 if takes == WHOLE and not self._is_settled(node):
-                    wish = None  # it may still become what the other rounds give
+                    wish = None  # it may still get the state of the other rounds
                 if wish is not None and (wish != state or state == WHOLE):
                     again |= self._wish(tensor, wish)
             elif takes == WHOLE and isinstance(state, Partial):
@@ -320,7 +318,7 @@ class _Propagation:
             handed = [self._before_merge(tensor) for tensor in inputs]
             found = self._common(handed, [self.seen(tensor) for tensor in handed])
             again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
-        if node.op in _MERGES:  # what comes before it is to be given to it in its state
+        if node.op in _MERGES:  # its inputs must have its state
             again |= any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
                          if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
         return again
@@ -332,9 +330,9 @@ class _Propagation:
         return all(self._changes[merge.name] > _CHANGES for merge in merges)
 
     def _gather(self, tensor: str, state: Rows) -> bool:
-        """Runs whole what makes a tensor, if that cannot be gathered; returns whether that is new."""
+        """Makes the node of a tensor run whole if the tensor cannot be gathered; returns whether that is new."""
         node = self._graph.node(tensor)
-        # To gather along another dimension than the first, their number has to be known.
+        # Gathering along another dimension than the first needs the rank.
         can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
             state.dimension == 0 or self._sizes.shape(tensor) is not None)
         if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
@@ -343,7 +341,7 @@ class _Propagation:
         return True
 
     def _wish(self, tensor: str, state: State) -> bool:
-        """Asks for a state of a list where it is made; returns whether that is new."""
+        """Requests a state of a list from the nodes that make it; returns whether that is new."""
         again = False
         for origin in self._lists.origins(tensor):
             old = self._wishes.get(origin)
@@ -353,12 +351,12 @@ class _Propagation:
         return again
 
     def _outer_stores(self) -> set[str]:
-        """Returns which stacks and TensorArrays are not only of the loop in which there are rows."""
+        """Returns the names of the stacks and TensorArrays that are also used outside the loop that has the rows."""
         return {origin for origin, names in self._stores.nodes.items()
                 if not all(self._frames[name].within(self._inner) for name in (origin, *names) if name in self._frames)}
 
     def _find_stored(self, before: Mapping[stores_lib.Store, State | None]) -> bool:
-        """Finds the states of stacks and TensorArrays, given those before; returns whether there are other ones."""
+        """Finds the states of stacks and TensorArrays, given the previous ones; returns whether they changed."""
         self._stored = dict(self._stores.states(self.seen))
         self._changes.update({store.origin for store in before if before[store] != self._stored.get(store)})
         for store in self._stores.all:
@@ -370,7 +368,7 @@ class _Propagation:
         return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
 
     def _cut_earlier(self) -> bool:
-        """Where several readers of a summand make it smaller than all it is made into: makes it whole itself."""
+        """Makes a summand whole itself if it is smaller than everything that its readers compute from it."""
         costs, changed = {}, False
         readers = collections.defaultdict(set)
         for node in self._ordered:
@@ -395,15 +393,15 @@ class _Propagation:
         return changed | self._cut_before_scaling(readers)
 
     def _made_of(self, tensor: str, reader: str) -> list[str]:
-        """Returns what a node makes of a summand that it reads."""
+        """Returns the tensors that a node computes from a summand."""
         if self._graph.nodes[reader].op != "IdentityN":
             return [tensor_of(reader, 0)]
         return [tensor_of(reader, i) for i, each in enumerate(self._inputs[reader]) if each == tensor]
 
     def _cut_before_scaling(self, readers: Mapping[str, set[str]]) -> bool:
-        """Makes whole, instead of a multiple of a summand, the summand itself, which is there earlier.
+        """Makes a summand whole instead of its multiple: it is computed earlier.
 
-        Biases are recognised by the factors that they share with a kernel; multiples have factors of their own.
+        Biases are recognised by the factors that they share with a kernel; multiples have their own factors.
         """
         changed, queue = False, [tensor for tensor in self._forced if self._states.get(tensor) == SUM]
         while queue:
@@ -436,7 +434,7 @@ class _Propagation:
 
 
 def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:
-    """Returns the frame that the inputs with rows are in."""
+    """Returns the frame of the inputs with rows."""
     found = {frames[node.name]: node.name for node in markers}
     if len(found) != 1:
         raise GraphError(
@@ -460,7 +458,7 @@ def canonical(tensor: str) -> str:
 
 
 def num_outputs(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> int:
-    """Returns how many outputs a node has; of an op that is not known, how many are read."""
+    """Returns the number of a node's outputs; for an unknown op, of those that are read."""
     op = tf_compat.op_def(node.op)
     if op is None:
         return 1 + max((graph_lib.output_of(tensor) for reader in graph.consumers(node.name)
@@ -483,7 +481,7 @@ def types_of_outputs(node: node_def_pb2.NodeDef, op: op_def_pb2.OpDef | None = N
 
 
 def dtype_of(node: node_def_pb2.NodeDef, output: int) -> int:
-    """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is not known."""
+    """Returns the `types_pb2.DataType` of an output of a node; DT_INVALID if its op is unknown."""
     op = tf_compat.op_def(node.op)
     types = types_of_outputs(node, op) if op else []
     return types[output] if output < len(types) else types_pb2.DT_INVALID

@@ -11,11 +11,11 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 @dataclasses.dataclass(frozen=True)
 class Bytes:
-    """How large a one-process tensor is.
+    """The size of a one-process tensor.
 
     Attributes:
-        fixed: Bytes, whatever the number of rows is; None if it depends on that, or is unknown.
-        per_row: Bytes for each row of the batch; None if it does not depend on that alone.
+        fixed: Bytes, if they do not depend on the number of rows; None otherwise, or if unknown.
+        per_row: Bytes per row of the batch, if they depend on nothing else; None otherwise, or if unknown.
     """
 
     fixed: int | None = None
@@ -23,7 +23,7 @@ class Bytes:
 
     @classmethod
     def of(cls, shape: graph_lib.Shape | None, dtype: int) -> "Bytes":
-        """Returns those of a shape that does not depend on rows, and a `types_pb2.DataType`."""
+        """Returns the size for a shape that does not depend on rows, and a `types_pb2.DataType`."""
         return cls() if not graph_lib.is_known(shape) else cls(fixed=math.prod(shape) * (tf.as_dtype(dtype).size or 0))
 
     def __str__(self) -> str:
@@ -43,10 +43,10 @@ class Exchange:
         shape: Its one-process shape, None for unknown sizes and those that depend on rows; None if unknown.
         dtype: Its `types_pb2.DataType`.
         bytes: Its one-process size, `Bytes`.
-        loop: Name of the loop it is in, "" of none.
-        variable: The variable that is trained with it, "" if there is none, or it cannot be told.
-        is_waited_for: Whether rows are computed from it: then nothing hides it. What only updates of variables need
-            travels while backpropagation goes on.
+        loop: Name of the loop that it is in, "" if in none.
+        variable: The variable that is trained with it, "" if none or unknown.
+        is_waited_for: Whether rows are computed from it, so that nothing hides it. Tensors that only updates of
+            variables need travel during backpropagation.
     """
 
     site: str
@@ -59,8 +59,8 @@ class Exchange:
     variable: str = ""
     is_waited_for: bool = False
 
-    def form(self) -> str:
-        """Returns what ranks have to have in common, as text."""
+    def agreement_text(self) -> str:
+        """Returns the text that must be the same on all ranks."""
         return f"'{self.site}' {self.kind} {self.dtype} {self.shape}"
 
 
@@ -71,7 +71,7 @@ class WholeOp:
     Attributes:
         node: Its name.
         op: Its op.
-        bytes: How large its inputs with rows are together, `Bytes`.
+        bytes: The total size of its inputs with rows, `Bytes`.
     """
 
     node: str
@@ -81,12 +81,12 @@ class WholeOp:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the partitioner has made of a graph.
+    """The result of partitioning a graph.
 
     Attributes:
         exchanges: The `Exchange`s, in the order of the graph.
         whole: The `WholeOp`s: those without a rule for their inputs.
-        partitioned: Number of nodes that run on rows, or give summands.
+        partitioned: Number of nodes that run on rows or return summands.
         nodes: Number of nodes of the graph.
     """
 
@@ -95,9 +95,9 @@ class Report:
     partitioned: int
     nodes: int
 
-    def form(self) -> str:
-        """Returns what ranks have to have in common to run this graph, a line for each exchange."""
-        return "\n".join(exchange.form() for exchange in self.exchanges)
+    def agreement_text(self) -> str:
+        """Returns the text that must be the same on all ranks to run this graph: a line per exchange."""
+        return "\n".join(exchange.agreement_text() for exchange in self.exchanges)
 
     def __str__(self) -> str:
         lines = [f"{self.partitioned} of {self.nodes} nodes run on each rank's rows; {len(self.exchanges)} exchanges:"]

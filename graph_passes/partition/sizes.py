@@ -1,13 +1,12 @@
-"""What is known of shapes, and of integers that depend on shapes, for any number of rows.
+"""What is known about shapes, and integers that depend on shapes, for any number of rows.
 
-Requires: a flat graph whose inputs with rows go through `PoseidonRows`. Ensures: sizes that are functions of the
-number of rows are told apart from those that are not.
+Requires: a flat graph whose inputs with rows pass through `PoseidonRows`. Ensures: sizes that depend on the number of
+rows are distinguished from those that do not.
 
-TensorFlow infers the graph's shapes itself: with an unknown number of rows, with two large prime numbers of rows,
-and with three. A size that has the same value each time does not depend on the rows; one that is m times each
-number has m elements for each row. What only looks so (a minimum with a larger constant) is told apart by the small
-number, and what is cut into rows (`PoseidonRowRange`, `PoseidonLocalShape`) checks when the graph runs that
-it is a multiple of them.
+TensorFlow itself infers the graph's shapes: with an unknown number of rows, with two large primes, and with three rows.
+A size that is always the same does not depend on the rows; one that is m times the number each time has m elements per
+row. The small number exposes sizes that only look like that, such as a minimum with a larger constant. When the graph
+runs, ops that cut tensors into rows (`PoseidonRowRange`, `PoseidonLocalShape`) check that sizes are multiples of them.
 """
 
 from collections.abc import Collection
@@ -33,40 +32,40 @@ from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
 
 ROWS = "PoseidonRows"
-# Numbers of rows, and of what else is unknown about inputs with rows: the lengths of sequences, say.
+# Pairs of a number of rows and a value for other unknown sizes of inputs with rows, such as lengths of sequences.
 _PRIMES = ((4091, 2039), (4099, 2053), (3, 2063))
-# How often elements of lists are put into other lists.
+# The maximum depth to which elements of lists are followed into other lists.
 _MAX_NESTING = 5
-# Values of more elements are not followed.
+# Values with more elements are not followed.
 _MAX_ELEMENTS = 256
-# Of what elements of these types hold, shapes say nothing.
+# Types whose shapes say nothing about the contents of their elements.
 _HANDLES = (types_pb2.DT_VARIANT, types_pb2.DT_RESOURCE)
 _INTEGERS = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
 _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
-# Which input is the shape of the output.
+# The input that is the shape of the output, by op.
 _SHAPED = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0}
 _PASS_ON = ("Identity", "StopGradient", "Switch", "Snapshot", "PreventGradient")
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-# Of small inputs they may make large outputs.
+# Ops that may return large outputs for small inputs.
 _ENLARGING = ("Fill", "Range", "Tile", "BroadcastTo", "OneHot")
-# Their output may depend on more than their inputs' values, or on which input was there first.
+# Ops whose outputs may depend on more than the values of their inputs, or on which input arrives first.
 _UNKNOWN = ("Merge", "NextIteration", "Exit", "Placeholder", "PlaceholderWithDefault", "_Arg", ROWS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The size of a dimension, for both numbers of rows."""
+    """The size of a dimension, for each number of rows."""
 
     values: tuple[int, ...]
 
     @property
     def constant(self) -> int | None:
-        """Its value if it does not depend on rows, nor on anything unknown; else None."""
+        """Its value if it depends neither on rows nor on other unknown sizes; else None."""
         return self.values[0] if len(set(self.values)) == 1 else None
 
     @property
     def per_row(self) -> int | None:
-        """How many elements a row has; None if that depends on more, or is no whole number."""
+        """The number of elements per row; None if it depends on more, or is not an integer."""
         each = {value / rows for value, (rows, _) in zip(self.values, _PRIMES)}
         return int(min(each)) if len(each) == 1 and min(each).is_integer() and min(each) else None
 
@@ -87,7 +86,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 ONE = product(())
-# What is known of a tensor's shape, None for unknown sizes.
+# A tensor's shape, with None for unknown sizes.
 Shape = tuple[Size | None, ...]
 
 
@@ -96,16 +95,16 @@ def is_known(shape: Shape | None) -> TypeGuard[tuple[Size, ...]]:
     return shape is not None and None not in shape
 
 
-# What knows what is in a list, a stack or a TensorArray.
+# An object that knows the elements of a list, a stack or a TensorArray.
 _Keeper = lists_lib.Lists | stores_lib.Stores
 
 
 class Sizes:
-    """Answers what is known of the shapes and values of a graph's tensors.
+    """Answers questions about the shapes and values of a graph's tensors.
 
     Attributes:
         graph: The `Graph`, with the shapes that hold for any number of rows.
-        usual_rows: How many rows a batch usually has, None if that is not known.
+        usual_rows: The usual number of rows of a batch, None if unknown.
     """
 
     def __init__(self, graph_def: graph_pb2.GraphDef, add_shapes: graph_lib.AddShapes,
@@ -114,20 +113,20 @@ class Sizes:
 
         Args:
             graph_def: The GraphDef.
-            add_shapes: A function that infers shapes, as `grappler.add_shapes`.
-            usual_rows: As above.
+            add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
+            usual_rows: See the attribute.
         """
         self.usual_rows = usual_rows
         self.graph = graph_lib.Graph(add_shapes(graph_def))
         self._any = _Generic(self.graph)
         if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
-            # TensorFlow infers nothing of what is taken out of a stack, not even how many dimensions it has.
+            # TensorFlow infers nothing about elements that are taken from a stack, not even their rank.
             self._any = _with_elements(self._any, add_shapes)
         self._generic = _generic_graphs(self.graph, add_shapes)
         self._shapes: dict[str, Shape | None] = {}
 
     def usual_elements(self, tensor: str) -> int | None:
-        """Returns how many elements a tensor has in a usual batch, None if that is not known."""
+        """Returns the number of elements of a tensor in a usual batch, None if unknown."""
         shape = self.shape(tensor)
         if not is_known(shape):
             return None
@@ -141,7 +140,7 @@ class Sizes:
         return self.graph.shape(tensor)
 
     def shape(self, tensor: str) -> Shape | None:
-        """Returns a tuple of `Size`s, None where one is unknown; None if the rank is."""
+        """Returns a tuple of `Size`s, with None for unknown ones; None if the rank is unknown."""
         if tensor not in self._shapes:
             shapes = [generic.shape(tensor) for generic in self._generic]
             known = [shape for shape in shapes if shape is not None]
@@ -161,11 +160,11 @@ class Sizes:
         return report_lib.Bytes(per_row=None if total.per_row is None else total.per_row * size)
 
     def constant(self, tensor: str) -> np.ndarray | None:
-        """Returns the value of an integer tensor as an array, if it is that for any number of rows; else None.
+        """Returns the value of an integer tensor as an array, if it is the same for any number of rows; else None.
 
-        A value that is the same for both large numbers of rows may be another one for few of them (as many copies
-        as fill a batch, say), so it has to follow without knowing the rows. Of shapes, only how they are
-        broadcast is taken as it is for many rows: a batch of one row gives the same sums.
+        A value that is the same for all tried numbers of rows may differ for others (for example, the number of copies
+        that fill a batch), so it must also follow without the number of rows. Only how shapes are broadcast is taken
+        from many rows: a batch of one row gives the same sums.
         """
         likely = _same([generic.value(tensor) for generic in self._generic])
         if likely is None or self.graph.node(tensor).op == "BroadcastGradientArgs":
@@ -173,7 +172,7 @@ class Sizes:
         return _same([self._any.value(tensor), likely])
 
     def element(self, tensor: str, index: int) -> np.ndarray | None:
-        """Returns a part of a value along its first dimension, if that part does not depend on rows; else None."""
+        """Returns a value at an index of its first dimension, if that part does not depend on rows; else None."""
         node = self.graph.node(tensor)
         if node.op == "Pack" and not node.attr["axis"].i:
             return self.constant(self.graph.inputs(node)[index])
@@ -181,21 +180,22 @@ class Sizes:
         return None if value is None else value[index]
 
     def likely_element(self, tensor: str, index: int) -> np.ndarray | None:
-        """Returns the same for large numbers of rows: what takes it for granted has to check it when it runs."""
+        """Returns the same for the tried numbers of rows alone, so it must be checked when the graph runs."""
         return _same([None if value is None else value[index]
                       for value in (generic.value(tensor) for generic in self._generic)])
 
     def is_one(self, tensor: str, dimension: int) -> bool:
         """Whether a dimension of a tensor has one element, for any number of rows.
 
-        TensorFlow's shape functions may take an unknown number of rows for the one of another input: so both ways.
+        Both ways of inference must say so: TensorFlow's shape functions may unify an unknown number of rows with the
+        size 1 of another input.
         """
         any_rows, many = self._any.static(tensor), self.shape(tensor)
         return any_rows is not None and any_rows[dimension] == 1 and many is not None and many[dimension] == ONE
 
 
 def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Returns the value that all of some arrays have, None if there is none."""
+    """Returns the value of some arrays if all are equal; else None."""
     first = values[0]
     if first is None or any(value is None or not np.array_equal(value, first) for value in values):
         return None
@@ -207,13 +207,13 @@ class _Generic:
 
     def __init__(self, graph: graph_lib.Graph, markers: Collection[str] = ()) -> None:
         self.graph = graph
-        self.markers = markers  # names of those that placeholders stand for
+        self.markers = markers  # names of the PoseidonRows that placeholders replace
         self._values: dict[str, dict[int, np.ndarray] | None] = {}
         self._lists: lists_lib.Lists | None = None
         self._stores: stores_lib.Stores | None = None
 
     def _stands_for(self, tensor: str) -> str:
-        """Returns the tensor of this graph that has the shape and value of one of the original graph."""
+        """Returns the tensor of this graph with the shape and value of a tensor of the original graph."""
         name = graph_lib.node_of(tensor)
         if name in self.markers:
             return _placeholder(name, graph_lib.output_of(tensor))
@@ -223,7 +223,7 @@ class _Generic:
         return tensor
 
     def static(self, tensor: str) -> graph_lib.Shape | None:
-        """Returns the shape that TensorFlow infers of a tensor of the original graph."""
+        """Returns the shape that TensorFlow infers for a tensor of the original graph."""
         return self.graph.shape(self._stands_for(tensor))
 
     def shape(self, tensor: str) -> graph_lib.Shape | None:
@@ -233,7 +233,7 @@ class _Generic:
         return self._followed(tensor) or shape if shape is None or None in shape else shape
 
     def _followed(self, tensor: str) -> graph_lib.Shape | None:
-        """Returns a shape that follows from integers whose values TensorFlow does not follow; None if unknown."""
+        """Returns a shape that follows from integers that TensorFlow does not evaluate; None if unknown."""
         node = self.graph.node(tensor)
         inputs = self.graph.inputs(node)
         if node.op == "TensorListElementShape":
@@ -255,7 +255,7 @@ class _Generic:
         return None
 
     def _shape_of_element_shape(self, tensor: str) -> graph_lib.Shape | None:
-        """Returns the shape of the shape of the elements of a list: where it was made, this was given."""
+        """Returns the shape of the shape of a list's elements, which was given where the list was made."""
         if self._lists is None:
             self._lists = lists_lib.Lists(self.graph)
         shapes = {self.shape(self.graph.inputs(node)[lists_lib.MAKES[node.op]]) if node.op in lists_lib.MAKES else None
@@ -263,7 +263,7 @@ class _Generic:
         return shapes.pop() if len(shapes) == 1 else None
 
     def _size_of_array(self, node: node_def_pb2.NodeDef) -> str | None:
-        """Returns the tensor that says how many elements a TensorArray has, None if it may grow."""
+        """Returns the tensor with the size of a TensorArray, None if the array may grow."""
         if self._stores is None:
             self._stores = stores_lib.Stores(self.graph)
         return self._stores.size(node.name)
@@ -272,7 +272,7 @@ class _Generic:
         """Returns the value of an integer tensor of the original graph, None if unknown."""
         tensor = self._stands_for(tensor)
         stack = [graph_lib.node_of(tensor)]
-        while stack:  # depth first without recursion: expressions can be deep
+        while stack:  # depth-first without recursion: expressions can be deep
             node = self.graph.nodes[stack[-1]]
             missing = [] if node.name in self._values else [
                 name for name in map(graph_lib.node_of, self._operands(node)) if name not in self._values]
@@ -285,7 +285,7 @@ class _Generic:
         return self._known(tensor)
 
     def _operands(self, node: node_def_pb2.NodeDef) -> list[str]:
-        """Returns the inputs whose values decide about the value of a node."""
+        """Returns the inputs whose values determine the value of a node."""
         inputs = self.graph.inputs(node)
         if node.op in _UNKNOWN or node.op in _SHAPES or node.op == "Const":
             return []
@@ -310,7 +310,7 @@ class _Generic:
         return graph_lib.is_known(shape) and math.prod(shape) <= _MAX_ELEMENTS
 
     def _evaluate(self, node: node_def_pb2.NodeDef) -> dict[int, np.ndarray] | None:
-        """Returns the known outputs of a node, arrays by number; None if there are none."""
+        """Returns the known outputs of a node as arrays, by number; None if there are none."""
         if node.op == "Const":
             if node.attr["dtype"].type not in _INTEGERS:
                 return None
@@ -372,7 +372,7 @@ def _execute(node: node_def_pb2.NodeDef, values: Sequence[np.ndarray]) -> list[n
                 inputs += [tf.constant(value, _type_of(node, argument)) for value in rest[:count]]
                 rest = rest[count:]
             return [output.numpy() for output in tf_compat.execute(node.op, outputs, inputs, attributes)]
-    except Exception:  # of whatever TensorFlow cannot compute, nothing is known
+    except Exception:  # if TensorFlow cannot compute it, its value is unknown
         return None
 
 
@@ -398,23 +398,23 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
         shown = _with_elements(valued, add_shapes)
         return shown if shown is valued else _with_values(shown, add_shapes)
 
-    # At the same time: while TensorFlow infers shapes, Python can go on.
+    # In parallel: TensorFlow releases Python's lock while it infers shapes.
     with futures.ThreadPoolExecutor(len(_PRIMES)) as pool:
         try:
             return list(pool.map(lambda pair: make(*pair), _PRIMES))
-        except PoseidonError:  # lengths that were taken for the same are different ones
+        except PoseidonError:  # lengths that were assumed equal are different
             return list(pool.map(lambda pair: make(pair[0], None), _PRIMES))
 
 
 def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
-    """Returns a `_Generic` in which what is taken out of lists has the shape, or value, of what is put into them.
+    """Returns a `_Generic` in which elements taken from lists have the shapes, or values, of those put into them.
 
-    It is read through a node that shows it, `_shown` by its name. What is put into a list may be made of what was
-    taken out of it before, so a size that is unknown is first taken for that of the others, and then looked at again.
+    They are read through a node that has that shape or value, named by `_shown`. An element may be computed from one
+    that was taken before, so an unknown size is first assumed to be that of the other elements, and then verified.
     """
     if not any(node.op in lists_lib.TAKES or node.op in stores_lib.TAKES for node in generic.graph.graph_def.node):
         return generic
-    doubted: set[str] = set()  # names of nodes of which that was wrong
+    doubted: set[str] = set()  # names of nodes for which that was wrong
     while True:
         result = _with_guessed_elements(generic, add_shapes, doubted)
         keepers = _keepers(result.graph)
@@ -464,7 +464,7 @@ def _with_guessed_elements(generic: _Generic, add_shapes: graph_lib.AddShapes, d
 
 
 def _keepers(graph: graph_lib.Graph) -> dict[str, _Keeper]:
-    """Returns, by op that takes something out of a list, a stack or a TensorArray: what knows what they hold."""
+    """Returns the object that knows the elements, by op that takes some from a list, a stack or a TensorArray."""
     return {**dict.fromkeys(lists_lib.TAKES, lists_lib.Lists(graph)),
             **dict.fromkeys(stores_lib.TAKES, stores_lib.Stores(graph))}
 
@@ -474,12 +474,12 @@ def _dtype_of_elements(node: node_def_pb2.NodeDef) -> int:
 
 
 def _num_known(shape: graph_lib.Shape | None) -> int:
-    """Returns how many sizes of a shape are known, -1 if its rank is not."""
+    """Returns the number of known sizes of a shape, -1 if its rank is unknown."""
     return -1 if shape is None else sum(size is not None for size in shape)
 
 
 def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
-    """Returns a `_Generic` in which integers that are known, but not to TensorFlow, are constants: shapes follow."""
+    """Returns a `_Generic` in which known integers are constants, so that TensorFlow can infer shapes from them."""
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
         unknown = [node for node in graph.graph_def.node if not graph_lib.is_known(graph.shape(node.name))]
@@ -507,7 +507,7 @@ def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic
 
 
 def _would_follow(generic: _Generic, node: node_def_pb2.NodeDef) -> bool:
-    """Whether a shape is unknown that may follow from what is known here, and not to TensorFlow."""
+    """Whether a node has an unknown shape that may follow from values or shapes that only we know."""
     if graph_lib.is_known(generic.shape(node.name)) or generic.value(node.name) is not None:
         return False
     graph = generic.graph
@@ -516,12 +516,12 @@ def _would_follow(generic: _Generic, node: node_def_pb2.NodeDef) -> bool:
 
 
 def _is_better_known(shape: graph_lib.Shape | None, other: graph_lib.Shape | None) -> bool:
-    """Whether of a shape that is not all known another one is."""
+    """Whether `other` is fully known and `shape` is not."""
     return not graph_lib.is_known(shape) and graph_lib.is_known(other)
 
 
 def _type_of_integers(node: node_def_pb2.NodeDef, output: int) -> type[np.integer] | None:
-    """Returns the NumPy type of an output, None if that is not of int32 or int64."""
+    """Returns the NumPy type of an output, None if it is neither int32 nor int64."""
     op = tf_compat.op_def(node.op)
     if op is None or any(argument.number_attr or argument.type_list_attr for argument in op.output_arg):
         types = [node.attr["out_type"].type] * (output + 1) if node.op == "ShapeN" else []
@@ -533,13 +533,13 @@ def _type_of_integers(node: node_def_pb2.NodeDef, output: int) -> type[np.intege
 
 
 def _valued(tensor: str) -> str:
-    """Returns the name of the constant that a tensor of known value becomes."""
+    """Returns the name of the constant that replaces a tensor with a known value."""
     return f"poseidon/value{graph_lib.output_of(tensor)}/{graph_lib.node_of(tensor)}"
 
 
 def _of_elements(generic: _Generic, lists: _Keeper, node: node_def_pb2.NodeDef,
                  is_doubted: bool) -> tuple[graph_lib.Shape, np.ndarray | None] | None:
-    """Returns (shape, value) of what a node takes out of a list, the value None if unknown; None if both are."""
+    """Returns (shape, value) of the element that a node takes from a list, value None if unknown; None if both are."""
     if is_doubted:
         elements = lists.element(node.input[0], generic.shape)
     else:
@@ -548,7 +548,7 @@ def _of_elements(generic: _Generic, lists: _Keeper, node: node_def_pb2.NodeDef,
         return None
     if node.op in stores_lib.TAKES and stores_lib.TAKES[node.op]:
         return ((generic.shape(generic.graph.inputs(node)[1]) or (None,))[0], *elements), None
-    if node.op == "TensorArrayReadV3":  # of what was never written, it gives zeros
+    if node.op == "TensorArrayReadV3":  # elements that were never written are zeros
         return elements, None
     if node.op in lists_lib.TAKES and lists_lib.TAKES[node.op][1]:
         count = (generic.shape(node.name) or (None,))[0]
@@ -576,7 +576,7 @@ def _length(generic: _Generic, lists: lists_lib.Lists, tensor: str) -> int | Non
 
 
 def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None:
-    """Returns the shape that all shapes can have, of the sizes that some of them know; None if there is none."""
+    """Returns the shape that unifies all shapes, from the sizes that some of them know; None if there is none."""
     ranked = [shape for shape in shapes if shape is not None]
     if len(set(map(len, ranked))) != 1:
         return None
@@ -590,22 +590,22 @@ def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None
 
 
 def _as_text(value: np.ndarray | None) -> tuple[str | int, ...] | None:
-    """Returns an array of integers as something that can be compared, None of None."""
+    """Returns an array of integers as a hashable tuple; None for None."""
     return None if value is None else ("value", *map(int, value.flatten()))
 
 
 def _shown(name: str) -> str:
-    """Returns the name of what shows the shape of what a node takes out of a list."""
+    """Returns the name of the node with the shape or value of an element that a node takes from a list."""
     return f"poseidon/elements/{name}"
 
 
 def _placeholder(marker: str, output: int) -> str:
-    """Returns the name of what stands for an output of a PoseidonRows while shapes are inferred."""
+    """Returns the name of the placeholder that replaces an output of a PoseidonRows while shapes are inferred."""
     return f"{marker}/generic{output}"
 
 
 def _with_placeholders(graph: graph_lib.Graph) -> graph_pb2.GraphDef:
-    """Returns a GraphDef with placeholders, of shapes that are not yet said, in the place of the inputs with rows."""
+    """Returns a GraphDef with placeholders, whose shapes are not set yet, in place of the inputs with rows."""
     result = graph_pb2.GraphDef(versions=graph.graph_def.versions)
     if graph.graph_def.HasField("library"):
         result.library.CopyFrom(graph.graph_def.library)
@@ -633,10 +633,10 @@ def _with_rows(without_rows: graph_pb2.GraphDef, graph: graph_lib.Graph, rows: i
     """Returns a GraphDef whose placeholders have shapes.
 
     Args:
-        without_rows: The graph, as of `_with_placeholders`.
-        graph: The `Graph` that it is made of.
+        without_rows: The result of `_with_placeholders`.
+        graph: The `Graph` from which it was made.
         rows: The number of rows of all inputs with rows.
-        unknown: What other unknown sizes of them are, None if they stay unknown.
+        unknown: The value for other unknown sizes, None if they stay unknown.
     """
     result = graph_pb2.GraphDef()
     result.CopyFrom(without_rows)

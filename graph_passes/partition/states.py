@@ -1,12 +1,12 @@
-"""What a rank holds of a tensor of the one-process graph.
+"""The states of a tensor: what a rank holds of a tensor of the one-process graph.
 
-The states follow GSPMD (Y. Xu et al., arXiv 2105.04663), for one mesh dimension that has uneven parts.
+The states follow GSPMD (Y. Xu et al., arXiv 2105.04663), for one mesh dimension with uneven parts.
 """
 
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # there is one, WHOLE: what most tensors are is compared fast
+@dataclasses.dataclass(frozen=True, eq=False)  # most tensors are WHOLE, the only instance, so comparison is fast
 class Whole:
     """The one-process value, with the same bits on all ranks."""
 
@@ -16,10 +16,10 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The contiguous part of the one-process value, along a dimension, that belongs to the rank's rows.
+    """The contiguous part of the one-process value that belongs to the rank's rows.
 
     Attributes:
-        dimension: Which; its size is a multiple of the number of rows, and each row has an equal part.
+        dimension: The dimension of the rows; its size is a multiple of their number, and rows have equal parts.
     """
 
     dimension: int
@@ -33,8 +33,8 @@ class Partial:
     """A summand: the one-process value is the sum over the ranks that have rows, in rank order.
 
     Attributes:
-        reduce: What takes the place of the sum: "sum", "max", "min", "prod", "all" or "any". "held" is the sum over
-            all ranks, with rows in this step or not: what variables hold from step to step.
+        reduce: The reduction: "sum", "max", "min", "prod", "all" or "any". "held" is the sum over all ranks, with rows
+            in this step or not, for what variables hold from step to step.
     """
 
     reduce: str = "sum"
@@ -45,7 +45,7 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What the rank has computed of its own rows alone. One process has no such value; it leaves by a PoseidonJoin."""
+    """What the rank has computed from its own rows alone, until a PoseidonJoin. One process has no such value."""
 
     def __str__(self) -> str:
         return "own"
@@ -57,5 +57,5 @@ SUM = Partial("sum")
 HELD = Partial("held")
 State = Whole | Rows | Partial | Own
 
-# Of which the one-process value, on all ranks, is a summand that gives that value again.
+# Reductions for which the one-process value, on all ranks, is a valid summand.
 IDEMPOTENT = ("max", "min", "all", "any")

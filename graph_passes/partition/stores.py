@@ -1,10 +1,10 @@
 """Stacks and TensorArrays of TensorFlow 1: which one an op works on, and what is put into it.
 
-Requires: a flat graph. Ensures: what may be one of several, or is handed to an op that is not known, counts as unknown.
+Requires: a flat graph. Ensures: a handle that may be one of several, or that an unknown op takes, counts as unknown.
 
-Loops keep in stacks what their gradient needs, and read and write TensorArrays. Both are resources: their state is no
-tensor's, but that of all that is put into them. A gradient of a TensorArray is one too; of what is not written, it
-gives zeros in the shape of the array's own element. So an array and its gradients have the same rows, or none.
+Loops keep in stacks what their gradient needs, and read and write TensorArrays. Both are resources, whose state is that
+of everything put into them. The gradient of a TensorArray is a TensorArray too; for elements that are not written, it
+returns zeros in the shape of the array's own element. So an array and its gradients all have rows, or none has.
 """
 
 import collections
@@ -27,20 +27,20 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 _MAKES = ("StackV2", "TensorArrayV3")
 _GRADIENT, _PUSH, _POP = "TensorArrayGradV3", "StackPushV2", "StackPopV2"
-# What an op puts in: which input; whether it is the elements together.
+# What an op puts in: (number of the input, whether it stacks the elements).
 PUTS = {_PUSH: (1, False), "TensorArrayWriteV3": (2, False), "TensorArrayScatterV3": (2, True)}
-# Whether an op takes elements together.
+# Whether an op stacks the elements that it takes.
 TAKES = {_POP: False, "TensorArrayReadV3": False, "TensorArrayGatherV3": True}
 SIZE = "TensorArraySizeV3"
-# Ops that see no elements, and ops that do and have no rule: what these work on is whole.
+# Ops that use no elements, and ops that do but have no rule: stacks and arrays of the latter are whole.
 _UNSEEING = (_GRADIENT, SIZE, "StackCloseV2", "TensorArrayCloseV3")
 _WITHOUT_RULE = ("TensorArrayConcatV3", "TensorArraySplitV3", "TensorArrayGradWithShape")
-# All ops that work on a stack or array: their first input.
+# All ops that work on a stack or array, which is their first input.
 _ON = (*PUTS, *TAKES, *_UNSEEING, *_WITHOUT_RULE)
 _HANDS_ON = ("Enter", "Exit", "Identity", "Switch", "Merge", "NextIteration")
 # Elements of these types are whole: handles and lists have no rows of their own, and strings cannot be gathered.
 NO_NUMBERS = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT, types_pb2.DT_STRING)
-# Gradients of gradients of an array that are followed.
+# How many nested gradients of an array are followed.
 _MAX_GRADIENTS = 2
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Store:
 
     Attributes:
         origin: Name of the node that makes the stack or array.
-        sources: For which calls of a gradient function it is: (), of the array itself; ("gradients",).
+        sources: The calls of a gradient function that made it: () for the array itself, ("gradients",).
     """
 
     origin: str
@@ -63,17 +63,17 @@ class Stores:
     """Answers questions about the stacks and TensorArrays of one graph.
 
     Attributes:
-        unknown: Names of the nodes that make those of which not all is known.
-        nodes: By name of the node that makes one: the names of all nodes that work on it.
+        unknown: Names of the nodes that make stacks and arrays with unknown uses.
+        nodes: The names of all nodes that work on a stack or array, by name of the node that makes it.
     """
 
     def __init__(self, graph: graph_lib.Graph) -> None:
         self._graph = graph
-        # By node: the `Store`s that it may work on.
+        # The `Store`s on which a node may work, by node.
         self._on: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
-        # By stack: the `Store`s whose handles it holds.
+        # The `Store`s whose handles a stack holds, by stack.
         self._held: collections.defaultdict[Store, set[Store]] = collections.defaultdict(set)
-        # By node: the `Store`s whose handles it may give.
+        # The `Store`s whose handles a node may return, by node.
         self._carried: collections.defaultdict[str, set[Store]] = collections.defaultdict(set)
         self.unknown: set[str] = set()
         self.nodes: dict[str, list[str]] = {}
@@ -82,23 +82,22 @@ class Stores:
             self._follow(makers)
 
     def of(self, name: str) -> Store | None:
-        """Returns the `Store` that a node works on; None if it works on none, or nobody knows on which."""
+        """Returns the `Store` on which a node works; None if it works on none, or on an unknown one."""
         stores = self._on.get(name, ())
         return next(iter(stores)) if len(stores) == 1 else None
 
     @property
     def all(self) -> set[Store]:
-        """All `Store`s that some node works on."""
+        """All `Store`s on which some node works."""
         return set().union(*self._on.values())
 
     def states(self, seen: Callable[[str], State]) -> dict[Store, State]:
-        """Returns the state of each `Store` that follows from what is put into it.
+        """Returns the state of each `Store`, which follows from what is put into it.
 
-        Of what nothing but whole values are put into, it is not in the result. Values in states that do not agree have
-        to be whole.
+        Stores of whole values only are not in the result. Values in conflicting states must be whole.
 
         Args:
-            seen: A function that returns the state in which a tensor is seen.
+            seen: A function that returns the state in which readers see a tensor.
         """
         put: dict[str, dict[Store, set[State | None]]] = {}  # by origin, by `Store`: states
         for name, stores in self._on.items():
@@ -114,7 +113,7 @@ class Stores:
         return {store: state for store, state in result.items() if state is not None}
 
     def _agreed(self, origin: str, put: Mapping[Store, set[State | None]]) -> Mapping[Store, State | None]:
-        """Returns the states of an array and its gradients, by `Store`, given the states of what is put into each."""
+        """Returns the common states of an array and its gradients, by `Store`, given the states of their elements."""
         together = set().union(*put.values()) - {WHOLE}
         rows = {state for state in together if isinstance(state, Rows)}
         if not rows and None not in together:
@@ -124,16 +123,16 @@ class Stores:
         return dict.fromkeys(put, *rows)
 
     def _can_hold(self, origin: str, rows: Rows) -> bool:
-        """Whether the shape that elements are to have, if one is given, leaves open how many rows there are."""
+        """Whether the shape that is given for elements, if any, leaves the number of rows open."""
         shape = element_shape(self._graph.nodes[origin])
         return shape is None or rows.dimension < len(shape) and shape[rows.dimension] is None
 
     def elements(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> list[tuple[T, ...] | None]:
-        """Returns what each tensor that is put into a stack or array, or gradients of it, is, a list.
+        """Returns the property of each tensor that is put into a stack or array, or gradients of it.
 
         Args:
-            tensor: What the handle comes from.
-            of: A function that returns something of a tensor, a tuple, or None: its shape, its value.
+            tensor: The handle.
+            of: A function that returns a property of a tensor, such as its shape or value, as a tuple; or None.
         """
         origins = {store.origin for store in self._carried.get(graph_lib.node_of(tensor), ())}
         if len(origins) != 1 or origins & self.unknown:
@@ -151,18 +150,18 @@ class Stores:
         return [node for node in nodes if node.op in PUTS]
 
     def element(self, tensor: str, of: Callable[[str], tuple[T, ...] | None]) -> tuple[T, ...] | None:
-        """Returns what all that is put in has in common; None if that is unknown, or nothing is put."""
+        """Returns the property that all elements share; None if they differ, or there are none."""
         found = set(self.elements(tensor, of))
         return found.pop() if len(found) == 1 else None
 
     def puts_into_what(self, node: node_def_pb2.NodeDef) -> list[str]:
-        """Returns the names of the nodes that put something into what a node takes something out of."""
+        """Returns the names of the nodes that put elements into the stack or array from which a node takes some."""
         if node.op not in TAKES:
             return []
         return [node.name for node in self._putting({store.origin for store in self._on.get(node.name, ())})]
 
     def size(self, name: str) -> str | None:
-        """Returns the tensor with the size of the array that a node works on; None if there is none, or it may grow."""
+        """Returns the tensor with the size of a node's array; None if there is none, or the array may grow."""
         store = self.of(name)
         if store is None or store.origin in self.unknown:
             return None
@@ -170,7 +169,7 @@ class Stores:
         return None if node.op not in _MAKES[1:] or node.attr["dynamic_size"].b else self._graph.inputs(node)[0]
 
     def _follow(self, makers: Sequence[str]) -> None:
-        """Follows handles from where they are made to the ops that work on them."""
+        """Follows handles from their origins to the ops that work on them."""
         queue, are_all_unknown = [], False
 
         def carry(name: str, stores: Set[Store]) -> None:
@@ -203,7 +202,7 @@ class Stores:
                 elif reader.op == _GRADIENT or reader.op in _WITHOUT_RULE:
                     self.unknown.add(store.origin)
                 elif reader.op not in _ON:
-                    are_all_unknown = True  # what it makes of the handle may be any
+                    are_all_unknown = True  # it may return any handle
         self.nodes = {maker: [] for maker in makers}
         for name, stores in self._on.items():
             for origin in {store.origin for store in stores}:
@@ -214,7 +213,7 @@ class Stores:
             self.unknown = set(makers)
 
     def _readers(self, name: str) -> list[tuple[node_def_pb2.NodeDef, int]]:
-        """Returns (node, number of the input) of what reads a handle from a node."""
+        """Returns (node, number of the input) for each reader of a node's handle."""
         has_others = self._graph.nodes[name].op != "Switch"  # a flow, or a number
         return [(reader, i) for reader in self._graph.consumers(name)
                 for i, tensor in enumerate(self._graph.inputs(reader))
@@ -222,7 +221,7 @@ class Stores:
 
 
 def state_put(node: node_def_pb2.NodeDef, states: Sequence[State | None]) -> State | None:
-    """Returns the state of what a node puts in, given those of its inputs; None if it has to be whole."""
+    """Returns the state of an element that a node puts in, given those of its inputs; None if it must be whole."""
     tensor, is_together = PUTS[node.op]
     state = states[tensor]
     if not (is_together and isinstance(state, Rows)):
@@ -231,20 +230,20 @@ def state_put(node: node_def_pb2.NodeDef, states: Sequence[State | None]) -> Sta
 
 
 def _of_summands(store: Store, states: set[State | None]) -> State | None:
-    """Returns the state of a `Store` into which summands are put, None if nothing is."""
+    """Returns the state of a `Store` of summands, None if nothing is put into it."""
     if not states:
         return None
-    # What is put into the same place of a gradient is added up.
+    # Elements that are put into the same place of a gradient are added.
     return states.pop() if len(states) == 1 and (states == {SUM} or not store.sources) else WHOLE
 
 
 def element_shape(node: node_def_pb2.NodeDef) -> graph_lib.Shape | None:
-    """Returns the shape that a node wants elements to have: a tuple with None for any size; None for any."""
+    """Returns the shape that a node requires of elements: a tuple with None for any size; None for any shape."""
     if "element_shape" not in node.attr or node.attr["element_shape"].shape.unknown_rank:
         return None
     return tuple(None if d.size < 0 else d.size for d in node.attr["element_shape"].shape.dim)
 
 
 def dtype_of_elements(node: node_def_pb2.NodeDef) -> int:
-    """Returns the `types_pb2.DataType` of what a node takes."""
+    """Returns the `types_pb2.DataType` of the elements that a node takes."""
     return node.attr["elem_type" if node.op == _POP else "dtype"].type

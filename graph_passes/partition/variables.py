@@ -1,4 +1,4 @@
-"""Which variable an op works with."""
+"""Finds the variable on which an op works."""
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
@@ -6,7 +6,7 @@ PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 
 def source(graph: graph_lib.Graph, tensor: str) -> str:
-    """Returns the name of the node that a resource, or reference, comes from."""
+    """Returns the name of the node from which a resource or reference comes."""
     node, seen = graph.node(tensor), set()
     while (node.op in PASSED_ON or node.op.startswith(("Assign", "RefSwitch", "RefEnter"))) and node.name not in seen:
         seen.add(node.name)

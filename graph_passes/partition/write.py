@@ -1,15 +1,15 @@
-"""Writes the partitioned graph: each op with inputs in the states that it takes, and what converts them.
+"""Writes the partitioned graph: each op with inputs in the states that it takes, and their conversions.
 
-Requires: the `Propagated` states of a graph. Ensures: nodes keep their names where they stay the same op; what
-converts a tensor is below "poseidon/" and the tensor's name, in the tensor's own loop. A loop in which ranks
-exchange something runs one round after the other, since exchanges are matched by name and count.
+Requires: the `Propagated` states of a graph. Ensures: nodes that stay the same op keep their names; nodes that convert
+a tensor are below "poseidon/" and the tensor's name, in the tensor's own loop. A loop in which ranks exchange something
+runs its rounds one after the other, since exchanges are matched by name and count.
 
 | from | to | by |
 |---|---|---|
 | whole | rows | a slice |
 | whole | partial | the value on rank 0, zeros elsewhere |
-| partial | held | the summand, zeros where a rank has no rows |
-| partial | whole | `PoseidonSync`, the site of which graph passes then plan; other reductions by gathering |
+| partial | held | the summand, zeros on ranks without rows |
+| partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
 | rows | whole | `PoseidonAllGather` |
 | inputs with rows | whole | the global batch, which every rank has |
 """
@@ -54,21 +54,21 @@ from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 PREFIX = "poseidon"
-# The PoseidonPart of what depends on no rows.
+# The PoseidonPart of nodes that depend on no rows.
 OF_NO_ROWS = f"{PREFIX}/ranks"
 _HOST = "/device:CPU:0"
-# What names begin with that come from a call of a tf.function, which tells nobody anything.
+# The prefix that calls of tf.functions give to names, which carries no information.
 _CALL = "StatefulPartitionedCall/"
 _INT64 = types_pb2.DT_INT64
-# With which nodes name those whose device they share.
+# The prefix of the names of nodes with which a node is colocated.
 _BESIDE = b"loc:@"
-# What PoseidonSync adds up.
+# The types that PoseidonSync adds up.
 _SUMMED = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT32,
            types_pb2.DT_INT64)
 _REDUCE_OPS = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "all": "All", "any": "Any"}
-# Ops whose second input says how their output is arranged.
+# Ops whose second input determines the order or the number of dimensions.
 _ARRANGED = frozenset(("Transpose", "Sum", "Mean", "Max", "Min", "Prod"))
-# Ops with as little arithmetic as elements: faster done again than gathered.
+# Ops with little arithmetic per element: faster to repeat than to gather.
 _LITTLE = frozenset((
     *elementwise.UNARY, *elementwise.BINARY, "Add", "AddV2", "Sub", "Mul", "RealDiv", "Neg", "Identity", "StopGradient",
     "Cast", "Select", "SelectV2", "ZerosLike", "OnesLike", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Pack",
@@ -84,8 +84,8 @@ class Place:
     """Where a node runs, and which rows it depends on.
 
     Attributes:
-        frame: The `frames.Frame` that it is in.
-        marker: Name of the PoseidonRows that it depends on, as `markers.find` has it.
+        frame: The `frames.Frame` of the node.
+        marker: Name of the PoseidonRows on which it depends, see `markers.find`.
     """
 
     frame: frames_lib.Frame
@@ -96,8 +96,8 @@ class _Written(typing.NamedTuple):
     """What the nodes of an exchange have in common.
 
     Attributes:
-        attributes: Those of the op that exchanges: its site, a name that no other kind has, and when it happens.
-        provenance: The `Provenance` of all nodes that are there for it.
+        attributes: Attributes of the op that exchanges: its site, which is unique among all kinds, and when it happens.
+        provenance: The `Provenance` of all nodes of the exchange.
     """
 
     attributes: dict[str, str]
@@ -114,25 +114,25 @@ class GraphWriter:
 
     def __init__(self, sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, trained: Mapping[str, str],
                  kept: Mapping[str, str]) -> None:
-        """Makes a writer; `trained` and `kept` have names of some tensors, as of `naming.variables_of`."""
+        """Makes a writer; `trained` and `kept` are the results of `naming.variables_of`."""
         self.nodes: list[node_def_pb2.NodeDef] = []
         self.exchanges: list[report_lib.Exchange] = []
         self._sizes = sizes
         self._graph = sizes.graph
         self._propagated = propagated
-        self._native: dict[str, str] = {}  # by tensor: its name where that has changed
+        self._native: dict[str, str] = {}  # by tensor: its name, if that has changed
         self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
-        self._at_hand: dict[str, bool] = {}  # by tensor: whether it is to be had whole without an exchange
-        # What some op needs whole: it is gathered anyway, or at hand.
+        self._at_hand: dict[str, bool] = {}  # by tensor: whether it is available whole without an exchange
+        # Tensors that some op needs whole: gathered anyway, or available.
         self._asked_for = {canonical(tensor) for name, outcome in propagated.outcomes.items()
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
                            if takes == WHOLE and isinstance(self.native_state(tensor), Rows)}
-        self._copies: dict[str, str] = {}  # by node: what computes it again, whole
-        self._controls: dict[str, str] = {}  # by name of a node that is gone: what stands for it
+        self._copies: dict[str, str] = {}  # by node: the node that computes it again, whole
+        self._controls: dict[str, str] = {}  # by name of a removed node: the node that replaces it
         self._enters = {node.attr["frame_name"].s.decode(): node for node in propagated.ordered
                         if node.op in frames_lib.ENTERS}
         self._markers = {node.name: node for node in sizes_lib.rows_nodes(self._graph.graph_def)}
-        self._home = propagated.frames[next(iter(self._markers))]  # the loop that the rows are in
+        self._home = propagated.frames[next(iter(self._markers))]  # the loop that has the rows
         self._places = {node.name: Place(propagated.frames[node.name], propagated.markers[node.name])
                         for node in propagated.ordered}
         self._parts: dict[Place, _Part] = {}  # by place: the outputs of PoseidonPart there
@@ -142,17 +142,17 @@ class GraphWriter:
         self._kept = kept
         self._sites: collections.Counter[str] = collections.Counter()
         self._serial: set[str] = set()  # names of loops that run one round after the other
-        self._is_asked_for = True  # whether what is exchanged is part of the step
+        self._is_asked_for = True  # whether exchanges are part of the step
 
     def write(self, fetches: Iterable[str], kept: Iterable[str] = ()) -> tuple[list[node_def_pb2.NodeDef], list[str]]:
         """Writes all nodes.
 
         Args:
-            fetches: Names of the tensors that shall be whole.
-            kept: Names of nodes, outside of loops, whose outputs shall be to be had whole under their names.
+            fetches: Names of the tensors that must be whole.
+            kept: Names of nodes outside loops whose outputs must be available whole under their names.
 
         Returns:
-            (NodeDefs, what the fetches are called now).
+            (NodeDefs, the names of the fetches in the partitioned graph).
         """
         before = self._before_inputs()
         for node in self._propagated.ordered:
@@ -173,7 +173,7 @@ class GraphWriter:
         return nodes, [_renamed_tensor(fetch, shown) for fetch in fetched]
 
     def _shown(self, name: str) -> list[str] | None:
-        """Returns the whole outputs of a node, None if they are to be had under its name, or not at all."""
+        """Returns the whole outputs of a node, None if they are available under its name, or not at all."""
         outputs = [propagate_lib.tensor_of(name, i) for i in range(len(self._propagated.outcomes[name].gives))]
         if name in self._markers or not outputs or all(self._native.get(t, t) == t and self.native_state(t) == WHOLE
                                                        for t in outputs):
@@ -190,7 +190,7 @@ class GraphWriter:
     # ---- nodes --------------------------------------------------------------------------------
 
     def _before_inputs(self) -> set[str]:
-        """Returns the names of the nodes that inputs with rows are made by."""
+        """Returns the names of the nodes that compute the inputs with rows."""
         queue, seen = [tensor for marker in self._markers.values() for tensor in marker.input], set()
         while queue:
             name = graph_lib.node_of(queue.pop())
@@ -200,7 +200,7 @@ class GraphWriter:
         return seen
 
     def _write_inputs(self, marker: node_def_pb2.NodeDef) -> None:
-        """Writes the PoseidonPart of a PoseidonRows, and takes this rank's rows of each input."""
+        """Writes the PoseidonPart of a PoseidonRows, and slices this rank's rows of each input."""
         inputs = [self.tensor(tensor, WHOLE) for tensor in self._graph.inputs(marker)]
         place = Place(self._home, marker.name)
         writer = self._writer(f"{PREFIX}/{marker.name}", _HOST)
@@ -223,7 +223,7 @@ class GraphWriter:
             self._converted[name, WHOLE] = tensor
             slices.append(self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
                                         f"{PREFIX}/{marker.name}/rows{i}", place))
-        # Planning gives the shapes of this node the rows of one rank.
+        # For planning, shape inference gives this node the rows of one rank.
         writer = self._writer(f"{PREFIX}/{marker.name}/mine", marker.device)
         mine = writer.add("", ROWS, slices)
         graph_lib.copy_attributes(writer.nodes[-1], marker)
@@ -241,10 +241,10 @@ class GraphWriter:
             taken[i] = self._local_shape(node, taken[i], inputs[i], i, dimension, place)
         controls = [*graph_lib.control_inputs(node),
                     *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
-                    *self._check_rows(node, inputs, outcome, place)]
+                    *self._check_rows(inputs, outcome, place)]
         is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
-            for i, tensor in enumerate(taken):  # each by itself: factors are looked for behind single tensors
+            for i, tensor in enumerate(taken):  # separately: factors are matched behind single tensors
                 self._native[propagate_lib.tensor_of(node.name, i)] = tensor
             return
         if outcome.write is None and is_whole_sum:
@@ -268,7 +268,7 @@ class GraphWriter:
             self._controls[node.name] = graph_lib.node_of(outputs[0])
 
     def _known(self, node: node_def_pb2.NodeDef, tensor: str, original: str) -> str:
-        """Returns an operand as a constant if it is one: of others, TensorFlow would not know the output's shape."""
+        """Returns an operand as a constant if its value is known, so that TensorFlow can infer the output's shape."""
         value = None if self._graph.node(original).op == "Const" else self._sizes.constant(canonical(original))
         if value is None:
             return tensor
@@ -277,15 +277,15 @@ class GraphWriter:
             "", value.astype(tf.as_dtype(dtype).as_numpy_dtype), tensor)
 
     def _say_rows(self, node: node_def_pb2.NodeDef, dimension: int) -> None:
-        """Lets planning know how large a tensor is whose shape is computed from the number of rows.
+        """Declares the size of a tensor for planning, if its shape is computed from the number of rows.
 
-        PoseidonRows hands the tensor on, and has the planned number of rows for shape inference.
+        PoseidonRows returns the tensor unchanged, and gives shape inference the planned number of rows.
         """
         sizes = self._sizes.shape(node.name)
         size = sizes[dimension] if sizes and dimension < len(sizes) else None
         each = None if size is None else size.per_row
         if not each:
-            return  # a list of tensors, say, which has no dimensions
+            return  # for example a list of tensors, which has no dimensions
         writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
         value, dtype, known = node.name, propagate_lib.dtype_of(node, 0), self._constant_shape(node.name)
         assert known is not None
@@ -302,14 +302,14 @@ class GraphWriter:
         return any(f"^{name}" in reader.input for reader in self._graph.consumers(name))
 
     def _write_sum(self, node: node_def_pb2.NodeDef, terms: Sequence[str], controls: Sequence[str]) -> None:
-        """Writes a sum of many: AddN begins with whichever it may overwrite, so its bits depend on timing."""
+        """Writes AddN as a chain of additions: AddN starts with an input that it may overwrite, so its bits vary."""
         writer, total = self._writer(node.name, node.device), terms[0]
         for i, term in enumerate(terms[1:-1], 1):
             total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
         writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
 
     def _finished(self, node: node_def_pb2.NodeDef, names: set[str]) -> node_def_pb2.NodeDef:
-        """Returns a node that names what has replaced others, and with its loop's rounds in order.
+        """Returns a node that refers to the replacements of removed nodes, with its loop's rounds in order if needed.
 
         Args:
             node: The node.
@@ -320,7 +320,7 @@ class GraphWriter:
             kept = [self._controls.get(place, place) for place in places]
             node.attr["_class"].list.s[:] = [_BESIDE + place.encode() for place in kept if place in names]
         for key in [key for key, value in node.attr.items() if value.WhichOneof("value") is None]:
-            del node.attr[key]  # looking for an attribute makes an empty one
+            del node.attr[key]  # reading a missing attribute creates an empty one
         for i, tensor in enumerate(node.input):
             if graph_lib.is_control(tensor):
                 node.input[i] = f"^{self._controls.get(graph_lib.node_of(tensor), graph_lib.node_of(tensor))}"
@@ -334,7 +334,7 @@ class GraphWriter:
         prefix = f"{PREFIX}/{node.name}/local{i}"
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
         if self._is_known_reshape(node, dimension):
-            # TensorFlow should know afterwards too what it knows for any number of rows.
+            # TensorFlow should still infer what it infers for any number of rows.
             static = self._sizes.static(node.name)
             assert static is not None
             sizes = np.array([-1 if d == dimension else size for d, size in enumerate(static)])
@@ -344,14 +344,14 @@ class GraphWriter:
         return writer.add("", "PoseidonLocalShape", [tensor, self.part(place)[0]], Tshape=dtype, dimension=dimension)
 
     def _is_known_reshape(self, node: node_def_pb2.NodeDef, dimension: int) -> bool:
-        """Whether a node is a Reshape, of which TensorFlow knows all sizes but that of the rows."""
+        """Whether a node is a Reshape for which TensorFlow infers all sizes except that of the rows."""
         static, many = self._sizes.static(node.name), self._sizes.shape(node.name)
         return node.op == "Reshape" and static is not None and many is not None and all(
             size and (known := many[d]) is not None and known.constant == size
             for d, size in enumerate(static) if d != dimension)
 
     def _check(self, node: node_def_pb2.NodeDef, tensor: str, i: int, index: int, value: int) -> str:
-        """Writes a check that a part of an integer input has a value; returns the control edge that waits for it."""
+        """Writes a check of the value of a part of an integer input; returns the control edge that waits for it."""
         dtype = propagate_lib.dtype_of(self._graph.node(self._graph.inputs(node)[i]), graph_lib.output_of(
             self._graph.inputs(node)[i]))
         numpy_type = tf.as_dtype(dtype).as_numpy_dtype
@@ -375,7 +375,7 @@ class GraphWriter:
     # ---- conversions --------------------------------------------------------------------------
 
     def native_state(self, tensor: str) -> State:
-        """Returns the state in which a tensor is made."""
+        """Returns the state in which a tensor is computed."""
         return self._propagated.states.get(canonical(tensor), WHOLE)
 
     def tensor(self, tensor: str, state: State | None, marker: str | None = None) -> str:
@@ -383,8 +383,8 @@ class GraphWriter:
 
         Args:
             tensor: Its name in the one-process graph.
-            state: None is the state in which it is made.
-            marker: The `Place.marker` of what reads it: of a whole tensor, those rows are taken.
+            state: The state; None for that in which it is computed.
+            marker: The `Place.marker` of its reader, which decides about the rows of a whole tensor.
         """
         name = canonical(tensor)
         native = self.native_state(name)
@@ -407,7 +407,7 @@ class GraphWriter:
             return self._selected(value, self.part(place)[1], dtype, f"{prefix}/held")
         if state != WHOLE:
             whole = value if native == WHOLE else self.tensor(name, WHOLE)
-            if state == HELD:  # by any one rank, whichever rows it is added to
+            if state == HELD:  # from exactly one rank, whichever rows it is added to
                 return self._selected(whole, self.part(place)[2], dtype, f"{prefix}/held")
             if len(self._markers) > 1:
                 prefix = f"{prefix}/for/{marker}"
@@ -420,7 +420,7 @@ class GraphWriter:
         return self.reduced(value, native, dtype, prefix, place, name)
 
     def _is_at_hand(self, tensor: str) -> bool:
-        """Whether a whole tensor can be had without an exchange: by a little arithmetic on what every rank has."""
+        """Whether a tensor is available whole without an exchange: by a little arithmetic on what every rank has."""
         stack = [canonical(tensor)]
         while stack:
             name = stack[-1]
@@ -473,7 +473,7 @@ class GraphWriter:
         return self._selected(value, self.part(place)[2], dtype, f"{prefix}/summand")
 
     def _selected(self, value: str, condition: str, dtype: int, prefix: str) -> str:
-        """Returns a tensor where a condition holds on this rank, zeros elsewhere."""
+        """Returns a tensor if a condition holds on this rank, else zeros."""
         writer = self._writer(prefix, self._device_of(value))
         zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
         return writer.add("", "SelectV2", [condition, value, zeros], T=dtype)
@@ -495,12 +495,12 @@ class GraphWriter:
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
-                             f"{types_pb2.DataType.Name(dtype)}; it has to be made of whole inputs.")
+                             f"{types_pb2.DataType.Name(dtype)}; it must be computed from whole inputs.")
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         if dimension:
             shape = self._sizes.shape(name)
-            assert shape is not None  # else it is kept whole
+            assert shape is not None  # otherwise it is kept whole
             rank = len(shape)
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
@@ -523,7 +523,7 @@ class GraphWriter:
 
     def reduced(self, value: str, state: Partial, dtype: int, prefix: str, place: Place, name: str,
                 shape: graph_lib.Shape | None = None) -> str:
-        """Adds up the summands of all ranks, or reduces them otherwise."""
+        """Sums the summands of all ranks, or reduces them otherwise."""
         is_held, state = state == HELD, SUM if state == HELD else state
         is_given = shape is not None
         shape = shape if is_given else self._constant_shape(name)
@@ -532,7 +532,7 @@ class GraphWriter:
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
         contributes = writer.constant("contributes", np.array(True), value) if is_held else self.part(place)[1]
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
-            # What the planner has to know, and TensorFlow cannot infer.
+            # The planner needs this shape, which TensorFlow cannot infer.
             value = writer.add("summand", "EnsureShape", [value], T=dtype, shape=shape)
         if is_summed:
             return writer.add("", "PoseidonSync", [value, contributes], T=dtype, shape=shape, **exchange.attributes)
@@ -555,7 +555,7 @@ class GraphWriter:
         self._serialise(frame)
         scheme = planning.BROADCAST if kind == "value" else planning.GATHER if is_gathered else ""
         if not self._is_asked_for:
-            site = f"fetched/{kind}/{name}"  # once each: what is whole is kept
+            site = f"fetched/{kind}/{name}"  # unique, since each tensor is made whole once
             return _Written({"site": site}, provenance.Provenance(kind, site, scheme, is_fetched=True))
         shown = self._trained.get(name, self._kept.get(name, name.removeprefix(_CALL)))
         site = f"{kind}/{shown}" if is_gathered else shown
@@ -564,7 +564,7 @@ class GraphWriter:
             site = f"{site}#{self._sites[site] - 1}"
         if graph_lib.node_of(name) in self._graph.nodes:
             num_bytes = self._sizes.bytes(name, dtype)
-        else:  # what was made for an op, of a shape that was given
+        else:  # a tensor that was made for an op, with a given shape
             assert graph_lib.is_known(shape)
             num_bytes = report_lib.Bytes(fixed=math.prod(shape) * tf.as_dtype(dtype).size)
         variable = "" if is_gathered else self._trained.get(name, "")
@@ -575,7 +575,7 @@ class GraphWriter:
         return _Written({"site": site, graph_lib.MEANWHILE: meanwhile}, provenance.Provenance(kind, site, scheme))
 
     def _is_waited_for_by_rows(self, name: str) -> bool:
-        """Whether rows, or summands, are computed from the one-process value of a tensor."""
+        """Whether rows or summands are computed from the one-process value of a tensor."""
         return any(canonical(tensor) == name and outcome.takes[i] == WHOLE and self._leads_to_rows(reader, i)
                    for reader in self._graph.consumers(graph_lib.node_of(name))
                    for outcome in [self._propagated.outcomes[reader.name]]
@@ -583,7 +583,7 @@ class GraphWriter:
 
     @functools.cached_property
     def _before_rows(self) -> set[str]:
-        """The tensors that are, or make, rows or summands."""
+        """The tensors that are rows or summands, or from which such are computed."""
         queue = [propagate_lib.tensor_of(name, i) for name, outcome in self._propagated.outcomes.items()
                  for i, state in enumerate(outcome.gives) if state != WHOLE]
         before = set(queue)
@@ -598,7 +598,7 @@ class GraphWriter:
         return before
 
     def _leads_to_rows(self, node: node_def_pb2.NodeDef, i: int) -> bool:
-        """Whether rows or summands are computed from what a node makes of an input."""
+        """Whether rows or summands are computed from the outputs that depend on an input of a node."""
         outputs = [i] if node.op == "IdentityN" else range(len(self._propagated.outcomes[node.name].gives))
         return any(propagate_lib.tensor_of(node.name, output) in self._before_rows for output in outputs)
 
@@ -610,14 +610,14 @@ class GraphWriter:
     # ---- rows ---------------------------------------------------------------------------------
 
     def part(self, place: Place) -> _Part:
-        """Returns the outputs of PoseidonPart, as a node of a loop reads them: (part, contributes, is first)."""
+        """Returns the outputs of PoseidonPart at a place: (part, contributes, is first)."""
         if place not in self._parts:
             self._parts[place] = self._part_of_none() if place == Place(frames_lib.ROOT, None) else (
                 self._entered_part(place))
         return self._parts[place]
 
     def _part_of_none(self) -> _Part:
-        """Writes a PoseidonPart that depends on no rows: what is not cut needs to know only which rank is the first."""
+        """Writes a PoseidonPart that depends on no rows: tensors that are not cut only need to know the first rank."""
         writer = self._writer(OF_NO_ROWS, _HOST)
         part = writer.add("", "PoseidonPart", [writer.constant("one", np.array(1, np.int64))], N=1, site=PREFIX)
         graph_lib.set_names(writer.nodes[-1].attr["names"], ["one"])
@@ -627,8 +627,8 @@ class GraphWriter:
         """Brings a PoseidonPart into a loop."""
         frame = place.frame
         if not frame.within(self._home) or frame.outer is None:
-            raise GraphError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and what is made of "
-                             "them is needed outside of it.")
+            raise GraphError(f"The inputs with rows ({', '.join(self._markers)}) are in a loop, and values that are "
+                             "computed from them are needed outside of it.")
         outer, types = self.part(Place(frame.outer, place.marker)), (_INT64, types_pb2.DT_BOOL, types_pb2.DT_BOOL)
         prefix = f"{PREFIX}/{frame.name}" + (f"/{place.marker}" if len(self._markers) > 1 else "")
         part, contributes, is_first = (
@@ -637,14 +637,13 @@ class GraphWriter:
         return part, contributes, is_first
 
     def _entered(self, name: str, tensor: str, dtype: int, frame: frames_lib.Frame) -> str:
-        """Brings a tensor, which stays the same in all rounds, into a loop."""
+        """Brings a tensor into a loop as an invariant."""
         iterations = self._enters[frame.name].attr["parallel_iterations"].i
         return self._writer(name, _HOST).add("", "Enter", [tensor], T=dtype, frame_name=frame.name, is_constant=True,
                                              parallel_iterations=iterations)
 
-    def _check_rows(self, node: node_def_pb2.NodeDef, inputs: Iterable[str], outcome: Outcome,
-                    place: Place) -> list[str]:
-        """Writes checks that inputs of different markers have as many rows, where a node reads such.
+    def _check_rows(self, inputs: Iterable[str], outcome: Outcome, place: Place) -> list[str]:
+        """Writes checks that the inputs of different markers that a node reads have the same number of rows.
 
         Returns:
             Control edges that wait for them.
@@ -657,7 +656,7 @@ class GraphWriter:
         return [f"^{self._same_rows(place.frame, mine, other)}" for other in others]
 
     def _has_rows(self, tensor: str) -> bool:
-        """Whether a tensor is as large as there are rows, or an integer that may say how many there are."""
+        """Whether the size of a tensor depends on rows, or it is an integer that may be their number."""
         if isinstance(self.native_state(tensor), Rows):
             return True
         node = self._graph.node(tensor)
@@ -665,7 +664,7 @@ class GraphWriter:
             size is not None and size.of_rows for size in self._sizes.shape(canonical(tensor)) or ())
 
     def _same_rows(self, frame: frames_lib.Frame, marker: str, other: str) -> str:
-        """Returns the name of the check that the inputs of two markers have as many rows."""
+        """Returns the name of the check that the inputs of two markers have the same number of rows."""
         first, second = sorted((marker, other))
         key = frame, first, second
         if key not in self._meetings:
@@ -691,14 +690,14 @@ class GraphWriter:
         return node.device if node is not None else ""
 
     def _writer(self, prefix: str, device: str, exchange: _Written | None = None) -> graph_lib.Writer:
-        """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes are there for."""
+        """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes serve."""
         writer = graph_lib.Writer(prefix, device, exchange and exchange.provenance)
         writer.nodes = self.nodes
         return writer
 
 
 class NodeWriter:
-    """Writes what stands for one op.
+    """Writes the nodes that replace one op.
 
     Attributes:
         node: Its NodeDef in the one-process graph.
@@ -719,7 +718,7 @@ class NodeWriter:
         self._writer.nodes = graph_writer.nodes
 
     def add(self, suffix: str, op: str, inputs: Iterable[str], **attributes: graph_lib.Attribute) -> str:
-        """Adds a node, as of `graph.Writer.add`; without a suffix, it has the name of the op."""
+        """Adds a node, see `graph.Writer.add`; without a suffix, it has the name of the op."""
         name = self._writer.add(suffix, op, [*inputs, *self._controls], **attributes)
         if suffix:
             return name
@@ -727,7 +726,7 @@ class NodeWriter:
         return self.node.name
 
     def constant(self, suffix: str, value: npt.ArrayLike, beside: str) -> str:
-        """Adds a Const, as of `graph.Writer.constant`."""
+        """Adds a Const, see `graph.Writer.constant`."""
         return self._writer.constant(suffix, value, beside)
 
     def type_of_input(self, i: int) -> int:
@@ -744,7 +743,7 @@ class NodeWriter:
         return self._all.nodes[-1].name
 
     def numbers_of_rows(self, dtype: int) -> list[str]:
-        """Returns the number of rows in one process, and of those that this rank computes, scalars of a type."""
+        """Returns the number of rows in one process, and of this rank, as scalars of a type."""
         part = self._all.part(self._place)[0]
         with self._writer.placed(_HOST):
             numbers = self.add("part", "Unpack", [part], T=_INT64, num=3, axis=0)
@@ -752,7 +751,7 @@ class NodeWriter:
                     for name, number in (("rows", numbers), ("own_rows", f"{numbers}:2"))]
 
     def shape_of(self, tensor: str) -> str:
-        """Returns the shape of a tensor of this op, [rank] of int64, as this rank has it."""
+        """Returns the shape, [rank] of int64, of this rank's part of a tensor of this op."""
         dtype = self.node.attr["T"].type
         return self.add(f"shape_of_{graph_lib.node_of(tensor).rpartition('/')[2]}", "Shape", [tensor], T=dtype,
                         out_type=_INT64)
@@ -766,28 +765,29 @@ class NodeWriter:
         return self.made_global(local, 0 if is_size else state.dimension, out_type, f"of{i}")
 
     def made_global(self, shape: str, dimension: int, dtype: int, suffix: str = "") -> str:
-        """Returns a shape of this rank's rows as that of one process."""
+        """Returns the one-process shape, given that of this rank's rows."""
         with self._writer.placed(_HOST):
             return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
                             dimension=dimension)
 
     def made_whole(self, tensor: str, state: Partial, dtype: int | None = None) -> str:
-        """Returns what was made for this op, a summand of its output's shape, as the one-process value.
+        """Returns the one-process value of a summand that was made for this op, and has its output's shape.
 
         Args:
-            tensor, state: The summand.
+            tensor: The summand.
+            state: Its state.
             dtype: Its `types_pb2.DataType`, None for that of the output.
         """
         return self._all.reduced(tensor, state, dtype or self.node.attr["T"].type, f"{PREFIX}/{tensor}", self._place,
                                  self.node.name)
 
     def added_up(self, suffix: str, tensor: str, dtype: int, shape: graph_lib.Shape) -> str:
-        """Returns the sum over the ranks of a summand of a known shape that was made for this op."""
+        """Returns the sum over the ranks of a summand that was made for this op, and has a known shape."""
         return self._all.reduced(tensor, SUM, dtype, f"{PREFIX}/{tensor}", self._place, f"{self.node.name}/{suffix}",
                                  shape)
 
     def of_one_rank(self, node: str) -> list[str]:
-        """Returns rank 0's values of the outputs of a node that was made for this op, and has the same outputs."""
+        """Returns rank 0's outputs of a node that was made for this op, and has the same outputs."""
         name = self.node.name
         return [self._all.taken_from_one(
             propagate_lib.tensor_of(node, i), dtype, f"{PREFIX}/of/{name}/output{i}" if i else name, self._place.frame,
@@ -795,7 +795,7 @@ class NodeWriter:
 
 
 def count_by_state(propagated: propagate_lib.Propagated) -> tuple[int, int]:
-    """Returns how many nodes have outputs in each kind of state."""
+    """Returns (number of nodes that run on rows, number of nodes that return summands)."""
     kinds: collections.Counter[type] = collections.Counter()
     for outcome in propagated.outcomes.values():
         kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
@@ -805,11 +805,11 @@ def count_by_state(propagated: propagate_lib.Propagated) -> tuple[int, int]:
 
 def _renamed(nodes: Sequence[node_def_pb2.NodeDef], shown: Mapping[str, Sequence[str]],
              graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes, of which some have other names, and in their place others that show what is whole.
+    """Returns the nodes with some of them renamed, and nodes with the whole outputs under their old names.
 
     Args:
         nodes: NodeDefs.
-        shown: The whole outputs, by name of a node.
+        shown: The whole outputs of nodes, by name.
         graph: The one-process graph.
     """
     places = {_BESIDE + name.encode(): _BESIDE + f"{_ON_ROWS}{name}".encode() for name in shown}
@@ -841,5 +841,5 @@ def _renamed_tensor(tensor: str, shown: Collection[str]) -> str:
 
 
 def _input_of(marker: str) -> str:
-    """Returns what an input with rows is called in messages."""
+    """Returns the name of an input with rows in messages."""
     return marker.removeprefix(f"{PREFIX}/rows_of/")

@@ -1,8 +1,8 @@
-"""Checks that nodes are what their ops say; TensorFlow ends the process over some that are not.
+"""Checks that nodes match the definitions of their ops; some that do not make TensorFlow end the process.
 
-Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, reads as many tensors of
-the types that it takes, and calls functions of the types that it says. Loops are entered by Enter, and left by Exit. No
-node is named as what is inserted.
+Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, reads the right number and
+types of tensors, and calls functions with the types that it declares. Loops are entered with Enter and left with Exit.
+No node has a name that is reserved for inserted nodes.
 """
 
 from collections.abc import Collection
@@ -23,10 +23,10 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import write as write_lib
 
-_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # of an AttrValue; others have their type's name
+_FIELDS = {"string": "s", "int": "i", "float": "f", "bool": "b"}  # fields of AttrValue; others are named like the type
 _TYPES = frozenset(types_pb2.DataType.values())
-_REFERENCE = 100  # what a reference's DataType is above that of its value
-# By op: (attributes of functions, that of the types that these take, that of those that they return).
+_REFERENCE = 100  # offset of a reference's DataType from that of its value
+# By op: (attributes with functions, attribute with their argument types, attribute with their result types).
 _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ((("f",), "Tin", "Tout"),)),
     **dict.fromkeys(("If", "StatelessIf", "_If"), ((("then_branch", "else_branch"), "Tin", "Tout"),)),
@@ -34,7 +34,7 @@ _CALLS = {
     **dict.fromkeys(("While", "StatelessWhile", "_While"), ((("body",), "T", "T"), (("cond",), "T", None))),
 }
 _MAX_RANK = 254
-_MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can say that it has more
+_MAX_ELEMENTS = 1 << 31  # of a constant; a file of fewer bytes can declare more
 
 
 def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
@@ -47,8 +47,8 @@ def check_types(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -
     outputs = {}
     for node in graph_def.node:
         if node.name.partition("/")[0] == write_lib.PREFIX:
-            raise GraphError(f"The graph has a node named '{node.name}' already, and what is inserted is named so; "
-                             "rename it.")
+            raise GraphError(f"The graph has a node named '{node.name}' already, a name that is reserved for inserted "
+                             "nodes; rename it.")
         op_def = library.op_def(node)
         for attr in op_def.attr:
             _check_attribute(node, attr, functions_lib.attribute(node, op_def, attr.name))
@@ -85,7 +85,7 @@ def _check_attribute(node: node_def_pb2.NodeDef, attr: op_def_pb2.OpDef.AttrDef,
     field, is_list = _FIELDS.get(kind, kind), kind != attr.type
     if value.WhichOneof("value") != ("list" if is_list else field) or (
             is_list and any(found.name != field for found, _ in value.list.ListFields())):
-        raise GraphError(f"{where} is no {attr.type}.")
+        raise GraphError(f"{where} is not a valid {attr.type}.")
     values = list(getattr(value.list, field)) if is_list else [getattr(value, field)]
     if attr.has_minimum and (len(values) if is_list else value.i) < attr.minimum:
         raise GraphError(f"{where} is {len(values) if is_list else value.i}, expected at least {attr.minimum}.")
@@ -93,13 +93,13 @@ def _check_attribute(node: node_def_pb2.NodeDef, attr: op_def_pb2.OpDef.AttrDef,
         allowed = attr.allowed_values.list.type
         for dtype in values:
             if not 0 < dtype < _REFERENCE or dtype not in _TYPES or allowed and dtype not in allowed:
-                raise GraphError(f"{where} is {_name(dtype)}, which is none of its types.")
+                raise GraphError(f"{where} is {_name(dtype)}, which the op does not allow.")
     elif kind == "string" and (allowed := attr.allowed_values.list.s):
         for text in values:
             if text not in allowed:
                 raise GraphError(f"{where} is {text!r}, expected one of {list(allowed)}.")
     elif kind == "shape" and not all(map(_is_shape, values)):
-        raise GraphError(f"{where} is no valid shape.")
+        raise GraphError(f"{where} is not a valid shape.")
 
 
 def _check_constant(node: node_def_pb2.NodeDef) -> None:
@@ -126,7 +126,7 @@ def _check_calls(node: node_def_pb2.NodeDef, op_def: op_def_pb2.OpDef, library: 
 
 def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.FunctionBody,
                 takes: list[int] | None, gives: list[int] | None) -> None:
-    """Checks that a function takes, and returns, tensors of some types; None for any one tensor."""
+    """Checks the types that a function takes and returns; None stands for one tensor of any type."""
     arguments, returns = [dtype for _, dtype in body.arguments], [dtype for *_, dtype in body.returns]
     for what, types, wanted in (("takes", arguments, takes), ("returns", returns, gives)):
         if len(types) != (1 if wanted is None else len(wanted)) or wanted is not None and types != wanted:
@@ -135,7 +135,7 @@ def _check_call(node: node_def_pb2.NodeDef, body: functions_lib.FunctionBody,
 
 
 def _check_loops(graph_def: graph_pb2.GraphDef) -> None:
-    """Checks that loops are entered by Enter and left by Exit only."""
+    """Checks that loops are entered only with Enter and left only with Exit."""
     if not any(node.op in frames_lib.ENTERS for node in graph_def.node):
         return
     frames = frames_lib.find_frames(graph_lib.in_order(graph_def))
@@ -143,27 +143,27 @@ def _check_loops(graph_def: graph_pb2.GraphDef) -> None:
         loops = {frames[graph_lib.node_of(tensor)] for tensor in node.input}
         if len(loops) > 1:
             names = sorted(f"loop '{loop.name}'" if loop != frames_lib.ROOT else "no loop" for loop in loops)
-            raise GraphError(f"Node '{node.name}' reads what is in {' and in '.join(names)}.")
+            raise GraphError(f"Node '{node.name}' reads tensors in {' and in '.join(names)}.")
 
 
 def _check_places(node: node_def_pb2.NodeDef) -> None:
-    """Checks the names of the nodes beside which a node shall run."""
+    """Checks the names of nodes with which a node is colocated."""
     try:
         for text in node.attr["_class"].list.s if "_class" in node.attr else ():
             text.decode()
     except UnicodeDecodeError as error:
-        raise GraphError(f"Attribute '_class' of node '{node.name}', a {node.op}, is no text.") from error
+        raise GraphError(f"Attribute '_class' of node '{node.name}', a {node.op}, is not text.") from error
 
 
 def _check_name_of_loop(node: node_def_pb2.NodeDef) -> None:
-    """Refuses loops that are named as no node can be: what is written next to a loop is named after it."""
+    """Refuses loops whose names are not valid for nodes: nodes that are written for a loop are named after it."""
     name = node.attr["frame_name"].s
     try:
         is_name = bool(functions_lib.NAME.fullmatch(name.decode()))
     except UnicodeDecodeError:
         is_name = False
     if not is_name:
-        raise GraphError(f"Node '{node.name}' enters a loop named {name!r}, which is no name of a loop.")
+        raise GraphError(f"Node '{node.name}' enters a loop named {name!r}, which is not a valid loop name.")
 
 
 def _is_shape(shape: tensor_shape_pb2.TensorShapeProto) -> bool:

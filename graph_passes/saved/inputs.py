@@ -1,6 +1,6 @@
-"""The inputs of a saved step: which have rows, and the PoseidonRows that they go through.
+"""The inputs of a saved step: which ones have rows, and the PoseidonRows through which they pass.
 
-What has rows need not be known to be right: it decides only what is computed by rows.
+The result is correct whichever inputs are taken to have rows: that only decides what is computed by rows.
 """
 
 from collections.abc import Iterable
@@ -22,26 +22,26 @@ ROWS, SAME = "rows", "same"
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2")
 # The first version of GraphDefs in which a placeholder's shape may be that of a scalar.
 _HAS_SCALARS = 24
-# What the main graph names the PoseidonRows of an input, and a function the one of all.
+# Names of the PoseidonRows of one input, in the main graph, and of that of all inputs, in a function.
 _MARKER = "poseidon/rows_of/"
 _MARKER_OF_ALL = "poseidon/rows"
 
-# What a caller says of an input: ROWS, SAME, or the dimension of its rows.
+# How a caller declares an input: ROWS, SAME, or the dimension of its rows.
 Mark = str | int
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input of a step: what is fed, or comes out of an iterator or queue.
+    """An input of a step, which is fed, or read from an iterator or queue.
 
     Attributes:
-        name: What users call it.
+        name: Its name for users.
         tensor: Its tensor in the graph.
         dtype: Its `types_pb2.DataType`.
         shape: Its shape, None for unknown sizes; None if its rank is unknown.
-        dimension: That of its rows; None if it has none.
+        dimension: The dimension of its rows; None if it has none.
         is_fed_alone: Whether a caller may feed it without the others.
-        is_read: Whether it is what an iterator or queue hands out; all ranks have that of rank 0.
+        is_read: Whether it is read from an iterator or queue; all ranks then have what rank 0 reads.
     """
 
     name: str
@@ -53,20 +53,20 @@ class Input:
     is_read: bool = False
 
     def text(self) -> str:
-        """Returns what it has, in words."""
+        """Returns a description of its rows."""
         if self.dimension is None:
             return "the same for all rows"
         return "rows" if not self.dimension else f"rows in dimension {self.dimension}"
 
 
 def of_placeholder(node: node_def_pb2.NodeDef, name: str, is_fed_alone: bool = False) -> Input:
-    """Returns the `Input` of a placeholder, which a user calls `name`."""
+    """Returns the `Input` of a placeholder that users know as `name`."""
     return Input(name, node.name, node.attr["dtype"].type, _shape(node.attr["shape"].shape)
                  if "shape" in node.attr else None, is_fed_alone=is_fed_alone)
 
 
 def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
-    """Returns the `Input`s of a main graph: placeholders, and what iterators and queues hand out."""
+    """Returns the `Input`s of a main graph: placeholders, and the outputs of iterators and queues."""
     found = []
     for node in graph_def.node:
         if node.op in _PLACEHOLDERS and node.attr["dtype"].type not in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
@@ -76,8 +76,8 @@ def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
             for i, dtype in enumerate(propagate.types_of_outputs(node)):
                 if dtype not in propagate.GATHERED:
                     raise GraphError(
-                        f"Node '{node.name}', a {node.op}, hands out {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
-                        "which rank 0 cannot give to the other ranks; let it hand out numbers, or feed the step.")
+                        f"Node '{node.name}', a {node.op}, returns {types_pb2.DataType.Name(dtype)[3:].lower()}s, "
+                        "which rank 0 cannot send to the other ranks; let it return numbers, or feed the step.")
                 name = propagate.tensor_of(node.name, i)
                 found.append(Input(name, name, dtype, _shape(shapes[i]) if i < len(shapes) else None,
                                    is_fed_alone=True, is_read=True))
@@ -85,7 +85,7 @@ def of_main(graph_def: graph_pb2.GraphDef) -> list[Input]:
 
 
 def say_shapes(graph_def: graph_pb2.GraphDef) -> None:
-    """Gives placeholders of graphs before TensorFlow 1.3 their shapes: no dimensions meant that they are unknown."""
+    """Sets the shapes of placeholders in graphs from before TensorFlow 1.3, where no dimensions meant unknown ones."""
     if graph_def.versions.producer >= _HAS_SCALARS:
         return
     for node in graph_def.node:
@@ -99,15 +99,15 @@ def say_shapes(graph_def: graph_pb2.GraphDef) -> None:
 def decide(inputs: Sequence[Input], given: Mapping[str, Mark]) -> list[Input]:
     """Returns the inputs with their dimensions of rows.
 
-    Those have rows whose first dimension is unknown; if there are none, those that all have the same first
-    dimension, if it is the same of all that have one.
+    Inputs have rows if their first dimension is unknown. If there are none, all inputs with a dimension have rows,
+    provided that their first dimensions are equal.
 
     Args:
         inputs: `Input`s.
-        given: By name: "rows", "same", or a dimension; other names may be those of other steps.
+        given: "rows", "same", or a dimension, by name; other names may be those of other steps.
 
     Raises:
-        PoseidonError: If what is given does not fit, or nothing has rows.
+        PoseidonError: If `given` does not fit the inputs, or nothing has rows.
     """
     known = {alias: each for each in inputs for alias in _aliases(each.name)}
     marks = {known[name].name: mark for name, mark in given.items() if name in known}
@@ -130,13 +130,13 @@ def check_names(inputs: Iterable[Input], given: Iterable[str]) -> None:
 
     Args:
         inputs: The `Input`s of all steps.
-        given: As of `decide`.
+        given: Same as in `decide`.
     """
     known = {alias for each in inputs for alias in _aliases(each.name)}
     for name in given:
         if name not in known:
             names = dict.fromkeys(each.name for each in inputs)
-            raise GraphError(f"The inputs that are given name '{name}', but what is rewritten has the inputs "
+            raise GraphError(f"inputs= names '{name}', but the steps have the inputs "
                              f"{', '.join(names) or 'none'}.")
 
 
@@ -151,22 +151,22 @@ def _dimension(each: Input, mark: Mark | None) -> int | None:
     if mark == SAME:
         return None
     if mark != ROWS and (not isinstance(mark, int) or isinstance(mark, bool)):
-        raise GraphError(f"Input '{each.name}' is said to have {mark!r}, expected 'rows', 'same', or the number of "
+        raise GraphError(f"Input '{each.name}' is declared as {mark!r}, expected 'rows', 'same', or the number of "
                          "a dimension.")
     dimension = mark if isinstance(mark, int) else 0
     if dimension < 0 or rank is not None and dimension >= rank:
-        raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is said to have rows in dimension "
-                         f"{dimension}; say 'same' of inputs without rows.")
+        raise GraphError(f"Input '{each.name}' has {rank} dimensions, but is declared to have rows in dimension "
+                         f"{dimension}; declare inputs without rows as 'same'.")
     return dimension
 
 
 def with_marker(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef in which all inputs with rows go through one PoseidonRows: they are fed together."""
+    """Returns a GraphDef in which all inputs with rows pass through one PoseidonRows: they are fed together."""
     return _with_markers(graph_def, {_MARKER_OF_ALL: [each for each in inputs if each.dimension is not None]})
 
 
 def with_markers(graph_def: graph_pb2.GraphDef, inputs: Sequence[Input]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef in which each input with rows goes through a PoseidonRows of its own."""
+    """Returns a GraphDef in which each input with rows passes through its own PoseidonRows."""
     return _with_markers(graph_def, {f"{_MARKER}{each.name.removesuffix(':0').replace(':', '_output')}": [each]
                                      for each in inputs if each.dimension is not None})
 

@@ -1,6 +1,6 @@
-"""Reads from a rewritten saved graph what its steps exchange, and what else is not as it was.
+"""Lists the exchanges of a rewritten saved graph, and other differences from the original.
 
-What a node was inserted for, its provenance says; names are not looked at.
+The provenance of a node says why it was inserted; its name is not used.
 """
 
 import collections
@@ -19,7 +19,7 @@ from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 
-# What the names of ops begin with that an original has not.
+# Prefixes of the names of ops that an original does not have.
 _INSERTED = ("Poseidon", "SufficientFactor", "Horovod")
 
 
@@ -29,11 +29,11 @@ class Exchange:
 
     Attributes:
         site: Its name.
-        kind: As of `partition.report.Exchange`.
+        kind: Same as in `partition.report.Exchange`.
         scheme: "ps", "sfb", "gather" or "broadcast".
-        rides_on: The site whose factors it is made of, None if it sends something itself.
-        ops: How many inserted ops of each name are there for it.
-        is_fetched: Whether it happens only where a program fetches what the step does not need whole.
+        rides_on: The site from whose factors it is made, None if it sends something itself.
+        ops: The number of ops inserted for it, by name of the op.
+        is_fetched: Whether it happens only if a program fetches a tensor that the step does not need whole.
     """
 
     site: str
@@ -49,10 +49,10 @@ class Step:
     """A function, or the main graph, that was rewritten.
 
     Attributes:
-        function: Its name, "" of the main graph.
+        function: Its name, "" for the main graph.
         exchanges: Its `Exchange`s, in the order of the graph.
-        before: How many nodes it had.
-        after: How many it has.
+        before: Number of nodes before rewriting.
+        after: Number of nodes now.
     """
 
     function: str
@@ -62,7 +62,7 @@ class Step:
 
 
 def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> None:
-    """Lets the nodes that exchange nothing, and that an original has not, say that they belong to a rewritten step."""
+    """Marks inserted nodes without an exchange as parts of a rewritten step."""
     before = _bodies(original)
     for function, nodes in _bodies(rewritten).items():
         ops = {node.name: node.op for node in before.get(function, ())}
@@ -79,9 +79,9 @@ def steps(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> tuple[
 
 
 def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Iterator[str]:
-    """Yields sentences on what differs between two GraphDefs, but is no part of a rewritten step.
+    """Yields a sentence for each difference between two GraphDefs that is not part of a rewritten step.
 
-    What leads to a step may differ: calls say that they have effects.
+    Functions that lead to a step may differ: their calls became stateful.
     """
     before, after = _bodies(original), _bodies(rewritten)
     leading = _leading_to(after)
@@ -138,7 +138,7 @@ def _exchanges(nodes: Iterable[node_def_pb2.NodeDef]) -> Iterator[Exchange]:
 
 
 def _leading_to(bodies: Mapping[str, Sequence[node_def_pb2.NodeDef]]) -> set[str]:
-    """Returns the names of the functions that are steps, or call such."""
+    """Returns the names of the functions that are steps, or call one."""
     callers = collections.defaultdict(list)
     for function, nodes in bodies.items():
         for node in nodes:
@@ -154,7 +154,7 @@ def _leading_to(bodies: Mapping[str, Sequence[node_def_pb2.NodeDef]]) -> set[str
 
 
 def _comparable(node: node_def_pb2.NodeDef, leading: Collection[str]) -> node_def_pb2.NodeDef:
-    """Returns a node without what follows from others: shapes, and that a function that it calls has effects."""
+    """Returns a node without properties that follow from other nodes: shapes, and stateful calls of a step."""
     changed = type(node)()
     changed.CopyFrom(node)
     if node.op == "StatefulPartitionedCall" and node.attr["f"].func.name in leading:
@@ -164,7 +164,7 @@ def _comparable(node: node_def_pb2.NodeDef, leading: Collection[str]) -> node_de
 
 
 def _part_of_step(before: Iterable[node_def_pb2.NodeDef], after: Sequence[node_def_pb2.NodeDef]) -> set[str]:
-    """Returns the names of what was inserted, what reads that, and all that these need, now or in the original."""
+    """Returns the names of inserted nodes, their readers, and all that these need, now or in the original."""
     needs = _inputs(after)
     readers = collections.defaultdict(set)
     for name, sources in needs.items():

@@ -1,10 +1,10 @@
-"""The passes over a saved training graph in their order.
+"""Runs the passes over a saved training graph.
 
-Requires: a GraphDef as it was saved, for one process. Ensures: one that computes the same, on any number of ranks that
-are given the same inputs. Its functions and nodes keep their names, and give what they gave.
+Requires: a GraphDef as it was saved, for one process. Ensures: a GraphDef that computes the same on any number of ranks
+with the same inputs. Its functions and nodes keep their names and their values.
 
-A step is either a function, as TensorFlow 2 saves it, or some nodes of the main graph, as TensorFlow 1 does. It is
-partitioned by rows (`partition/`), and what it sums is planned and rewritten as anywhere (`session.py`).
+A step is either a function, as saved by TensorFlow 2, or some nodes of the main graph, as saved by TensorFlow 1. It is
+partitioned by rows (`partition/`), and its sums are planned and rewritten as in any other graph (`session.py`).
 """
 
 from collections.abc import Callable
@@ -51,11 +51,11 @@ class Options:
     Attributes:
         planner: The `planning.Planner`.
         add_shapes: A function that infers shapes, as `grappler.add_shapes`.
-        inputs: By name of an input: "rows", "same", or its dimension of rows.
+        inputs: "rows", "same", or the dimension of the rows, by name of an input.
         rows: Rows of a full batch on each worker, for planning; None if unknown.
-        wire_dtype, strict: As of `PoseidonStrategy`.
+        wire_dtype, strict: Same as in `PoseidonStrategy`.
         writer: Same as in `engines.Engine`.
-        progress: Called with what is done next.
+        progress: Called with the name of each phase.
     """
 
     planner: planning.Planner
@@ -80,7 +80,7 @@ class Step:
     Attributes:
         inputs: The `inputs_lib.Input`s.
         plan: The `planning.Plan` that its sums follow.
-        exchanges: The `partition.report.Report` of what it exchanges, and runs whole.
+        exchanges: The `partition.report.Report` of its exchanges and of the ops that run whole.
     """
 
     inputs: tuple[inputs_lib.Input, ...]
@@ -111,17 +111,17 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
 
     Args:
         graph_def: The GraphDef, with its functions.
-        steps: By name of a step, the names of the tensors or nodes that make it.
-        has_functions: Whether each step is what one function returns (TensorFlow 2), and that is rewritten; else the
-            main graph is.
+        steps: The names of the tensors or nodes that define each step, by its name.
+        has_functions: Whether each step is the result of one function (TensorFlow 2), which is rewritten; otherwise
+            the main graph is rewritten.
         options: The `Options`.
 
     Raises:
         PoseidonError: If the graph cannot be rewritten.
     """
     if strip.is_rewritten(graph_def):
-        raise GraphError("The graph was rewritten before; undo that with `tf-poseidon strip`, or take the "
-                         "graph that it was made of.")
+        raise GraphError("The graph was rewritten before; undo that with `tf-poseidon strip`, or use the "
+                         "original graph.")
     options.progress("reading the graph")
     original = strip.compressed(graph_def)
     library = functions_lib.Library(graph_def)
@@ -150,7 +150,7 @@ def rewrite(graph_def: graph_pb2.GraphDef, steps: Mapping[str, Sequence[str]], h
 
 def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library, name: str, function: str,
                       arguments: "Sequence[_Argument]", options: Options, taken: set[str]) -> Step:
-    """Rewrites, in `result`, a function that is called with some `_Argument`s; returns the `Step`."""
+    """Rewrites a function in `result`, given its `_Argument`s; returns the `Step`."""
     _check_bodies(library, function)
     body, main = library.body(function), library.main
     by_name = {argument: given for (argument, _), given in zip(body.arguments, arguments)}
@@ -161,7 +161,7 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
               and function_def.arg_attr[i].attr["_output_shapes"].list.shape}
 
     def describe(argument: str) -> dict[str, attr_value_pb2.AttrValue]:
-        """Returns what a placeholder has to say of an argument: of a variable, what it holds."""
+        """Returns attributes for an argument's placeholder: the type and shape of a variable's value, or a shape."""
         source = main.nodes[graph_lib.node_of(by_name[argument].source)]
         if source.op in _HANDLES and {"dtype", "shape"} <= set(source.attr):
             return {"_handle_dtypes": attr_value_pb2.AttrValue(list={"type": [source.attr["dtype"].type]}),
@@ -195,10 +195,10 @@ def _rewrite_function(result: graph_pb2.GraphDef, library: functions_lib.Library
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """What a function is called with.
+    """An argument of a call.
 
     Attributes:
-        name: What the signature calls it.
+        name: Its name in the signature.
         source: The tensor of the main graph.
     """
 
@@ -209,7 +209,7 @@ class _Argument:
 def _function_of(library: functions_lib.Library, name: str, targets: Sequence[str]) -> tuple[str, list[_Argument]]:
     """Returns (name, `_Argument`s) of the function that a signature calls.
 
-    Signatures call functions that only call those that programs call too: it is the innermost one.
+    Signatures call functions that only wrap those that programs call too; the innermost one is returned.
     """
     call = _call_of(library, name, targets)
     function, sources = call.attr["f"].func.name, graph_lib.data_inputs(call)
@@ -228,7 +228,7 @@ def _function_of(library: functions_lib.Library, name: str, targets: Sequence[st
         by_name = dict(zip((argument for argument, _ in body.arguments), arguments))
         if inner not in library.functions or inner in seen or not by_name.keys() >= set(given) or (
                 len(given) != len(library.body(inner).arguments)):
-            return function, arguments  # what is wrong with it is found later
+            return function, arguments  # errors in it are reported later
         function, arguments = inner, [by_name[tensor] for tensor in given]
         seen.add(function)
 
@@ -245,7 +245,7 @@ def _call_of(library: functions_lib.Library, name: str, targets: Sequence[str]) 
 
 
 def _make_stateful(graph_def: graph_pb2.GraphDef, function: str) -> None:
-    """Lets calls of a function that exchanges something now say that it has effects."""
+    """Makes calls of a function stateful, and its callers' calls, since it now exchanges something."""
     for body in (graph_def, *graph_def.library.function):
         is_changed = False
         for node in body.node if body is graph_def else body.node_def:
@@ -261,10 +261,10 @@ def _make_stateful(graph_def: graph_pb2.GraphDef, function: str) -> None:
 
 def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, targets: Sequence[str], options: Options,
                   taken: set[str]) -> Step:
-    """Rewrites, in `result`, the nodes of the main graph that steps need; returns the `Step`.
+    """Rewrites the nodes of the main graph in `result` that steps need; returns the `Step`.
 
-    Other nodes stay, and read what they did: of what the step computes by rows, there is the whole too, gathered
-    where something asks for it.
+    Other nodes are unchanged and have the same inputs: tensors that the step computes by rows are gathered if such a
+    node reads them.
     """
     main = library.main
     _check_flat(result, library)
@@ -293,7 +293,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
              *(placeholders.get(node.name, node) for node in planned.node)]
     for node in nodes:
         if "_output_shapes" in node.attr:
-            del node.attr["_output_shapes"]  # notes of whoever saved it; of reserved outputs they may be others now
+            del node.attr["_output_shapes"]  # as saved; those of reserved outputs may have changed
     del result.node[:]
     result.node.extend(nodes)
     return Step(tuple(inputs), plan, partitioned.report)
@@ -301,7 +301,7 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
 
 def _needed(main: functions_lib.MainBody, names: Iterable[str],
             frames: Mapping[str, frames_lib.Frame]) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes that some nodes need, in the order of the graph; loops are not taken apart."""
+    """Returns the nodes that some nodes need, in the order of the graph; loops stay complete."""
     by_loop: dict[str, list[str]] = {}
     for name, frame in frames.items():
         if frame != frames_lib.ROOT:
@@ -320,10 +320,10 @@ def _needed(main: functions_lib.MainBody, names: Iterable[str],
 
 
 def _node_of_target(library: functions_lib.Library, main: functions_lib.MainBody, target: str) -> str:
-    """Returns the name of the node of what a user says makes a step."""
+    """Returns the name of the node of a target that a user gives."""
     name, output = main.parse(target)
     if output is None or ":" in target and output >= _num_outputs(library, main.nodes[name]):
-        raise GraphError(f"The step is made of {target!r}, which is no node or tensor of the graph.")
+        raise GraphError(f"The step is made of {target!r}, which is not a node or tensor of the graph.")
     return name
 
 
@@ -335,14 +335,14 @@ def _num_outputs(library: functions_lib.Library, node: node_def_pb2.NodeDef) -> 
 
 
 def _check_flat(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
-    """Refuses a graph that TensorFlow cannot read: it ends the process over some."""
+    """Refuses graphs that TensorFlow cannot read, some of which would make it end the process."""
     if problem := check.problem_of(graph_def):
         raise GraphError(f"The graph is not valid: {problem}.")
     check_types.check_types(graph_def, library)
 
 
 def _check_bodies(library: functions_lib.Library, *functions: str) -> None:
-    """Checks some functions, and all that they call."""
+    """Checks some functions and all functions that they call."""
     done, path = set(), []
 
     def visit(function: str) -> None:
@@ -367,7 +367,7 @@ def _full(tensor: str) -> str:
 
 
 def _renamed_sites(partitioned: partition_lib.Partitioned, name: str, taken: set[str]) -> partition_lib.Partitioned:
-    """Gives exchanges the step's name too where another step has exchanges of theirs."""
+    """Prefixes sites with the step's name if another step has sites of the same name."""
     new = {exchange.site: f"{name}/{exchange.site}" for exchange in partitioned.report.exchanges
            if exchange.site in taken}
     taken.update(new.get(exchange.site, exchange.site) for exchange in partitioned.report.exchanges)
@@ -387,15 +387,14 @@ def _renamed_sites(partitioned: partition_lib.Partitioned, name: str, taken: set
 
 def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[inputs_lib.Input],
                      options: Options) -> tuple[partition_lib.Partitioned, list[str]]:
-    """Lets ranks compare their graphs and inputs before anything is cut into rows.
+    """Adds nodes by which ranks compare their graphs and inputs before anything is cut into rows.
 
     Returns:
         (partitioned, names of the nodes that compare).
     """
     writer = graph_lib.Writer(_PREFIX, "/device:CPU:0")
-    agree = writer.add("agree", "PoseidonAgree", [], sites="\n".join(
-        exchange.form() for exchange in partitioned.report.exchanges), rows=options.rows or -1, static_rows=-1,
-        strict=options.strict)
+    agree = writer.add("agree", "PoseidonAgree", [], sites=partitioned.report.agreement_text(), rows=options.rows or -1,
+                       static_rows=-1, strict=options.strict)
     result = graph_pb2.GraphDef()
     result.CopyFrom(partitioned.graph_def)
     wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}
@@ -430,14 +429,14 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
 
 
 def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[graph_pb2.GraphDef, planning.Plan]:
-    """Returns (GraphDef, plan): the partitioned graph in which sums travel as planned."""
+    """Returns (GraphDef, plan): the partitioned graph, rewritten so that its sums travel as planned."""
     options.progress("recognising factors and planning")
     graph_def = graph_pb2.GraphDef()
     graph_def.CopyFrom(partitioned.graph_def)
     _set_rows(graph_def, options.rows or -1)
     try:
         shaped = options.add_shapes(graph_def)
-    except PoseidonError:  # the graph has a number of rows of its own
+    except PoseidonError:  # the graph itself fixes the number of rows
         _set_rows(graph_def, -1)
         shaped = options.add_shapes(graph_def)
     outcome = session.RewriteSession(options.planner, options.writer).rewrite(shaped)
@@ -449,7 +448,7 @@ def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[
     plan = outcome.plan or options.planner.plan(())
     agree = step_lib.node_of(result)
     assert agree is not None  # `_with_comparison` has added it
-    agree.attr["plan"].s = plan.form().encode()
+    agree.attr["plan"].s = plan.agreement_text().encode()
     for node in result.node:
         if "_output_shapes" in node.attr:
             del node.attr["_output_shapes"]
@@ -457,7 +456,7 @@ def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[
 
 
 def _set_rows(graph_def: graph_pb2.GraphDef, rows: int) -> None:
-    """Says how many rows shape inference shall take one rank to have."""
+    """Sets the number of rows that shape inference assumes for one rank."""
     for node in graph_def.node:
         if node.op == "PoseidonRows":
             node.attr["rows"].i = rows

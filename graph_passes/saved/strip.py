@@ -1,4 +1,4 @@
-"""A rewritten graph holds the one that it was made of, which `strip` takes out again."""
+"""Stores the original graph in a rewritten one, and extracts it again (`strip`)."""
 
 import zlib
 
@@ -9,7 +9,7 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import provenance
 
-# Name of the node that says so, and its attribute with the original GraphDef: serialized, and compressed.
+# The node that holds the original, and its attribute with the serialized and compressed GraphDef.
 _NAME, _ORIGINAL = "poseidon/original", "_poseidon_original"
 
 
@@ -19,19 +19,19 @@ def is_rewritten(graph_def: graph_pb2.GraphDef) -> bool:
 
 
 def compressed(graph_def: graph_pb2.GraphDef) -> bytes:
-    """Returns a GraphDef as bytes."""
+    """Returns a GraphDef as compressed bytes."""
     return zlib.compress(graph_def.SerializeToString(deterministic=True))
 
 
 def note_original(graph_def: graph_pb2.GraphDef, original: bytes) -> None:
-    """Lets a GraphDef hold the one that it was made of, `compressed`."""
+    """Stores the original of a GraphDef in it, `compressed`."""
     node = graph_def.node.add(name=_NAME, op="NoOp")
     provenance.Provenance(provenance.ORIGINAL).note(node)
     node.attr[_ORIGINAL].s = original
 
 
 def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
-    """Returns the GraphDef that a rewritten one was made of.
+    """Returns the original of a rewritten GraphDef.
 
     Raises:
         GraphError: If it is damaged, or was made by another version.
@@ -42,10 +42,10 @@ def strip(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
     try:
         return graph_pb2.GraphDef.FromString(zlib.decompress(node.attr[_ORIGINAL].s))
     except (zlib.error, message.DecodeError) as error:
-        raise GraphError(f"What node '{node.name}' says about the graph that was rewritten is damaged; take that "
-                         "graph, or rewrite it anew.") from error
+        raise GraphError(f"The original graph in node '{node.name}' is damaged; use the original file, "
+                         "or rewrite it again.") from error
 
 
 def _note(graph_def: graph_pb2.GraphDef) -> node_def_pb2.NodeDef | None:
-    """Returns the node that holds the original graph, None if there is none; other nodes may be damaged."""
+    """Returns the node that holds the original graph, None if none does; other nodes may be damaged."""
     return next((node for node in graph_def.node if _ORIGINAL in node.attr), None)

@@ -1,1 +1,1 @@
-"""The nodes that carry out a decision: one file for each engine's ops."""
+"""Writes the nodes that carry out a decision: one file for the ops of each engine."""

@@ -1,4 +1,4 @@
-"""Takes several gradients that a program reduces by one op apart, where some of them travel as factors."""
+"""Takes bundles apart: gradients that a program reduces with one op, if some of them travel as factors."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _INT32 = types_pb2.DT_INT32
 
 def open_bundle(graph: graph_lib.Graph, markers: Sequence[Marker],
                 decisions: Mapping[str, planning.Decision]) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes that stand for a bundle of which some parts travel as factors.
+    """Returns the nodes that replace a bundle, of which some parts may travel as factors.
 
     Args:
         graph: The `Graph`.
@@ -52,7 +52,7 @@ def open_bundle(graph: graph_lib.Graph, markers: Sequence[Marker],
         pieces = writer.add("rest_pieces", "SplitV", [node.name, sizes, axis], T=dtype, Tlen=_INT32,
                             num_split=len(left))
         sums |= {marker.part: f"{pieces}:{i}" for i, marker in enumerate(left)}
-    else:  # others may wait for it
+    else:  # other nodes may wait for it
         writer.add("", "NoOp", [tensor for tensor in others if graph_lib.is_control(tensor)])
     writer.nodes.append(type(node)(
         name=bundle.output, op="IdentityN", device=graph.node(bundle.gradients[0]).device,

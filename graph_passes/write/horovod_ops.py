@@ -1,6 +1,8 @@
-"""Horovod's ops in the place of a marker.
+"""Horovod's ops, which replace our markers and those of programs for Horovod.
 
-The other ranks know an op of Horovod by the last part of its name, so these names are made of the site's.
+Our own markers become all-reduces. Slices that stay slices are gathered, and those with the same index are summed.
+
+Other ranks identify an op of Horovod by the last component of its name, which is made from the name of the site.
 """
 
 from collections.abc import Iterable
@@ -23,21 +25,59 @@ _INT32, _UINT16 = types_pb2.DT_INT32, types_pb2.DT_UINT16
 
 
 class HorovodOps(collectives.Collectives):
-    """Horovod's ops, in place of our markers and of those of programs that are written for Horovod.
+    """Writes Horovod's ops in place of our markers, and of those of programs for Horovod.
 
-    The other ranks know an op of Horovod by the last part of its name. All that may stand for a marker of
-    ours has an op of the same name: where ranks did different things after all, Horovod would end the job
-    with an error, instead of waiting for ever.
+    Every replacement of one of our markers has an op of the same name: if ranks did different things after all, Horovod
+    would end the job with an error instead of waiting forever.
     """
 
+    def summed(self) -> None:
+        """gradient -> all-reduce, whose result has the marker's name."""
+        if self.marker.is_foreign:
+            super().summed()
+        elif self.marker.indices is not None:
+            self._as_slices(self._all_reduced("sum", self._dense_of_slices()))
+            self._verify_by_magnitudes()
+        else:
+            self._all_reduced("", self.marker.gradient)
+            self._verify_by_magnitudes()
+
+    def slices(self) -> None:
+        """Gathers all slices and sums those with the same index, under the marker's name."""
+        marker = self.marker
+        indices, values = self._gathered([self._indices, marker.gradient],
+                                         [self._index_type, marker.dtype], [None, None], ())
+        unique = self.writer.add("unique", "Unique", [indices], T=self._index_type, out_idx=_INT32)
+        number = self.writer.add("number", "Size", [unique], T=self._index_type, out_type=_INT32)
+        total = self.writer.add("total", "UnsortedSegmentSum", [values, f"{unique}:1", number],
+                                T=marker.dtype, Tindices=_INT32, Tnumsegments=_INT32)
+        self.writer.add("", "IdentityN", [unique, total], T=[self._index_type, marker.dtype])
+        self._verify_by_magnitudes()
+
+    def _verify_by_magnitudes(self) -> None:
+        """Gives verify mode a rounding bound for a sum whose order is the library's.
+
+        The sum of the magnitudes on all ranks takes the place of a factor with a single row.
+        """
+        if self._verifier is None:
+            return
+        dtype = self.marker.dtype
+        magnitude = self.writer.add("magnitude", "Abs", [graph_lib.data_inputs(self._verifier)[0]], T=dtype)
+        magnitude = self._all_reduced("magnitudes", magnitude, what="magnitude")
+        self._verify_by([self._reshaped("magnitudes_row", magnitude, [1, -1], dtype)], [dtype])
+
     def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
+        """Returns the sum over all ranks of a tensor of the marker's type, at `suffix`.
+
+        `what` distinguishes its nodes from those of the gradient's own sum.
+        """
         with self.writer.placed(self._where_run("HorovodAllreduce")):
             dtype = self.marker.dtype
             if not self._contributes_always:
                 zero = self.writer.constant(f"{what}zero", site_writer.array(0, dtype), tensor)
                 tensor = self.writer.add(f"{what}contribution", "SelectV2",
                                          [self._contributes, tensor, zero], T=dtype)
-            wire = _FLOAT if dtype == _BFLOAT16 else dtype  # which Horovod cannot sum
+            wire = _FLOAT if dtype == _BFLOAT16 else dtype  # Horovod cannot sum bfloat16
             tensor = self._cast(f"{what}wide", tensor, dtype, wire)
             if self._graph.node(self.marker.gradient).op == "Const":  # as for coefficients
                 tensor = self._opaque(f"{what}opaque", tensor, wire)
@@ -58,7 +98,7 @@ class HorovodOps(collectives.Collectives):
                 wire = _UINT16 if dtype == _BFLOAT16 else dtype  # Horovod has no bfloat16
                 if wire != dtype:
                     tensor = self.writer.add(f"part{i}_bits", "Bitcast", [tensor], T=dtype, type=wire)
-                if i > 1:  # coefficients; of constants, TensorFlow would compute ops that are not stateful
+                if i > 1:  # coefficients: TensorFlow would evaluate a stateless op on constants
                     tensor = self._opaque(f"opaque{i}", tensor, wire)
                 tensor = self._horovod(self._name(f".{i}" if i else ""), "HorovodAllgather", [tensor, *controls],
                                        T=wire)
@@ -87,7 +127,7 @@ class HorovodOps(collectives.Collectives):
                                **attributes)
 
     def _where_run(self, op: str) -> str:
-        """Returns where an op of Horovod runs: beside the gradient, if it has a kernel for that device."""
+        """Returns the device of a Horovod op: that of the gradient if the op has a kernel for it, else the host."""
         return self._gradient_device if devices.has_kernel(op, self._gradient_device) else self._host
 
     def _opaque(self, name: str, tensor: str, dtype: int) -> str:
@@ -102,11 +142,11 @@ class HorovodOps(collectives.Collectives):
         return constant is not None and bool(constant)
 
     def _name(self, suffix: str = "") -> str:
-        """Returns the name by which other ranks know an op."""
+        """Returns the name by which other ranks identify an op."""
         return f"poseidon.{collectives.encoded(self.marker.site)}{suffix}"
 
     def _limit(self, beside: str) -> str | None:
-        """Returns where the rows that a rank gives end, a vector; None if it always gives all."""
+        """Returns the end of the rows that this rank contributes, a vector; None if it always contributes all."""
         if self._contributes_always:
             return None
         every, none = (self.writer.constant(name, np.array([rows], np.int32), beside)
@@ -122,11 +162,11 @@ class HorovodOps(collectives.Collectives):
 
 
 def grouped(graph_def: graph_pb2.GraphDef, groups: Mapping[str, Iterable[str]]) -> graph_pb2.GraphDef:
-    """Lets Horovod sum the gradients of a group by one op, where none of them depends on another's sum.
+    """Merges the all-reduces of each group into one op of Horovod, if no gradient depends on another's sum.
 
     Args:
         graph_def: The GraphDef.
-        groups: Names of nodes that are HorovodAllreduces, lists of them by the name of the group.
+        groups: Names of HorovodAllreduce nodes, by the name of the group.
 
     Returns:
         A GraphDef.

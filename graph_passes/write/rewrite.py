@@ -1,7 +1,7 @@
-"""Replaces each marker by the nodes that its decision asks for.
+"""Replaces each marker with the nodes that carry out its decision.
 
 Requires: a plan with a decision for each marker. Ensures: no undecided marker is left; every other node keeps its name
-and its inputs, and what read a marker reads its sum.
+and its inputs, and readers of a marker read its sum.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Write(passes.Pass):
     """Writes the graph that follows the plan."""
 
     def __init__(self, engine: type[SiteWriter] = SendReceive) -> None:
-        """Makes the pass; `engine` writes the ops of the engine that moves the bytes."""
+        """Makes the pass; `engine` is the class that writes the ops of the engine."""
         self._engine = engine
 
     def requires(self, known: passes.TrainingGraph) -> str:
@@ -41,7 +41,7 @@ class Write(passes.Pass):
         rewritten = rewrite(planned, self._engine)
         agree = step.node_of(rewritten)
         if agree is not None:
-            agree.attr["plan"].s = planned.plan.form().encode()
+            agree.attr["plan"].s = planned.plan.agreement_text().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
@@ -52,14 +52,14 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
     """Returns the rewritten GraphDef.
 
     Args:
-        planned: What it is made from.
-        engine: As of `Write`.
+        planned: The `PlannedGraph`.
+        engine: Same as in `Write`.
     """
     graph, plan = planned.known.graph, planned.plan
     nodes: list[node_def_pb2.NodeDef] = []
     groups: dict[str, list[str]] = {}
     bundles: dict[str, list[Marker]] = {}
-    waits: dict[str, str] = {}  # by node that computes a gradient: what it has to wait for
+    waits: dict[str, str] = {}  # by name of a node that computes a gradient: the node for which it must wait
     for marker in planned.known.markers:
         if marker.bundle is not None:
             bundles.setdefault(marker.node, []).append(marker)
@@ -80,7 +80,7 @@ def rewrite(planned: PlannedGraph, engine: type[SiteWriter]) -> graph_pb2.GraphD
 
 def _in_group(node: node_def_pb2.NodeDef, grouped: Mapping[str, str],
               sizes: Mapping[str | None, int]) -> node_def_pb2.NodeDef:
-    """Returns a node that exchanges something beside gradients with the group that it travels with."""
+    """Returns a node with its group of messages, if it makes an exchange besides gradients that has one."""
     group = grouped.get(node.attr["site"].s.decode()) if graph_lib.meanwhile(node) else None
     if group is None:
         return node
@@ -101,7 +101,7 @@ def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.No
 
 
 def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
-    """Returns "" if every marker is replaced and every other node is kept; else what is wrong, without its end."""
+    """Returns "" if every marker is replaced and every other node is kept; else the problem, without a full stop."""
     if problem := check.problem_of(after):
         return problem
     nodes = {node.name: node for node in after.node}
@@ -120,7 +120,7 @@ def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: t
 
 
 def _has_inputs_of(kept: node_def_pb2.NodeDef, node: node_def_pb2.NodeDef) -> bool:
-    """Whether a node still reads and waits for what it did, perhaps among others."""
+    """Whether a node still has the same inputs, perhaps among others."""
     before, after = graph_lib.data_inputs(node), graph_lib.data_inputs(kept)
     return after[:len(before)] == before and (
         set(graph_lib.control_inputs(node)) <= set(graph_lib.control_inputs(kept)))

@@ -1,24 +1,24 @@
 """Writes the nodes of one site with our own ops, PoseidonSend and PoseidonRecv.
 
-By "ps", a site becomes
+Under "ps", a site becomes
 
     gradient -> Send -> Recv
 
-and by "sfb"
+and under "sfb"
 
     U, V -> Send -> Recv -> outer product -> Merge
                      | complete?               ^
     gradient -----> Switch -> Send -> Recv ----+
 
-Slices that stay such keep their marker, which is that exchange already. By "ps" they become
+Slices that stay slices keep their marker, which already is that exchange. Under "ps" they become
 
     slices -> dense -> Send -> Recv -> as slices, with all indices
 
-The lower branch of "sfb" runs if some rank could not give factors, which all ranks find alike. Until then the
-dense product of this rank alone, which only that branch needs, is not computed.
+The lower branch of "sfb" runs if some rank could not send factors; all ranks come to the same result. Until then, this
+rank's own dense gradient is not computed, since only that branch needs it.
 
-Send and Recv are on the host, whatever device the gradient is on; so TensorFlow copies what is sent down,
-and what has come up: by "ps" the gradient and the sum, by "sfb" this rank's U and V, and those of all.
+Send and Recv are on the host, whatever device the gradient is on. TensorFlow copies what is sent to the host, and what
+is received back: under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ from tf_poseidon.graph_passes.write import site_writer
 class SendReceive(site_writer.SiteWriter):
     """Writes the nodes of one site."""
 
-    # ---- forms --------------------------------------------------------------------------------
+    # ---- schemes ------------------------------------------------------------------------------
 
     def summed(self) -> None:
         """Sums the gradient over the parameter server."""
@@ -48,17 +48,17 @@ class SendReceive(site_writer.SiteWriter):
             self._exchange_dense("", self.marker.gradient, "")
 
     def slices(self) -> None:
-        """Keeps the marker, and notes that it has been decided about."""
+        """Keeps the marker, and marks it as decided."""
         self.writer.copy(self._node, **graph_lib.DECIDED)
 
     def factors(self) -> None:
-        """Sends the factors of all products, concatenated, and the coefficients of all terms; or what rides on them."""
+        """Sends the concatenated factors of all products, and all coefficients; or uses a leader's factors."""
         leader, match = self.leader
         if self.decision.leader:
             self._bias(leader, match)
         else:
             self._products(match)
-        # What computes this rank's own gradient runs only where the dense branch needs it.
+        # The nodes that compute this rank's own gradient run only if the dense branch needs it.
         own = self._bias_match if self.decision.leader else match
         self.waits = dict.fromkeys(self._only_for_dense(own), f"{leader}/is_dense")
 
@@ -80,7 +80,7 @@ class SendReceive(site_writer.SiteWriter):
         self._verify_by([f"{recv}:0", f"{recv}:1"], types[:2], masks)
 
     def _bias(self, leader: str, match: Match) -> None:
-        """Adds up the rows of a factor that another site has received."""
+        """Sums the rows of a factor that another site has received."""
         bias = self._bias_match
         index = 0 if bias.factor == "u" else 1
         dtype = self._on_wire(match.products[0].dtype)
@@ -90,13 +90,13 @@ class SendReceive(site_writer.SiteWriter):
         self._merge_with_dense(self._after_controls(self._sum_of_rows(gathered, dtype), bias), is_complete)
 
     def _only_for_dense(self, match: Match | BiasMatch) -> list[str]:
-        """Returns the nodes that compute this rank's own gradient, for the dense branch alone."""
+        """Returns the nodes that compute this rank's own gradient for nothing but the dense branch."""
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
         found, queue, readers = [], [self.marker.gradient], {self.marker.node}
         while queue:
             node = self._graph.node(queue.pop())
             if any(consumer.name not in readers for consumer in self._graph.consumers(node.name)):
-                continue  # something else needs it now
+                continue  # another node reads it
             if node.name in ends:
                 found.append(node.name)
             elif node.op in BETWEEN:
@@ -109,7 +109,7 @@ class SendReceive(site_writer.SiteWriter):
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
                           types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
                           is_fallback: bool = False) -> str:
-        # What some ranks have to send after all does not wait for others.
+        # A fallback to dense gradients does not wait for a group of messages.
         group = self.decision.group
         grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
@@ -130,7 +130,7 @@ class SendReceive(site_writer.SiteWriter):
         return self._cast(name, total, wire, dtype)
 
     def _switch_on(self, is_complete: str) -> None:
-        """Makes the node whose control edge lets something run in the dense branch only."""
+        """Writes the node whose control edge restricts other nodes to the dense branch."""
         switch = self.writer.add("is_complete", "Switch", [is_complete, is_complete],
                                  T=types_pb2.DT_BOOL)
         self.writer.add("is_dense", "Identity", [switch], T=types_pb2.DT_BOOL)
@@ -140,7 +140,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def _merge_with_dense(self, total: str, is_complete: str) -> None:
         dtype = self.marker.dtype
-        with self.writer.placed(self._gradient_device):  # else it would be copied before
+        with self.writer.placed(self._gradient_device):  # otherwise it would be copied to the host first
             gradient = self.writer.add("dense_gradient", "Switch", [self.marker.gradient, is_complete],
                                        T=dtype)
         dense = self._exchange_dense("dense_", gradient, "dense_recv")

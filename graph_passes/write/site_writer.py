@@ -1,10 +1,10 @@
-"""Writes the nodes of one site: what all ways of exchanging have in common.
+"""Writes the nodes of one site: what all engines have in common.
 
-Factors become matrices with the rows of a rank, and a gradient is rebuilt of the rows of all ranks. How
-the rows get from rank to rank is for the classes that build on this one.
+Factors become matrices with the rows of a rank, and a gradient is rebuilt from the rows of all ranks. Subclasses
+exchange the rows.
 
-Exchanges are the host's. Where gradients are computed on another device, factors are made there too, and
-gradients rebuilt there of the factors of all: no gradient is copied that travels as factors.
+Exchanges run on the host. If a gradient is computed on another device, its factors are computed there too, and it is
+rebuilt there from the factors of all ranks: no gradient that travels as factors is copied.
 """
 
 import collections
@@ -40,16 +40,16 @@ HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 @dataclasses.dataclass(frozen=True)
 class PlannedGraph:
-    """What the nodes of all sites of a graph are made from.
+    """A planned graph, with indexes for writing the nodes of its sites.
 
     Attributes:
         known: The `TrainingGraph`, planned.
         plan: Its plan.
         decisions: The `Decision`s of its plan, by site.
         markers: Its `Marker`s, by site.
-        riders: By site, what else is made from its factors, as texts.
+        riders: What else is made from the factors of a site, as texts, by site.
         verifiers: The PoseidonVerify nodes, by site.
-        group_sizes: How many exchanges there are in each group of messages.
+        group_sizes: The number of exchanges in each group of messages.
     """
 
     known: passes.TrainingGraph
@@ -62,7 +62,7 @@ class PlannedGraph:
 
     @classmethod
     def of(cls, known: passes.TrainingGraph) -> "PlannedGraph":
-        """Returns that of a training graph."""
+        """Returns the `PlannedGraph` of a training graph."""
         plan, riders = known.plan, collections.defaultdict(list)
         assert plan is not None
         for decision in plan.decisions:
@@ -79,14 +79,14 @@ class PlannedGraph:
 
 
 class SiteWriter:
-    """Writes the nodes of one site. Each engine has a class of its own, and `writers.WRITERS` its way for each scheme.
+    """Writes the nodes of one site. Each engine has a subclass, and `writers.WRITERS` has its method for each scheme.
 
     Attributes:
-        has_to_agree: Whether all ranks have to call the same ops, and so to agree on a graph before it runs.
+        has_to_agree: Whether all ranks must call the same ops, and so agree on a graph before it runs.
         writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
         marker: The `Marker`.
         decision: Its `Decision`.
-        waits: By name of a node that computes this rank's own gradient, the node that it has to wait for.
+        waits: The node for which each node that computes this rank's own gradient must wait, by name of the latter.
     """
 
     has_to_agree = False
@@ -107,12 +107,12 @@ class SiteWriter:
 
     @property
     def match(self) -> GradientMatch:
-        """What was found out about the gradient."""
+        """The match of the gradient."""
         return self.planned.known.matches[self.marker.site]
 
     @property
     def leader(self) -> tuple[str, Match]:
-        """The site that this one is made from: (what the names of its nodes begin with, its `Match`)."""
+        """The site whose factors this one uses: (the prefix of its nodes' names, its `Match`)."""
         site = self.decision.leader or self.marker.site
         match = self.planned.known.matches[site]
         assert isinstance(match, Match)
@@ -120,29 +120,29 @@ class SiteWriter:
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        """The gradient's shape, where it is known."""
+        """The gradient's shape, which must be known."""
         assert graph_lib.is_known(self.marker.shape)
         return self.marker.shape
 
     @property
     def _contributes(self) -> str:
-        """Whether this rank has rows of its own, a tensor; only a marker of ours says so."""
+        """Whether this rank has rows of its own, a tensor; only our own markers have it."""
         assert self.marker.contributes is not None
         return self.marker.contributes
 
     @property
     def _bias_match(self) -> BiasMatch:
-        """What was found out about a gradient that is made from another site's factors."""
+        """The match of a gradient that is made from another site's factors."""
         assert isinstance(self.match, BiasMatch)
         return self.match
 
     # ---- factors --------------------------------------------------------------------------------
 
     def _parts(self, match: Match) -> tuple[list[str], list[int], list[int]]:
-        """Returns (tensors, types, columns), beside the gradient: what this rank gives for it to be rebuilt.
+        """Returns (tensors, types, columns), on the gradient's device: what this rank sends to rebuild it.
 
-        These are U and V, with the rows of all products under each other, and the coefficient of each
-        term, a matrix of one element.
+        These are U and V, with the concatenated rows of all products, and the coefficient of each term, a matrix with
+        one element.
         """
         first = match.products[0]
         dtype = self._on_wire(first.dtype)
@@ -161,7 +161,7 @@ class SiteWriter:
         return tensors, types, columns
 
     def _where_rebuilt(self, dtype: int) -> str:
-        """Returns the gradient's device if that can multiply factors of `dtype`, else the host."""
+        """Returns the gradient's device if it can multiply factors of `dtype`, else the host."""
         can_multiply = devices.can_multiply(self._gradient_device, T=dtype, Tout=self._made_of(dtype))
         return self._gradient_device if can_multiply else self._host
 
@@ -169,12 +169,12 @@ class SiteWriter:
         return [self._same_shape(f"mask{i}", mask) for i, mask in enumerate(match.masks)]
 
     def _rebuild(self, match: Match, masks: Sequence[str], gathered: Sequence[str], dtype: int) -> str:
-        """Returns the gradient, made of what all ranks have given.
+        """Returns the gradient, rebuilt from what all ranks have sent.
 
         Args:
             match: The `Match`.
             masks: Its masks, from `_masks`.
-            gathered: As the tensors of `_parts`, with the rows of all ranks.
+            gathered: The tensors of `_parts`, with the rows of all ranks.
             dtype: The type of the first two.
         """
         first = match.products[0]
@@ -185,7 +185,7 @@ class SiteWriter:
         for i, mask in enumerate(masks):
             total = self.writer.add(f"masked{i}", "Mul", [total, mask], T=self.marker.dtype)
         for i, (term, coefficients) in enumerate(zip(match.terms, gathered[2:])):
-            with self.writer.placed(self._host):  # a number, added up where it has come
+            with self.writer.placed(self._host):  # a number, summed on the host, where it arrives
                 factor = self.writer.add(f"total_coefficient{i}", "SufficientFactorBias", [coefficients],
                                          T=self.marker.dtype, Tout=self.marker.dtype)
             for j, tensor in enumerate(term.tensors):
@@ -196,9 +196,10 @@ class SiteWriter:
         return total
 
     def _after_controls(self, total: str, match: Match | BiasMatch) -> str:
-        """Returns a rebuilt gradient that waits for what this rank's own one waits for, on the way from its products.
+        """Returns a rebuilt gradient that waits for the control inputs between this rank's own products and its marker.
 
-        Programs of TensorFlow 1 let an update wait so until all have read the variable, of which they have a reference.
+        In programs of TensorFlow 1, an update waits in this way until all readers, which hold references, have read the
+        variable.
         """
         ends = {p.node for p in match.products} if isinstance(match, Match) else set(match.nodes)
         queue, passed, controls = [self.marker.gradient], set(), []
@@ -216,13 +217,13 @@ class SiteWriter:
         return self.writer.add("after", "Identity", [total, *controls], T=self.marker.dtype)
 
     def _sum_of_rows(self, gathered: str, dtype: int) -> str:
-        """Returns a bias' gradient, made of the rows of all ranks."""
+        """Returns a bias' gradient: the sum of the rows of all ranks."""
         out_type = self._made_of(dtype)
         total = self.writer.add("rows", "SufficientFactorBias", [gathered], T=dtype, Tout=out_type,)
         return self._as_gradient(total, out_type, self.marker.shape)
 
     def _matrices(self, name: str, factors: Sequence[Factor], dtype: int, scales: Sequence[Scale] | None = None) -> str:
-        """Returns one matrix with the rows of all factors, scaled."""
+        """Returns one matrix with the scaled rows of all factors."""
         matrices = []
         for i, factor in enumerate(factors):
             tensor = factor.tensor
@@ -239,7 +240,7 @@ class SiteWriter:
         return self._concatenated(name, matrices, 0, dtype)
 
     def _verify_by(self, factors: Sequence[str], types: Sequence[int], masks: Sequence[str] = ()) -> None:
-        """Tells verify mode what the gradient is rebuilt of, so that it knows how rounding shows."""
+        """Gives verify mode the tensors from which the gradient is rebuilt, for its rounding bound."""
         if self._verifier is None:
             return
         data, controls = map(list, (graph_lib.data_inputs(self._verifier),
@@ -257,7 +258,7 @@ class SiteWriter:
                                T=marker.dtype, Tidx=self._index_type, shape=marker.shape)
 
     def _as_slices(self, total: str) -> None:
-        """Puts a dense sum in the marker's place: slices with all indices."""
+        """Puts a dense sum in the marker's place, as slices with all indices."""
         limits = [self.writer.constant(name, array(value, self._index_type), total)
                   for name, value in (("start", 0), ("limit", self._shape[0]), ("delta", 1))]
         indices = self.writer.add("indices", "Range", limits, Tidx=self._index_type)
@@ -265,7 +266,7 @@ class SiteWriter:
 
     @property
     def _indices(self) -> str:
-        """The indices of a gradient that is slices."""
+        """The indices of slices."""
         assert self.marker.indices is not None
         return self.marker.indices
 
@@ -276,12 +277,12 @@ class SiteWriter:
     # ---- parts ----------------------------------------------------------------------------------
 
     def _on_wire(self, dtype: int) -> int:
-        """Returns the type that values of `dtype` travel in."""
+        """Returns the type in which values of `dtype` travel."""
         wire = self.marker.wire_dtype
         return wire if wire is not None and dtype not in HALVES else dtype
 
     def _made_of(self, dtype: int) -> int:
-        """Returns the type that is made of factors of `dtype`: no rounding to half in between."""
+        """Returns the type of products of factors of `dtype`, without rounding to half in between."""
         return _FLOAT if dtype in HALVES and self.marker.dtype not in HALVES else dtype
 
     def _cast(self, name: str, tensor: str, source: int, target: int) -> str:
@@ -327,12 +328,12 @@ class SiteWriter:
 
 
 def form_of(match: Match, riders: Iterable[str], digest: Callable[[Iterable[str]], str]) -> str:
-    """Returns a text of what is made of factors: ranks that exchange them have to have the same.
+    """Returns the form of factors: how this rank will use them, as text. Ranks that exchange factors need equal forms.
 
     Args:
         match: The `Match`.
-        riders: What else is made of them, as texts.
-        digest: A function that returns a text for tensors that are equal on all ranks.
+        riders: What else is made from them, as texts.
+        digest: A function that returns a digest of tensors that are equal on all ranks.
     """
     return "; ".join([f"masks {digest(match.masks)}",
                       *(f"term {digest(term.tensors)}" for term in match.terms), *sorted(riders)])

@@ -1,4 +1,4 @@
-"""TensorFlow's own collectives in the place of those of tf.distribute."""
+"""TensorFlow's collectives, which replace those of tf.distribute."""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,18 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.write import collectives
 from tf_poseidon.graph_passes.write import site_writer
 
-# How many layers can travel as factors: the keys of tf.distribute are counted up from 0, those of parts of its
-# bundles down, each with so many numbers.
+# How many layers can travel as factors. The keys of tf.distribute count up from 0; those of parts of its bundles count
+# down, with this many keys per bundle.
 _MOST_LAYERS = 256
 
 _INT32 = types_pb2.DT_INT32
 
 
 class TensorFlowOps(collectives.Collectives):
-    """TensorFlow's own collectives, in the place of those of tf.distribute.
+    """Writes TensorFlow's collectives in place of those of tf.distribute.
 
-    They want tensors of one shape on all ranks: factors are filled up with rows of zeros, which add
-    nothing, to the rows that the plan was made for. U, V and coefficients travel as one matrix.
+    They require the same shape on all ranks: factors are padded with rows of zeros, which add nothing, to the number of
+    rows for which the plan was made. U, V and coefficients travel as one matrix.
     """
 
     def __init__(self, planned: site_writer.PlannedGraph, marker: Marker) -> None:
@@ -33,9 +33,6 @@ class TensorFlowOps(collectives.Collectives):
             raise GraphError(f"The plan sends {len(layers)} layers as factors, and TensorFlow's collectives tell "
                              f"{_MOST_LAYERS} apart; pin some of them to 'ps'.")
         self._number = layers.index(marker.site) if marker.site in layers else None
-
-    def _all_reduced(self, suffix: str, tensor: str, what: str = "") -> str:
-        raise NotImplementedError("tf.distribute's own all-reduces stay where they are")
 
     def _gathered(self, tensors: Sequence[str], types: Sequence[int], columns: Sequence[int | None],
                   others: Sequence[str]) -> list[str]:
@@ -59,13 +56,13 @@ class TensorFlowOps(collectives.Collectives):
         return [f"{pieces}:{i}" for i in range(len(columns))]
 
     def _filled_up(self, name: str, tensor: str, rows: int, dtype: int) -> str:
-        """Returns a matrix with as many rows as on all ranks."""
+        """Returns a matrix, padded to the number of rows that it has on all ranks."""
         shape = self._graph.shape(tensor) if tensor in self._graph.nodes else None
         if shape and shape[0] == rows:
             return tensor
         wanted = self.writer.constant(f"{name}_wanted", np.array([rows, 0], np.int32), tensor)
         sizes = self.writer.add(f"{name}_shape", "Shape", [tensor], T=dtype, out_type=_INT32)
-        # [rows, 0] - shape * [1, 0]: only rows are added, and a rank that has too many fails.
+        # [rows, 0] - shape * [1, 0]: only rows are added, and a rank with too many fails.
         first = self.writer.constant(f"{name}_first", np.array([1, 0], np.int32), tensor)
         own = self.writer.add(f"{name}_rows", "Mul", [sizes, first], T=_INT32)
         missing = self.writer.add(f"{name}_missing", "Sub", [wanted, own], T=_INT32)
@@ -75,7 +72,7 @@ class TensorFlowOps(collectives.Collectives):
                                Tpaddings=_INT32)
 
     def _instance_key(self, key: str) -> str:
-        """Returns a key that no other collective in flight has: of parts of a bundle a new one."""
+        """Returns a key that no other collective in flight has; parts of a bundle get new ones."""
         if self.marker.bundle is None:
             return key
         assert self._number is not None

@@ -1,7 +1,7 @@
-"""Which code writes the nodes of a site, by engine and scheme.
+"""The functions that write the nodes of a site, by engine and scheme.
 
-A scheme that an engine has no writer for is not planned for it. To add one: a function of a `SiteWriter`, which leaves
-the sum under the marker's name, and a line below for each engine that can carry it out.
+The planner uses a scheme only if the engine has a writer for it. To add a scheme, write a function of a `SiteWriter`
+that leaves the sum under the marker's name, and add a line below for each engine that can carry it out.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from tf_poseidon.graph_passes.write.site_writer import PlannedGraph
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 from tf_poseidon.graph_passes.write.tensorflow_ops import TensorFlowOps
 
-# By the class of an engine, or one that it is derived from, and the name of a scheme.
-# They take an object of that class.
+# By the class of an engine, or a base class, and the name of a scheme. The functions take an object of that class.
 WRITERS: dict[tuple[type[SiteWriter], str], Callable[[Any], None]] = {
     (SendReceive, "ps"): SendReceive.summed,
     (SendReceive, "sfb"): SendReceive.factors,
     (SendReceive, "sparse"): SendReceive.slices,
     (Collectives, "ps"): Collectives.summed,
     (Collectives, "sfb"): Collectives.factors,
-    (Collectives, "sparse"): Collectives.slices,
+    (HorovodOps, "ps"): HorovodOps.summed,
+    (HorovodOps, "sparse"): HorovodOps.slices,
 }
 
 
@@ -38,12 +38,12 @@ def write(planned: PlannedGraph, marker: Marker, engine: type[SiteWriter]) -> Si
     """Writes the nodes of one site.
 
     Args:
-        planned: What they are made from.
+        planned: The `PlannedGraph`.
         marker: The site's marker.
-        engine: Whose ops exchange what our own markers stand for; of a program for another library, these are its own.
+        engine: The class whose ops replace our own markers; markers of another library are replaced with its ops.
 
     Returns:
-        What has written them.
+        The writer that was used.
     """
     site = _kind(planned, marker, engine)(planned, marker)
     way = next(WRITERS[kind, site.decision.scheme] for kind in type(site).__mro__

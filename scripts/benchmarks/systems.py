@@ -205,8 +205,9 @@ def _make(name, replica, cluster, strategy, libraries):
         return _started(System(name, tf.function(lambda: replica.apply(replica.gradients())), replica))
     if kind in POLICIES:
         writer = runtime.engine().writer
-        over = agreement.OverCommunicator(runtime.communicator()) if writer.has_to_agree else None
-        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer, agreement=over)
+        comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
+        passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer,
+                                    comparison=comparison)
         return _started(System(name, _poseidon_step(replica, strategy), replica), passes)
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
@@ -218,9 +219,9 @@ def _make(name, replica, cluster, strategy, libraries):
 
     if not enable:
         return _started(System(name, step, replica))
-    over = (agreement.OverCommunicator(runtime.communicator()) if kind == "horovod" else
-            agreement.OverCoordinationService(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
-    passes = replica.graph_pass(cluster, "auto", is_foreign=True, agreement=over)
+    comparison = (agreement.CommunicatorComparison(runtime.communicator()) if kind == "horovod" else
+                  agreement.CoordinationServiceComparison(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
+    passes = replica.graph_pass(cluster, "auto", is_foreign=True, comparison=comparison)
     return _started(System(name, step, replica), passes)
 
 

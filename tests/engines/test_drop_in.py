@@ -119,7 +119,7 @@ def test_rank_that_cannot_follow_the_others_fails():
         def difference(self, *args):
             raise poseidon.JobEndedError("Rank 0 waited 2 s for rank 1")
 
-    passes = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(2), "ps"), agreement=Fails()))
+    passes = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(2), "ps"), comparison=Fails()))
     with passes.registered():
         function = tf.function(lambda x: ops.sync(2 * x, "site"))
         with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 0 waited 2 s for rank 1"):

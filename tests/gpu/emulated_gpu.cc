@@ -1,11 +1,10 @@
-// A GPU that is emulated on the CPU, to test the programs of kernels/cuda/block.h where there is
-// none. It has the interface of kernels/cuda/outer_product.h, on memory of the host, and is as
-// unfriendly as a GPU may be:
-//   - Threads run in an order that a seed decides, each until it waits for others.
-//   - What is copied in the background lands at once, or only when it is waited for.
-//   - Shared memory is NaN at first.
-//   - Accesses outside of the factors and results, or unaligned, or with bank conflicts fail.
-// Blocks run one after another, and the emulation knows nothing of time.
+// A GPU emulated on the CPU, to test the programs of kernels/cuda/block.h without a GPU. It has the interface of
+// kernels/cuda/outer_product.h, on host memory, and is as adverse as a GPU may be:
+//   - Threads run in an order that a seed determines, each until it waits for others.
+//   - Asynchronous copies complete at once, or only when they are waited for.
+//   - Shared memory is initially NaN.
+//   - Accesses that are out of bounds, unaligned or have bank conflicts fail.
+// Blocks run one after another, and the emulation does not model time.
 
 #include <ucontext.h>
 
@@ -29,7 +28,7 @@ constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kFault = 700;  // cudaErrorIllegalAddress
 
-// What the next calls run, see poseidon_emulate.
+// The settings of the next calls, see poseidon_emulate.
 struct {
   int64_t first_tile = 0, tiles = INT64_MAX, blocks = 1;
   uint64_t seed = 0;
@@ -43,8 +42,7 @@ struct Memory {
   bool is_written;
 };
 
-// Decodes the registers of the tensor cores as the PTX manual's tables for mma.m16n8k16 and m16n8k8
-// have them.
+// Decodes the registers of the tensor cores, as in the PTX manual's tables for mma.m16n8k16 and m16n8k8.
 template <typename T>
 struct Registers {  // 16 bits: two elements
   static constexpr int kPerRegister = 2;
@@ -61,7 +59,7 @@ struct Registers<Tf32> {
 
 class Block {
  public:
-  // What a thread sees: the machine that block.h asks for.
+  // The machine that a thread sees, as block.h requires it.
   class Thread;
 
   Block(int shared_bytes, const std::vector<Memory>& memory, int64_t first_tile, uint64_t seed)
@@ -83,13 +81,13 @@ class Block {
     int at, bytes;
   };
 
-  // Stops the thread that runs, and thereby the block, for the first fault.
+  // Records the first fault, and stops the running thread and thereby the block.
   void Fail(const std::string& text) {
     if (fault.empty()) fault = text;
     Leave(State::kDone);
   }
 
-  // Goes on with other threads until this one is ready again.
+  // Switches to other threads until this one is ready again.
   void Leave(State state);
   void Schedule();
   void Barrier();
@@ -106,7 +104,7 @@ class Block {
   const std::vector<Memory>& memory_;
   const int64_t first_tile_;
   std::mt19937_64 random_;
-  // Vectors in shared memory are aligned, if the allocator's 16 bytes are.
+  // The allocator's alignment to 16 bytes suffices for vectors.
   std::vector<char> shared_;
   std::vector<Thread> threads_;
   const std::function<void(Thread&)>* program_ = nullptr;
@@ -197,7 +195,7 @@ class Block::Thread {
   const int index_;
   State state_ = State::kReady;
   ucontext_t context_;
-  std::vector<Access> accesses_;  // of shared memory, since the warp last met
+  std::vector<Access> accesses_;  // to shared memory since the warp last synchronised
   std::vector<Block::Copy> open_;
   std::deque<std::vector<Block::Copy>> groups_;
   const uint32_t (*u_)[2];
@@ -294,8 +292,7 @@ void Block::CheckMemory(const void* data, int bytes, bool is_written) {
   Fail("an access outside of the factors and results, or not aligned");
 }
 
-// 128 bytes are read at a time, by neighbouring lanes: from each of 32 banks one word, which
-// several may share.
+// Neighbouring lanes read 128 bytes at a time: one word from each of the 32 banks, which several lanes may share.
 void Block::CheckBanks(int warp) {
   Thread* lanes = &threads_[warp * kLanes];
   for (size_t i = 0; i < lanes[0].accesses_.size(); ++i) {
@@ -369,13 +366,12 @@ Launcher MakeLauncher(const PoseidonFactors* f) {
 }  // namespace
 }  // namespace poseidon
 
-// The next calls run `tiles` tiles from `first_tile` on, on `blocks` blocks, in the order of
-// `seed`.
+// Makes the next calls run `tiles` tiles, starting with `first_tile`, on `blocks` blocks, in the order of `seed`.
 extern "C" void poseidon_emulate(int64_t first_tile, int64_t tiles, int64_t blocks, uint64_t seed) {
   poseidon::settings = {first_tile, tiles, blocks, seed};
 }
 
-// Where a tile of a result [m, n] begins: row and column.
+// Returns the first row and column of a tile of a result [m, n] in `corner`.
 extern "C" void poseidon_emulated_tile(int64_t number, int64_t m, int64_t n, int64_t* corner) {
   const poseidon::Tile tile = poseidon::Tile::At(number, m, n);
   corner[0] = tile.row, corner[1] = tile.column;

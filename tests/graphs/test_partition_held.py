@@ -179,7 +179,7 @@ def test_an_op_that_needs_it_whole_is_refused():
         tf.raw_ops.ResourceApplyGradientDescent(var=total.handle, alpha=tf.constant(0.1, tf.float64),
                                                 delta=tf.reduce_sum(rows, 0), name="descent")
         fetch = tf.reduce_sum(rows).name
-    with pytest.raises(PoseidonError, match="Variable 'total' holds summands, expected one that is whole by the "
+    with pytest.raises(PoseidonError, match="Variable 'total' holds summands, but is expected whole by the "
                                             "ResourceApplyGradientDescent 'descent'"):
         partition_lib.partition(inline.inline(graph.as_graph_def(), [fetch, "descent"]), [fetch], grappler.add_shapes,
                                 summands=["total"])

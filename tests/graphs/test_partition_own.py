@@ -115,7 +115,7 @@ def test_what_does_not_leave_by_a_join_is_refused(leak):
         rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None,), name="x"))
         return leak(tf.square(ops.own(rows)), rows)
 
-    with pytest.raises(PoseidonError, match="is what each rank computes of its own rows, expected to leave by a "
+    with pytest.raises(PoseidonError, match="is computed from each rank's own rows, expected to leave by a "
                                             "PoseidonJoin"):
         partitioning.Partitioned(step)
 
@@ -125,7 +125,7 @@ def test_rows_of_an_unknown_number_are_refused():
         rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None,), name="x"))
         return ops.join(ops.own(tf.numpy_function(np.sort, [rows], tf.float64, name="sorted")), "rows")
 
-    with pytest.raises(PoseidonError, match="'sorted' is to be cut into the rows of each rank, but how many it has"):
+    with pytest.raises(PoseidonError, match="'sorted' must be cut into the rows of each rank, but its number of rows"):
         partitioning.Partitioned(step)
 
 

@@ -269,7 +269,7 @@ def test_nodes_say_what_they_are_there_for():
     provenance.rename_site(node, "new")
     assert provenance.of(node) == dataclasses.replace(about, site="new")
     node.attr[provenance.ATTRIBUTE].s = node.attr[provenance.ATTRIBUTE].s.replace(b"1", b"2", 1)
-    with pytest.raises(GraphError, match=f"What node '{node.name}' says .* has version '2', but .* reads 1"):
+    with pytest.raises(GraphError, match=f"The provenance of node '{node.name}' has version '2', but .* reads 1"):
         provenance.of(node)
 
 

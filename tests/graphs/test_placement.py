@@ -156,7 +156,7 @@ def test_host_of_a_device(device, host):
 
 
 def test_what_is_no_device():
-    with pytest.raises(PoseidonError, match="places nodes on '/nowhere:0', which is no name of a device"):
+    with pytest.raises(PoseidonError, match="places nodes on '/nowhere:0', which is not a valid device name"):
         devices.host_of("/nowhere:0")
 
 

@@ -1,4 +1,4 @@
-// What the native tests need of a test framework: no package registry that CI can reach has one for C++.
+// A minimal test framework: no package registry that CI can reach has one for C++.
 
 #ifndef POSEIDON_TESTS_NATIVE_CHECK_H_
 #define POSEIDON_TESTS_NATIVE_CHECK_H_
@@ -24,7 +24,7 @@ struct Registration {
   Registration(const char* name, void (*run)()) { Tests().push_back({name, run}); }
 };
 
-// What is wrong, with `where`, a description of the case.
+// Throws the failure of a check; `where` describes the case.
 [[noreturn]] inline void Fail(const char* file, int line, const std::string& text, const std::string& where) {
   std::ostringstream out;
   out << file << ':' << line << ": " << text << (where.empty() ? "" : " (" + where + ")");
@@ -49,7 +49,7 @@ inline void Contains(const char* file, int line, const std::string& text, const 
   static void name();                                              \
   static const check::Registration name##_registered(#name, name); \
   static void name()
-// The tests end at the first check that fails; `where`, a text, says for which case of a table.
+// A test ends at its first failed check; `where`, a text, names the case of a table.
 #define EXPECT(condition, where) ((condition) ? void() : check::Fail(__FILE__, __LINE__, #condition, where))
 #define EXPECT_EQ(a, b, where) check::Equal(__FILE__, __LINE__, #a " == " #b, a, b, [&] { return std::string(where); })
 #define EXPECT_HOLDS(text, part) check::Contains(__FILE__, __LINE__, text, part)

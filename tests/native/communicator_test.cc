@@ -1,4 +1,4 @@
-// Communicators with their progress threads, used from several threads at a time: for the sanitizer of threads.
+// Communicators with their progress threads, used from several threads at a time, for the thread sanitizer.
 
 #include "communicator.h"
 
@@ -27,7 +27,7 @@ std::vector<std::unique_ptr<Communicator>> Join(int size, Options options = {}) 
   return ranks;
 }
 
-// Counts exchanges that have ended; another thread waits for them.
+// Counts completed exchanges, for which another thread waits.
 class Ends {
  public:
   Done Next() {
@@ -38,7 +38,7 @@ class Ends {
       changed_.notify_all();
     };
   }
-  // Returns one of the errors; empty if there are none.
+  // Waits for `count` exchanges; returns one of their errors, empty if none.
   std::string WaitFor(int count) {
     std::unique_lock<std::mutex> lock(mutex_);
     EXPECT(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return count_ >= count; }), "exchanges hang");
@@ -110,7 +110,7 @@ TEST(AnAbortEndsWhatAllRanksHaveSubmitted) {
   for (int round = 0; round < 5; ++round) {
     auto ranks = Join(3);
     Ends ends;
-    // Memory that the network may use after a failure stays.
+    // Memory that the network may still use after a failure is kept.
     static auto& kept = *new std::vector<std::unique_ptr<std::vector<float>>>;
     std::vector<std::thread> threads;
     for (int rank : {0, 1}) {

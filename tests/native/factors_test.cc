@@ -1,4 +1,4 @@
-// Factors of all ranks: with any number of rows, on any arrangement of nodes, of different forms, refused, or lying.
+// Factors of all ranks: any number of rows, any arrangement of nodes, different forms, refusals, and invalid frames.
 
 #include "factors.h"
 
@@ -16,7 +16,7 @@ using namespace poseidon;
 
 namespace {
 
-// A rank's matrices: rows of 12 bytes, and rows that are too long to travel in a packet.
+// A rank's matrices: one with rows of 12 bytes, and one with rows too long for a packet.
 struct Matrices {
   Matrices(int rank, size_t rows)
       : narrow(12 * rows, static_cast<char>('a' + rank)), wide(40000 * rows, static_cast<char>('A' + rank)) {}
@@ -51,7 +51,7 @@ struct Ends {
   std::map<int, GatheredFactors> all;
 };
 
-// Rank 0 of 2, with the other rank's frames as the test makes them.
+// Rank 0 of 2; the test makes the frames of the other rank.
 struct Alone {
   Alone() {
     auto owned = std::make_unique<ScriptedTransport>(0, 2);
@@ -80,7 +80,7 @@ Factors OnePart(const void* data, size_t bytes, size_t row_bytes) {
   return factors;
 }
 
-// The frame of part 0 with which rank 1 would answer rank 0's.
+// The frame with part 0 that rank 1 would send in answer to rank 0.
 FrameHeader Answer(const Factors& factors) {
   Alone other;
   other.Start(factors);
@@ -155,7 +155,7 @@ TEST(IfOneRankRefusesOrHasAnotherFormAllFallBackInThatStep) {
             continue;
           }
           Factors factors = matrices[rank].Of("w", rank == odd_one ? "other" : "");
-          if (rank == odd_one) std::swap(factors.parts[0], factors.parts[1]);  // of which its form tells
+          if (rank == odd_one) std::swap(factors.parts[0], factors.parts[1]);  // which its form shows
           job.protocol(rank).StartFactors(
               std::move(factors),
               [&, rank](const std::string& error, GatheredFactors gathered) {

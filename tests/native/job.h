@@ -1,4 +1,4 @@
-// Ranks of a job without threads: the tests decide who does what when.
+// Ranks of a job without threads: tests decide the order of events.
 
 #ifndef POSEIDON_TESTS_NATIVE_JOB_H_
 #define POSEIDON_TESTS_NATIVE_JOB_H_
@@ -33,7 +33,7 @@ inline std::vector<char> Packet(const FrameHeader& header, const std::string& pa
   return packet;
 }
 
-// A transport whose other ends are the test: it keeps what is sent, and nothing is done before the test says so.
+// A transport with the test at its other ends: it records what is sent, and completes transfers when the test says so.
 class ScriptedTransport : public Transport {
  public:
   struct Bulk {
@@ -72,7 +72,7 @@ class ScriptedTransport : public Transport {
   bool Flushed() const override { return true; }
   void Close(bool) override {}
 
-  // The next Poll delivers a packet, or says that a transfer is through.
+  // The next Poll delivers a packet, or completes a transfer.
   void Arrive(int peer, std::vector<char> packet) { arriving_.emplace_back(peer, std::move(packet)); }
   void Finish(const Bulk& bulk) { finished_.push_back(bulk.done); }
 
@@ -86,7 +86,7 @@ class ScriptedTransport : public Transport {
   std::vector<Completion> finished_;
 };
 
-// One rank: its protocol, and why that has failed.
+// One rank: its protocol, and the reason of its failure.
 struct Rank {
   Rank(std::unique_ptr<Transport> transport, const Options& options) {
     const std::vector<int> nodes = NodesOf(options, *transport);
@@ -99,7 +99,7 @@ struct Rank {
   std::unique_ptr<Protocol> protocol;
 };
 
-// All ranks of a job in this process. The seed decides whose turn it is.
+// All ranks of a job in this process. The seed determines the order of their turns.
 class Job {
  public:
   Job(int size, const std::vector<int>& nodes, const Options& options, unsigned seed = 0) : random_(seed) {
@@ -113,7 +113,7 @@ class Job {
   Protocol& protocol(int i) { return *ranks_[i]->protocol; }
   std::mt19937& random() { return random_; }
 
-  // Lets ranks do what they have to do until `condition` holds.
+  // Gives ranks turns until `condition` holds.
   template <typename Condition>
   void Run(Condition condition, const std::string& where) {
     for (int turn = 0; !condition(); ++turn) {

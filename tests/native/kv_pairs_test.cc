@@ -1,4 +1,4 @@
-// How tensors are cut: by a table that the simulation is checked against too, and by properties.
+// How tensors are cut: checked against a table, which also checks the simulation, and by properties.
 
 #include "kv_pairs.h"
 
@@ -78,7 +78,7 @@ TEST(EveryByteBelongsToOneKvPairAndServersGetEquallyMany) {
           }
           EXPECT_EQ(end, bytes, where);
           if (cut.size() > 1 && cut.size() < all.size()) {
-            EXPECT_EQ(of_server.size(), cut.size(), where);  // each to another one
+            EXPECT_EQ(of_server.size(), cut.size(), where);  // each has a different server
           } else if (cut.size() > 1) {
             for (int server : all) EXPECT_EQ(of_server[server] * servers, static_cast<int>(cut.size()), where);
           }
@@ -98,7 +98,7 @@ TEST(TensorsOf4GiBAndMoreAreCutWithoutTouchingThem) {
   const size_t bytes = (size_t{1} << 40) + 4;
   const KvPairs cut(1, bytes, size_t{2} << 20, servers);
   const KvPair last = cut[cut.size() - 1];
-  EXPECT_EQ(cut.size(), size_t{524289}, "");  // the least multiple of 3 that is enough
+  EXPECT_EQ(cut.size(), size_t{524289}, "");  // the smallest multiple of 3 that suffices
   EXPECT_EQ(last.offset + last.bytes, bytes, "");
   EXPECT_EQ(cut.IndexOf(last.offset), cut.size() - 1, "");
 }

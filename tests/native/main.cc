@@ -1,4 +1,4 @@
-// Runs the tests whose names contain one of the arguments; all tests without arguments.
+// Runs the tests whose names contain one of the arguments; without arguments, all tests.
 
 #include <algorithm>
 #include <chrono>
@@ -28,7 +28,7 @@ int main(int count, char** arguments) {
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  std::ostringstream summary;  // in one piece, where several ranks write
+  std::ostringstream summary;  // written at once, since several ranks write
   summary << arguments[0] << ": " << passed << " passed, " << failed << " failed in " << seconds.count() << " s\n";
   std::cout << summary.str() << std::flush;
   if (passed + failed == 0) std::cerr << "No test has such a name." << std::endl;

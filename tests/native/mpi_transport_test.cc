@@ -15,7 +15,7 @@ using poseidon::Transport;
 namespace {
 
 constexpr size_t kPieceBytes = 1000;
-constexpr uint32_t kWireTags = 1 << 15;  // after so many transfers, MPI sees the same tag again
+constexpr uint32_t kWireTags = 1 << 15;  // after this many transfers, MPI's tags repeat
 
 Transport& Mpi() {
   static Transport* transport = poseidon::MakeMpiTransport(kPieceBytes).release();
@@ -24,8 +24,8 @@ Transport& Mpi() {
 
 int Other() { return 1 - Mpi().rank(); }
 
-int packets = 0;        // that have arrived
-uint32_t next_tag = 0;  // of both directions: the tests send as much as they receive, or skip
+int packets = 0;        // that arrived
+uint32_t next_tag = 0;  // for both directions: tests send as many transfers as they receive, or skip tags
 
 template <typename Condition>
 void PollUntil(Condition condition, const std::string& where) {
@@ -36,7 +36,7 @@ void PollUntil(Condition condition, const std::string& where) {
   }
 }
 
-// Tells the other rank that this one is here; returns when it is, too.
+// A barrier: returns when the other rank has called it too.
 void Meet() {
   static int met = 0;
   Mpi().SendPacket(Other(), {'x'});
@@ -104,7 +104,7 @@ TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
   size_t done = 0;
   auto count = [&] { ++done; };
   if (sends) Mpi().SendBulk(1, first, of_first.data(), long_bytes, count);
-  // All transfers in between, some at a time. The first one is not asked for.
+  // All transfers in between, a window at a time. The first one is not received yet.
   const uint32_t window = 512;
   for (uint32_t begin = first + 1; begin < last; begin += window) {
     const uint32_t size = std::min(window, last - begin);

@@ -1,4 +1,4 @@
-// Frames in packets: at the limits of their sizes, in order, and of packets that end too early.
+// Frames in packets: at the limits of sizes, in order, and in truncated packets.
 
 #include "packets.h"
 
@@ -102,7 +102,7 @@ TEST(PacketsThatEndWithinAFrameAreRefused) {
   const std::vector<size_t> ends = {0, 64, 228, 292};  // of frames
   EXPECT_EQ(whole.size(), ends.back(), "");
   for (size_t bytes = 0; bytes <= whole.size(); ++bytes) {
-    const std::vector<char> cut(whole.begin(), whole.begin() + bytes);  // its end is that of the memory, too
+    const std::vector<char> cut(whole.begin(), whole.begin() + bytes);  // the memory ends there, too
     size_t frames = 0, complete = 0;
     while (ends[complete] < bytes) ++complete;
     const bool is_whole = ends[complete] == bytes;

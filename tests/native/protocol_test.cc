@@ -1,5 +1,5 @@
-// The protocol of ranks without threads: exchanges in any order of events, frames that lie, ranks that fail, leave or
-// are late.
+// The protocol of ranks without threads: exchanges in any order of events, invalid frames, and ranks that fail, leave
+// or are late.
 
 #include "protocol.h"
 
@@ -39,7 +39,7 @@ std::vector<float> Values(int rank, size_t count) {
   return values;
 }
 
-// A rank 0 of 2, whose other rank is the test.
+// Rank 0 of a job; the test plays the other ranks.
 struct Alone {
   explicit Alone(Options options = SmallOptions(), int size = 2) {
     auto owned = std::make_unique<ScriptedTransport>(0, size);
@@ -87,7 +87,7 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
         where << size << " ranks, " << nodes.size() << " known nodes, " << servers.size() << " servers, seed " << seed;
         const std::vector<size_t> counts = {0, 1, 1000, 8192, 8193, 40001};
         int done = 0, expected = 0;
-        // Of two steps each, in place in the second.
+        // Two steps each, the second in place.
         for (int step = 0; step < 2; ++step) {
           std::vector<std::vector<float>> values, results;
           for (int rank = 0; rank < size; ++rank) {
@@ -113,7 +113,7 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
                 },
                 Clock::now());
             ++expected;
-            // Some of what follows from it happens before the next one starts.
+            // Some of its events happen before the next exchange starts.
             for (int turn = 0; turn < static_cast<int>(seed); ++turn) {
               Protocol& protocol = job.protocol(job.random()() % size);
               protocol.Flush();
@@ -132,7 +132,7 @@ TEST(AllRanksGetTheSumWhateverTheOrderOfEvents) {
             }
           }
         }
-        // All say goodbye, and nobody complains.
+        // All say goodbye, and no rank fails.
         for (int rank = 0; rank < size; ++rank) job.protocol(rank).SayGoodbye();
         job.Run(
             [&] {
@@ -162,7 +162,7 @@ TEST(AllRanksGetWhatTheRootBroadcastsThoughTheyAskLate) {
           job.protocol(rank).Start(
               Broadcast("b", root, &values[rank], &results[rank]),
               [&](const std::string& error) { done += error.empty(); }, Clock::now());
-          // The others do what they can before the next one comes.
+          // The other ranks make progress before the next one joins.
           for (int turn = 0; turn < 50; ++turn) {
             job.protocol(turn % size).Flush();
             job.protocol(turn % size).Poll();
@@ -175,11 +175,11 @@ TEST(AllRanksGetWhatTheRootBroadcastsThoughTheyAskLate) {
   }
 }
 
-// ---- frames that lie
+// ---- invalid frames
 
 namespace {
 
-// What a frame says wrongly, of a sum of 50,000 floats in KV pairs of 64 KiB, and what the refusal says.
+// A false claim of a frame, in a sum of 50,000 floats in KV pairs of 64 KiB, and the text of the refusal.
 struct Lie {
   const char* says;
   std::function<void(FrameHeader*)> change;
@@ -245,10 +245,10 @@ const std::vector<Lie>& Lies() {
   return lies;
 }
 
-// Its first KV pair belongs to rank 0.
+// The site of a sum whose first KV pair belongs to rank 0.
 constexpr char kSite[] = "y";
 
-// The frame of rank 1 with its part of that KV pair.
+// Rank 1's frame with its part of that KV pair.
 FrameHeader Honest(std::vector<float>* value) {
   Alone other;
   std::vector<float> result(value->size());
@@ -355,7 +355,7 @@ TEST(ResultsAreTakenOnceAndOfOthersKvPairsAlone) {
   other.Take(1, Packet(own));
   EXPECT_HOLDS(other.rank->failure, "a result of a KV pair of server 0");
 
-  Alone early;  // a sum to which rank 0 has given nothing
+  Alone early;  // a sum to which rank 0 has not contributed
   early.Take(1, Packet(header));
   EXPECT_HOLDS(early.rank->failure, "the result of a sum in step 0");
 }
@@ -367,7 +367,7 @@ TEST(WhatIsOverOnThisRankIsRefusedByName) {
   Alone alone(options);
   int done = 0;
   alone.rank->protocol->Start(Broadcast("x", 0, &value, &result), [&](const std::string&) { ++done; }, Clock::now());
-  EXPECT_EQ(done, 1, "");  // a root waits for nobody
+  EXPECT_EQ(done, 1, "");  // a root does not wait
   alone.rank->protocol->Flush();
   FrameHeader header = alone.Sent(FrameKind::kContribution).at(0).header;
   header.kind = FrameKind::kResult;
@@ -390,7 +390,7 @@ TEST(AResultIsAskedForWhenTheInputThatItOverwritesHasLeft) {
   alone.rank->protocol->Flush();
   std::vector<Frame> sent = alone.Sent(FrameKind::kContribution);
   EXPECT_EQ(sent.size(), alone.transport->sends.size(), "");
-  // Results in the order of their tags: those of x, whose parts have not left, wait; those of y do not.
+  // Results in the order of their tags: those of x wait, since its parts have not left; those of y do not.
   std::stable_sort(sent.begin(), sent.end(), [&](const Frame& a, const Frame& b) {
     return (a.header.site == sent[0].header.site) > (b.header.site == sent[0].header.site);
   });
@@ -402,7 +402,7 @@ TEST(AResultIsAskedForWhenTheInputThatItOverwritesHasLeft) {
   }
   const uint32_t of_x = tag / 2;
   EXPECT_EQ(alone.transport->receives.size(), size_t{tag - of_x}, "those of y");
-  // So transfers are not always asked for in the order of their tags, and the MPI transport may not rely on it.
+  // So transfers are not always received in the order of their tags, and the MPI transport must not rely on it.
   EXPECT_EQ(alone.transport->receives.at(0).tag, of_x, "");
   for (const auto& send : std::vector<ScriptedTransport::Bulk>(alone.transport->sends)) alone.transport->Finish(send);
   alone.rank->protocol->Poll();
@@ -415,7 +415,7 @@ TEST(AResultIsAskedForWhenTheInputThatItOverwritesHasLeft) {
 }
 
 TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
-  std::vector<float> value(6 << 20), result(6 << 20);  // 24 MiB: more than may be under way at a time
+  std::vector<float> value(6 << 20), result(6 << 20);  // 24 MiB: more than may be in flight
   Options options = Alone::SmallOptions();
   options.kv_pair_bytes = 1 << 20;
   options.servers = {1};

@@ -1,4 +1,4 @@
-// Ways between ranks, for many arrangements of ranks on nodes: what every rank works out by itself fits together.
+// Routes between ranks, for many arrangements of ranks on nodes: every rank computes its own, and they must match.
 
 #include "routes.h"
 
@@ -15,7 +15,7 @@ using poseidon::Routes;
 
 namespace {
 
-// A number for each rank, the same for those that share a node.
+// The node number of each rank.
 using Nodes = std::vector<int>;
 
 const std::vector<Nodes>& Arrangements() {
@@ -53,7 +53,7 @@ std::vector<Routes> RoutesOf(const Nodes& nodes) {
   return routes;
 }
 
-// The ranks whose parts are in what `rank` gives, or has in the end, of a KV pair of `server`.
+// The ranks whose parts are in what `rank` sends, or finally has, of a KV pair of `server`.
 std::multiset<int> Contained(const std::vector<Routes>& routes, int rank, int server) {
   std::multiset<int> ranks;
   for (int source : routes[rank].Sources(server)) {
@@ -86,7 +86,7 @@ TEST(EveryRanksPartReachesTheServerOnceAndCrossesNodesOnce) {
         EXPECT_EQ(up < 0, rank == server, Text(nodes));
         EXPECT(routes[rank].Collects(server) == (up < 0 || routes[rank].Sources(server).size() > 1), Text(nodes));
         if (up < 0) continue;
-        // Who is given a part expects it, from just this rank, and nobody else does.
+        // The receiver of a part expects it from exactly this rank, and no other rank does.
         for (int other = 0; other < size; ++other) {
           int expected = 0;
           for (int source : routes[other].Sources(server)) expected += source == rank;
@@ -126,7 +126,7 @@ TEST(WhatARootBroadcastsReachesTheServer) {
           EXPECT_EQ(routes[up].SourceOf(root, server), at, Text(nodes));
           at = up;
         }
-        // Ranks that add up nothing of others look for no part of the root.
+        // Ranks that sum nothing from others expect no part from the root.
         for (int rank = 0; rank < size; ++rank) {
           if (rank == root || routes[rank].Collects(server)) continue;
           EXPECT_EQ(routes[rank].SourceOf(root, server), -1, Text(nodes));

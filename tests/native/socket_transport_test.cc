@@ -1,4 +1,4 @@
-// The transport over sockets, whose other end is the test: peers that close in the middle, and streams that lie.
+// The transport over sockets, with the test at the other end: peers that close mid-stream, and invalid streams.
 
 #include "socket_transport.h"
 
@@ -21,7 +21,7 @@ using namespace poseidon;
 
 namespace {
 
-// What a stream consists of, see socket_transport.cc.
+// A message of a stream, see socket_transport.cc.
 struct MessageHeader {
   uint32_t kind, tag;
   uint64_t bytes;
@@ -57,7 +57,7 @@ struct Alone {
     close(other);
     other = -1;
   }
-  // Polls some times; returns why the transport has failed, or an empty text.
+  // Polls several times; returns why the transport failed, or "".
   std::string Poll() {
     try {
       for (int turn = 0; turn < 5; ++turn) {
@@ -115,7 +115,7 @@ TEST(APeerThatClosesBeforeWhatItIsSentLeavesItsLastWord) {
   alone.Write(Message(kPacket, 0, 6, "reason"));
   alone.CloseOther();
   const std::string data(1 << 20, 'x');
-  alone.transport->SendBulk(1, 0, data.data(), data.size(), [] {});  // nobody is there to read it
+  alone.transport->SendBulk(1, 0, data.data(), data.size(), [] {});  // the peer does not read it
   EXPECT_HOLDS(alone.Poll(), "it has closed the connection");
   EXPECT_EQ(alone.packets.size(), size_t{1}, "its reason was read first");
 }
@@ -143,7 +143,7 @@ TEST(StreamsThatLieAreRefused) {
 
 TEST(ARankThatLeavesAsAgreedSaysSoThoughItsPeerReadsLate) {
   Alone alone(/*buffer_bytes=*/1);
-  // Fill the connection: what leaves the transport is not what the peer has read.
+  // Fill the connection: data that has left the transport need not have been read by the peer.
   size_t filled = 0;
   while (alone.transport->Flushed()) {
     alone.transport->SendPacket(1, std::vector<char>(100, 'x'));
@@ -163,7 +163,7 @@ TEST(ARankThatLeavesAsAgreedSaysSoThoughItsPeerReadsLate) {
     stream += bytes.substr(0, got);
     return got;
   };
-  // Just so much room that the last packet fits, and nothing after it.
+  // Make just enough room for the last packet.
   read_some(116);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   while (read_some(4096) > 0) {

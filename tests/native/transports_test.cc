@@ -1,5 +1,5 @@
-// What every transport does, over the loopback and over sockets whose buffers are so small that most writes and reads
-// are of parts.
+// What every transport must do: over the loopback, and over sockets with buffers so small that most reads and writes
+// are partial.
 
 #include <sys/socket.h>
 
@@ -27,7 +27,7 @@ Transports SocketTransports(int size) {
     for (int low = 0; low < high; ++low) {
       int pair[2];
       EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0, "socketpair");
-      const int bytes = 1;  // the kernel takes the least that it allows
+      const int bytes = 1;  // the kernel raises it to its minimum
       for (int socket : pair) {
         setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
         setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
@@ -41,7 +41,7 @@ Transports SocketTransports(int size) {
   return transports;
 }
 
-// Calls test(transports, which) for each kind of transport, and leaves the job.
+// Calls test(transports, kind) for each kind of transport, and then leaves the job.
 void ForEachKind(int size, const std::function<void(Transports&, const std::string&)>& test) {
   for (bool is_socket : {false, true}) {
     Transports transports = is_socket ? SocketTransports(size) : MakeLoopbackTransports(size, {});
@@ -55,7 +55,7 @@ struct Packet {
   std::string data;
 };
 
-// Polls all until `condition` holds; `packets` are by rank.
+// Polls all ranks until `condition` holds; appends packets to `packets`, by rank.
 template <typename Condition>
 void PollUntil(Transports& transports, std::vector<std::vector<Packet>>* packets, Condition condition,
                const std::string& where) {
@@ -113,7 +113,7 @@ TEST(BulkTransfersArriveWheneverTheyAreAskedFor) {
   ForEachKind(2, [](Transports& transports, const std::string& kind) {
     std::vector<std::vector<Packet>> packets;
     const std::vector<size_t> sizes = {0, 1, 40000, 3000001, 65536};
-    // Asked for before they are sent, after they have arrived, and in the opposite order.
+    // Received before they are sent, after they have arrived, and in reverse order.
     uint32_t tag = 0;
     for (const std::string when : {"before", "after", "backwards"}) {
       const std::string where = kind + ", " + when;
@@ -142,7 +142,7 @@ TEST(BulkTransfersArriveWheneverTheyAreAskedFor) {
         EXPECT_EQ(arrived, size_t{0}, where);
         for (size_t i = 0; i < sizes.size(); ++i) receive(i);
       } else if (when == "backwards") {
-        // Some have arrived in part.
+        // Some have arrived partly.
         for (int turn = 0; turn < 20; ++turn) {
           for (auto& transport : transports) {
             transport->Poll([&](int, const char*, size_t) { packets[1].push_back({}); });

@@ -11,7 +11,7 @@ from rewritten_programs import write_report
 import tf_poseidon as poseidon
 from tf_poseidon.graph_passes.match import factors as factors_lib
 from tf_poseidon.graph_passes.match import matches
-from tf_poseidon.graph_passes.write import collectives
+from tf_poseidon.graph_passes.write import horovod_ops
 from tf_poseidon.graph_passes.write import send_receive
 from tf_poseidon.graph_passes.write import writers
 
@@ -46,7 +46,7 @@ def double_sums():
         site.writer.add("", "AddV2", [total, total], T=site.marker.dtype)
 
     writers.WRITERS[send_receive.SendReceive, "ps"] = wrong
-    writers.WRITERS[collectives.Collectives, "ps"] = wrong_collective
+    writers.WRITERS[horovod_ops.HorovodOps, "ps"] = wrong_collective
 
 
 class ChangeWeights(keras.callbacks.Callback):

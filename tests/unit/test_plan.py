@@ -17,7 +17,7 @@ from tf_poseidon import planning
 def test_plans_do_not_depend_on_the_order_of_sites(policy):
     plans = [plan_for(sites, policy, 4, operations=1e9) for sites in itertools.permutations(SITES)]
     assert len({plan.digest for plan in plans}) == 1
-    assert len({plan.form() for plan in plans}) == 1
+    assert len({plan.agreement_text() for plan in plans}) == 1
     assert all(set(plan.decisions) == set(plans[0].decisions) for plan in plans)
     assert plan_for(SITES, policy, 4, operations=1e9) == plans[0]
 

@@ -105,7 +105,7 @@ bias      50      sfb           0        0             the sum of the rows of a 
 odd       ?       ps      unknown  unknown             its shape is unknown
 total                     unknown   0.0578             sent plus received by each rank in a step, half of it in each direction
 expected: 1 ms for a step, 1 ms without other ranks: 3 times as fast as one process"""
-    assert plan.form() == """\
+    assert plan.agreement_text() == """\
 3 workers, 3 servers
 'bias' by sfb with 'kernel'
 'kernel' by sfb

@@ -86,8 +86,8 @@ class Plan:
         sent = step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
         return step_time.step_seconds(sent, self.cluster, self.operations)
 
-    def form(self) -> str:
-        """Returns what ranks compare: a line for each site, in the order of their names."""
+    def agreement_text(self) -> str:
+        """Returns the text that ranks compare: a line for each site, in the order of their names."""
         decisions = sorted(self.decisions, key=lambda d: d.site)
         return "\n".join([describe(self.cluster.shape), *map(str, decisions)])
 
@@ -95,7 +95,7 @@ class Plan:
     def digest(self) -> str:
         """A short text that two plans have in common if they do the same to the same graph."""
         sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
-        return hashlib.sha256("\n".join([self.form(), *sites]).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([self.agreement_text(), *sites]).encode()).hexdigest()[:16]
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph, or a job, that the plan was not made for.

@@ -1,7 +1,7 @@
-"""What each op makes of the states of its inputs: a table from op to rule.
+"""The rules: a table from each op to a function of the states of its inputs.
 
-A rule is a function from a `Case` to an `Outcome`, or to None where its op needs whole inputs. An op without a
-rule has whole inputs, and so whole outputs, on every rank: right, but no faster than one process.
+A rule is a function from a `Case` to an `Outcome`, or to None if its op needs whole inputs. An op without a rule has
+whole inputs, and so whole outputs, on every rank: correct, but no faster than one process.
 
 To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py`.
 """
@@ -34,5 +34,5 @@ RULES: dict[str, Rule] = {
     **own.RULES,
     **sources.RULES,
 }
-# Rules that hold for whole inputs too.
+# Ops whose rules also apply to whole inputs.
 ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS | own.ALWAYS

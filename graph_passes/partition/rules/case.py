@@ -1,4 +1,4 @@
-"""What a rule sees of an op, and what it answers."""
+"""The argument of a rule, `Case`, and its result, `Outcome`."""
 
 import collections.abc
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ class Outcome:
         gives: The state of each output.
         local: By number of an input that is a shape: the dimension whose size becomes that of this rank's rows.
         write: A function that writes the op's nodes (`write.NodeWriter`) if it does not stay the same op.
-        checks: By number of an input of integers: (index, value); where its part along the first dimension has another
-            value when the op runs, that fails.
+        checks: By number of an integer input: (index, value). The op fails when it runs if the input has another value
+            at that index of its first dimension.
         wishes: By number of an input that is a list: the state in which it should hold its elements.
     """
 
@@ -57,9 +57,9 @@ class Case:
         inputs: Its inputs, names of tensors.
         states: Their states.
         num_outputs: How many outputs it has.
-        wish: Of an op that makes a list: the state that others want it to have; None if nobody does.
-        stored: Of an op on a stack or TensorArray: the state of what that holds; None if nothing but whole values are
-            put into it, as far as is known.
+        wish: For an op that makes a list: the state in which others need it; None if no op does.
+        stored: For an op on a stack or TensorArray: the state of its elements; None if only whole values are put into
+            it, as far as is known.
     """
 
     def __init__(self, node: node_def_pb2.NodeDef, inputs: Sequence[str], states: tuple[State, ...], num_outputs: int,
@@ -73,11 +73,11 @@ class Case:
         self._sizes = sizes
 
     def attr(self, name: str) -> attr_value_pb2.AttrValue:
-        """Returns an attribute as a protocol buffer, an empty one if the node has none of that name."""
+        """Returns an attribute as a protocol buffer, empty if the node has none of that name."""
         return self.node.attr[name] if name in self.node.attr else attr_value_pb2.AttrValue()
 
     def shape(self, i: int) -> sizes_lib.Shape | None:
-        """Returns what is known of an input's one-process shape, as of `Sizes.shape`."""
+        """Returns what is known about an input's one-process shape, see `Sizes.shape`."""
         return self._sizes.shape(self.inputs[i])
 
     def sizes(self, i: int) -> sizes_lib.Shape:
@@ -87,13 +87,13 @@ class Case:
         return shape
 
     def dimension(self, i: int) -> int:
-        """Returns the dimension of an input's rows; it has some."""
+        """Returns the dimension of an input's rows, which it must have."""
         state = self.states[i]
         assert isinstance(state, Rows)
         return state.dimension
 
     def out_shape(self, i: int = 0) -> sizes_lib.Shape | None:
-        """Returns what is known of an output's one-process shape."""
+        """Returns what is known about an output's one-process shape."""
         return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
 
     def rank(self, i: int) -> int | None:
@@ -106,15 +106,15 @@ class Case:
         return self._sizes.constant(self.inputs[i])
 
     def element(self, i: int, index: int) -> np.ndarray | None:
-        """Returns a part of an integer input along its first dimension, as of `Sizes.element`."""
+        """Returns an integer input at an index of its first dimension, see `Sizes.element`."""
         return self._sizes.element(self.inputs[i], index)
 
     def likely_element(self, i: int, index: int) -> np.ndarray | None:
-        """Returns such a part for large numbers of rows, as of `Sizes.likely_element`."""
+        """Returns the same for the tried numbers of rows alone, see `Sizes.likely_element`."""
         return self._sizes.likely_element(self.inputs[i], index)
 
     def is_packed(self, i: int) -> bool:
-        """Whether an input was made of single values: by a program rather than by backpropagation."""
+        """Whether an input was packed from single values: by a program rather than by backpropagation."""
         return self._sizes.graph.node(self.inputs[i]).op in ("Pack", "ConcatV2", "Const")
 
     def is_one(self, i: int, dimension: int) -> bool:
@@ -122,19 +122,19 @@ class Case:
         return self._sizes.is_one(self.inputs[i], dimension)
 
     def accumulates(self, i: int) -> bool:
-        """Whether an input is what the rounds of a loop before have made."""
+        """Whether an input comes from the previous round of a loop."""
         graph, node = self._sizes.graph, self._sizes.graph.node(self.inputs[i])
         while node.op in ("Switch", "Identity"):
             node = graph.node(node.input[0])
         return node.op == "Merge" and any(graph.node(tensor).op == "NextIteration" for tensor in graph.inputs(node))
 
     def all(self, takes: Mapping[int, State], gives: State, **options: Any) -> Outcome:
-        """Returns an Outcome in which the inputs that `takes` does not name are whole, and all outputs alike.
+        """Returns an Outcome in which all outputs have one state, and inputs that `takes` does not name are whole.
 
         Args:
             takes: The states of some inputs, by number.
             gives: The state of all outputs.
-            **options: As of Outcome.
+            **options: Same as in `Outcome`.
         """
         return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(self.inputs))),
                        (gives,) * self.num_outputs, **options)
@@ -144,13 +144,13 @@ class Case:
         return [i for i, state in enumerate(self.states) if isinstance(state, Rows)]
 
     def elements(self, shape: sizes_lib.Shape | None) -> float:
-        """Returns the number of elements of a shape with a usual number of rows; infinity if unknown."""
+        """Returns the number of elements of a shape with a large number of rows; infinity if unknown."""
         if not sizes_lib.is_known(shape):
             return math.inf
         return math.prod(size.values[0] for size in shape)
 
     def is_cheaper_gathered(self, i: int) -> bool:
-        """Whether all rows of an input are less to exchange than summands of the output, in a usual batch.
+        """Whether, in a usual batch, gathering an input's rows costs less than summing the output.
 
         Rows travel once, summands to a server and back.
         """
@@ -158,22 +158,22 @@ class Case:
         return rows is not None and summand is not None and rows < 2 * summand
 
     def is_added(self) -> bool:
-        """Whether what the op makes is added to something else."""
+        """Whether the op's output is added to something else."""
         return any(reader.op in ("Add", "AddV2", "AddN") for reader in self._sizes.graph.consumers(self.node.name))
 
     def enlarges(self, partials: Iterable[int]) -> bool:
-        """Whether the outputs have more elements than the inputs of these numbers have together."""
+        """Whether the outputs have more elements than the inputs with these numbers together."""
         outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
         inputs = sum(self.elements(self.shape(i)) for i in partials)
         return outputs > inputs or (math.isinf(outputs) and math.isinf(inputs))
 
 
-# What is in the tables: what an op makes of the states of its inputs; None where it needs whole ones.
+# The values of the tables; a rule returns None if the op needs whole inputs.
 Rule = collections.abc.Callable[[Case], Outcome | None]
 
 
 def is_inexact(dtype: int) -> bool:
-    """Whether a `types_pb2.DataType` is that of real or complex numbers, of which quotients are not rounded off."""
+    """Whether a `types_pb2.DataType` has real or complex numbers, whose quotients are not rounded to integers."""
     return dtype in _INEXACT
 
 

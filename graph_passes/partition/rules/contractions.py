@@ -10,20 +10,20 @@ from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-# What two dimensions have in common that are multiplied with each other.
+# A label; dimensions that are multiplied with each other share one.
 Label = str | int | tuple[int, int]
 
 
 def contraction(case: Case, terms: Sequence[Sequence[Label]], out: Sequence[Label]) -> Outcome | None:
-    """Of inputs whose dimensions have labels; dimensions without the label of an output's are summed over.
+    """Contracts inputs with labelled dimensions: those whose label the output does not have are summed over.
 
-    Rows under a label that the output has stay rows; under one that it has not, they give summands: that is the
-    gradient of a layer, a product over rows.
+    Rows with a label of the output stay rows. With another label they give summands, as in the gradient of a layer, a
+    product over rows.
 
     Args:
         case: The `Case`.
         terms: The labels of each input's dimensions.
-        out: Those of the output's.
+        out: The labels of the output's dimensions.
     """
     if any(case.rank(i) is None for i in range(len(case.inputs))):
         return None
@@ -33,7 +33,7 @@ def contraction(case: Case, terms: Sequence[Sequence[Label]], out: Sequence[Labe
         if all(state == WHOLE for state in others) and not case.enlarges(partials[:1]):
             return case.all({partials[0]: SUM}, SUM)
         return None
-    # The largest input keeps its rows; those of others may have to be gathered.
+    # The largest input keeps its rows; rows of others may be gathered.
     for leading in sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i))):
         label = terms[leading][case.dimension(leading)]
         size, takes = case.sizes(leading)[case.dimension(leading)], {}
@@ -55,13 +55,13 @@ def matmul(case: Case) -> Outcome | None:
 
 
 def batch_matmul(case: Case) -> Outcome | None:
-    """[..., m, k] times [..., k, n]; dimensions before these are broadcast."""
+    """[..., m, k] times [..., k, n]; the other dimensions are broadcast."""
     if any(case.rank(i) is None for i in (0, 1)):
         return None
     ranks = [len(case.sizes(i)) for i in (0, 1)]
     first = ("k", "m") if case.attr("adj_x").b else ("m", "k")
     second = ("n", "k") if case.attr("adj_y").b else ("k", "n")
-    # A dimension of size 1 is not that of the other input, but repeated.
+    # A dimension of size 1 has its own label: it is repeated.
     terms = [[*(_label(case, i, d) for d in range(rank - 2)), *last]
              for i, (rank, last) in enumerate(zip(ranks, (first, second)))]
     out = [*range(2 - max(ranks), 0), "m", "n"]
@@ -69,7 +69,7 @@ def batch_matmul(case: Case) -> Outcome | None:
 
 
 def _label(case: Case, i: int, dimension: int) -> Label:
-    """Returns a label for a dimension before the last two: which it is from the end, or one of its own."""
+    """Returns a label for a dimension before the last two: its number from the end, or a unique one."""
     if case.is_one(i, dimension):
         return (i, dimension)
     return dimension + 2 - len(case.sizes(i))
@@ -82,7 +82,7 @@ def einsum(case: Case) -> Outcome | None:
     if not arrow or len(terms) != len(case.inputs) or any(case.rank(i) is None for i in range(len(terms))):
         return None
     terms = [_with_ellipsis(term, len(case.sizes(i))) for i, term in enumerate(terms)]
-    # What "..." stands for is broadcast.
+    # The dimensions of "..." are broadcast.
     terms = [[(i, label) if isinstance(label, int) and case.is_one(i, d) else label
               for d, label in enumerate(term)] for i, term in enumerate(terms)]
     shape = case.out_shape()
@@ -90,7 +90,7 @@ def einsum(case: Case) -> Outcome | None:
 
 
 def _with_ellipsis(term: str, rank: int) -> list[Label]:
-    """Returns the labels of a term, with numbers from the end for those that "..." stands for."""
+    """Returns the labels of a term, with numbers from the end for the dimensions of "..."."""
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     return [*before, *(range(-hidden, 0) if ellipsis else ()), *after]

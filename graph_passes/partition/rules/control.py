@@ -1,7 +1,7 @@
 """Control flow of a flat graph: Switch, Enter, Exit.
 
-Predicates are whole, so all ranks take the same branches, and as many rounds of a loop. What a Merge gives, and what
-is handed to it, is for `propagate`, which knows the states of all rounds.
+Predicates are whole, so all ranks take the same branches, and the same number of rounds of a loop. `propagate`, which
+knows the states of all rounds, handles Merge and the ops that feed it.
 """
 
 from tf_poseidon.graph_passes.partition.rules.case import Case
@@ -11,7 +11,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 
 
 def switch(case: Case) -> Outcome:
-    """Data goes to one of two outputs as it is."""
+    """Switch passes its data unchanged to one of two outputs."""
     return Outcome((case.states[0], WHOLE), (case.states[0],) * 2)
 
 
@@ -20,7 +20,7 @@ def passed_on(case: Case) -> Outcome:
 
 
 def asserted(case: Case) -> Outcome:
-    """Assert(condition, data): the condition is that of one process; of data, a message shows what there is."""
+    """Assert(condition, data): the condition is that of one process; a message shows what the rank has of the data."""
     return Outcome((WHOLE, *(None for _ in case.inputs[1:])), ())
 
 

@@ -17,7 +17,7 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 if typing.TYPE_CHECKING:  # it imports the rules
     from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-# To which types numbers can be cast without being rounded.
+# The types to which numbers can be cast without rounding.
 _WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
           types_pb2.DT_BFLOAT16: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
           types_pb2.DT_FLOAT: (types_pb2.DT_DOUBLE, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128),
@@ -26,7 +26,7 @@ _WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
 
 
 def elementwise(case: Case) -> Outcome | None:
-    """An input with rows gives rows; other inputs have the same rows, or one element there."""
+    """An input with rows gives rows; other inputs have the same rows, or one element in that dimension."""
     leading = next(iter(sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i)))), None)
     out = case.out_shape()
     if leading is None or out is None or any(case.rank(i) is None for i in range(len(case.inputs))):
@@ -47,7 +47,7 @@ def elementwise(case: Case) -> Outcome | None:
 
 
 def total(case: Case) -> Outcome | None:
-    """a + b + ...: a summand if all are, or are added to what a loop adds up.
+    """a + b + ...: a summand if all terms are, or if the others are accumulated by a loop.
 
     Otherwise summands are summed over the ranks before whole terms, such as a regularizer's, are added.
     """
@@ -66,7 +66,7 @@ def total(case: Case) -> Outcome | None:
 
 
 def _write_total(writer: "NodeWriter") -> list[str]:
-    """AddN of the summands, made whole; and then of the others."""
+    """Sums the summands over the ranks, and then adds the others."""
     parts = [t for t, state in zip(writer.inputs, writer.states) if state == SUM]
     whole = [t for t, state in zip(writer.inputs, writer.states) if state == WHOLE]
     dtype = writer.node.attr["T"].type
@@ -79,7 +79,7 @@ def _write_total(writer: "NodeWriter") -> list[str]:
 
 
 def product(case: Case) -> Outcome | None:
-    """a * b: a summand if one of them is, and the other is whole."""
+    """a * b: a summand if one of them is a summand and the other is whole."""
     for i in (0, 1):
         if case.states[i] == SUM and case.states[1 - i] == WHOLE and not case.enlarges([i]):
             return case.all({i: SUM}, SUM)
@@ -87,14 +87,14 @@ def product(case: Case) -> Outcome | None:
 
 
 def quotient(case: Case) -> Outcome | None:
-    """a / b: a summand if a is; a quotient of integers is rounded."""
+    """a / b: a summand if a is, except that quotients of integers are rounded."""
     if case.states == (SUM, WHOLE) and case_lib.is_inexact(case.attr("T").type) and not case.enlarges([0]):
         return case.all({0: SUM}, SUM)
     return elementwise(case)
 
 
 def select(case: Case) -> Outcome | None:
-    """A condition chooses between two tensors; the first version of this op has conditions for whole rows."""
+    """A condition selects from two tensors; in the first version of the op, it may select whole rows."""
     condition, *values = case.states
     if SUM in values and condition == WHOLE and all(v in (SUM, WHOLE) for v in values):
         shape = case.out_shape()
@@ -110,14 +110,14 @@ def select(case: Case) -> Outcome | None:
 
 
 def linear(case: Case) -> Outcome | None:
-    """Of one input: a summand if that is."""
+    """A linear op of one input: a summand if that is."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
     return elementwise(case)
 
 
 def passed_on(case: Case) -> Outcome:
-    """Outputs are the input, whatever state it has; other inputs are whole."""
+    """Outputs are input 0, whatever its state; other inputs are whole."""
     return case.all({0: case.states[0]}, case.states[0])
 
 
@@ -135,7 +135,7 @@ def cast(case: Case) -> Outcome | None:
 
 
 def bitcast(case: Case) -> Outcome | None:
-    """A Bitcast to a smaller type adds a dimension at the end, to a larger one takes it away."""
+    """A Bitcast to a smaller type adds a dimension at the end; to a larger type, it removes one."""
     state, shape, out = case.states[0], case.shape(0), case.out_shape()
     if not isinstance(state, Rows) or shape is None or out is None or state.dimension >= len(out):
         return None
@@ -145,19 +145,19 @@ def bitcast(case: Case) -> Outcome | None:
 
 
 def quantize_and_dequantize(case: Case) -> Outcome | None:
-    """Of a range that is given; otherwise it is that of all values."""
+    """Elementwise if the range is given; otherwise it depends on all values."""
     return elementwise(case) if case.attr("range_given").b and case.attr("axis").i == -1 else None
 
 
 def own_value(case: Case) -> Outcome:
-    """ZerosLike, OnesLike: made of the shape alone; of a summand, as a whole."""
+    """ZerosLike, OnesLike depend on the shape alone: for a summand, the output is whole."""
     if isinstance(case.states[0], Partial):
         return Outcome((None,), (WHOLE,))
     return passed_on(case)
 
 
 def matching_rows(case: Case) -> Outcome | None:
-    """Two inputs, and all outputs, have their rows first: losses, for each row one."""
+    """Two inputs and all outputs have their rows first, as in losses per row."""
     if Rows(0) not in case.states[:2]:
         return None
     size = (case.shape(case.states.index(Rows(0))) or (None,))[0]

@@ -44,7 +44,7 @@ def gather(case: Case) -> Outcome | None:
 
 
 def _of_whole(case: Case, indices: State, axis: int, batch: int) -> Outcome | None:
-    """What rows of indices take from whole params."""
+    """Gathers from whole params by rows of indices."""
     if not isinstance(indices, Rows):
         return None
     return case.all({1: indices}, Rows(axis + indices.dimension - batch))
@@ -81,7 +81,7 @@ _REDUCES = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedS
 
 
 def segments(case: Case) -> Outcome | None:
-    """UnsortedSegmentSum(data, ids, n): rows that have ids of their own are summed."""
+    """UnsortedSegmentSum(data, ids, n): rows with their own ids are summed."""
     data, ids = case.states[:2]
     rank, id_rank = case.rank(0), case.rank(1)
     if rank is None or id_rank is None:
@@ -99,18 +99,19 @@ def segments(case: Case) -> Outcome | None:
     if not case_lib.same_size(case.sizes(0)[dimension], case.sizes(1)[dimension]):
         return None
     if is_sum and case.is_cheaper_gathered(0) and not case.is_added():
-        return case.all({}, WHOLE)  # few rows of a large table: what another summand is added to travels dense anyway
+        # Few rows of a large table. If another summand is added, the sum travels dense anyway.
+        return case.all({}, WHOLE)
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
 def segments_in_order(case: Case) -> Outcome | None:
-    """SegmentSum(data, ids) and the like, along the first dimension: how many segments there are, the ids say."""
+    """SegmentSum(data, ids) and the like, along the first dimension; the ids determine the number of segments."""
     state = case.states[0]
     return case.all({0: state}, state) if isinstance(state, Rows) and state.dimension > 0 else None
 
 
 def scatter(case: Case) -> Outcome | None:
-    """ScatterNd(indices, updates, shape): rows that have indices of their own are summed."""
+    """ScatterNd(indices, updates, shape): rows with their own indices are summed."""
     if case.attr("T").type not in _SUMMED:
         return None
     rows = _rows_of_updates(case, 0, 1)
@@ -126,7 +127,7 @@ def scatter_into(reduce: str | None) -> Rule:
     """Returns the rule of TensorScatter...(tensor, indices, updates).
 
     Args:
-        reduce: What combines updates that have the same index; None if the last one counts.
+        reduce: The reduction of updates with the same index; None if the last one counts.
     """
 
     def rule(case: Case) -> Outcome | None:
@@ -151,7 +152,7 @@ def scatter_into(reduce: str | None) -> Rule:
 
 
 def _rows_of_updates(case: Case, indices: int, updates: int) -> Rows | None:
-    """Returns the state of updates that have rows, and each of these indices of its own."""
+    """Returns the state of updates that have rows, each with its own indices; None if there are none."""
     rank, shape = case.rank(indices), case.shape(updates)
     for state in (case.states[indices], case.states[updates]):
         if isinstance(state, Rows) and rank is not None and state.dimension < rank - 1 and case_lib.same_size(
@@ -161,7 +162,7 @@ def _rows_of_updates(case: Case, indices: int, updates: int) -> Rows | None:
 
 
 def _in_slices(case: Case, indices: int, updates: int) -> int | None:
-    """Where in the output the rows of updates are that are within what an index names; None if they are not."""
+    """Returns the output dimension of the updates' rows if they lie within the slice that an index names; else None."""
     index_rank = len(case.sizes(indices))
     depth = case.sizes(indices)[index_rank - 1]
     within = case.dimension(updates) - (index_rank - 1)
@@ -169,7 +170,7 @@ def _in_slices(case: Case, indices: int, updates: int) -> int | None:
 
 
 def reverse_sequence(case: Case) -> Outcome | None:
-    """ReverseSequence(x, lengths): there is a length for each element along a dimension."""
+    """ReverseSequence(x, lengths), with one length per element of a dimension."""
     batch, state = case.attr("batch_dim").i, case.states[0]
     if case.rank(0) is None:
         return None
@@ -182,7 +183,7 @@ def reverse_sequence(case: Case) -> Outcome | None:
 
 
 def count(case: Case) -> Outcome | None:
-    """DenseBincount(x, size, weights): counts in each row of a matrix; in a vector, in all."""
+    """DenseBincount(x, size, weights): counts in each row of a matrix, or in all of a vector."""
     state, weights = case.states[0], case.shape(2)
     if state != Rows(0) or weights is None:
         return None

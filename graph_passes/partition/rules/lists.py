@@ -1,9 +1,9 @@
 """Lists of tensors, in which loops keep what they read and write. A list has the state of its elements.
 
-A list of lists, that a loop within a loop keeps for its gradient, has the state of their elements.
+A list of lists, which a nested loop keeps for its gradient, has the state of their elements.
 
-A list is empty, or full of zeros, when it is made; which state it will have follows from what is put into it.
-So an op that puts rows into a whole list asks for a list of rows (`Outcome.wishes`).
+A list is empty, or full of zeros, when it is made; its state follows from what is put into it. So an op that puts rows
+into a whole list requests a list of rows (`Outcome.wishes`).
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ if typing.TYPE_CHECKING:  # it imports the rules
 
 def _outcome(case: Case, takes: Mapping[int, State], gives: tuple[State, ...], shape: int,
              state: State) -> Outcome | None:
-    """Returns the Outcome of an op that is told the shape of elements of a state, by input `shape`."""
+    """Returns the Outcome of an op whose input `shape` is the shape of elements in a state."""
     local = {}
     if isinstance(state, Rows) and not lists_lib.holds_lists(case.node):
         if case.rank(shape) is None:
             return None
-        if case.rank(shape) == 1:  # else, it is a number that stands for any shape
+        if case.rank(shape) == 1:  # otherwise it is a number that stands for any shape
             local = {shape: state.dimension}
     return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(case.inputs))), gives, local=local)
 
 
 def made(shape: int) -> Rule:
-    """Returns the rule of an op that makes a list; input `shape` is that of its elements."""
+    """Returns the rule of an op that makes a list; input `shape` is the shape of its elements."""
 
     def rule(case: Case) -> Outcome | None:
         state = WHOLE if case.wish is None else case.wish
@@ -45,7 +45,7 @@ def made(shape: int) -> Rule:
 
 
 def put(tensor: int) -> Rule:
-    """Returns the rule of an op that puts input `tensor` into the list that input 0 is."""
+    """Returns the rule of an op that puts input `tensor` into a list, input 0."""
 
     def rule(case: Case) -> Outcome | None:
         holds, item = case.states[0], case.states[tensor]
@@ -71,7 +71,7 @@ def taken(shape: int, shift: int = 0) -> Rule:
 
 
 def unstacked(shape: int) -> Rule:
-    """Returns the rule of an op that makes a list of a tensor's parts along its first dimension."""
+    """Returns the rule of an op that makes a list from a tensor's parts along its first dimension."""
 
     def rule(case: Case) -> Outcome | None:
         if lists_lib.holds_lists(case.node):
@@ -92,7 +92,7 @@ def length(case: Case) -> Outcome:
 
 
 def shape_of_elements(case: Case) -> Outcome | None:
-    """TensorListElementShape: a vector, of elements that are no lists; or a number that stands for any shape."""
+    """TensorListElementShape: a vector, if elements are not lists; or a number that stands for any shape."""
     state, shape = case.states[0], case.out_shape()
     if not isinstance(state, Rows):
         return Outcome((None,), (WHOLE,))
@@ -109,7 +109,7 @@ def _write_shape(writer: "NodeWriter") -> list[str]:
 
 
 def kept(case: Case) -> Outcome:
-    """The same list, or one like it."""
+    """Returns the same list, or one like it."""
     return case.all({0: case.states[0]}, case.states[0])
 
 
@@ -137,5 +137,5 @@ RULES: dict[str, Rule] = {
     "TensorListElementShape": shape_of_elements,
     "TensorListResize": kept,
 }
-# Rules that hold for whole inputs too: what is put into a list may ask for rows.
+# Ops whose rules also apply to whole inputs: what is put into a list later may need rows.
 ALWAYS = frozenset(("EmptyTensorList", "TensorListReserve", "TensorListFromTensor", "TensorListScatterV2"))

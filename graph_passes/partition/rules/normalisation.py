@@ -1,8 +1,8 @@
 """Batch normalisation as one op: FusedBatchNorm, and its gradient.
 
-In training its moments are those of all rows, so what its kernel does is written out here, as sums over rows that
-the ranks exchange. The mean comes before the variance, which is that of what is left: a mean of squares minus the
-square of a mean would have lost its digits where the mean is large.
+In training its moments are those of all rows, so its kernel is written out here, with sums over rows that the ranks
+exchange. The mean is computed first, and the variance from the centred values: the mean of squares minus the square of
+the mean would lose its digits if the mean is large.
 """
 
 import typing
@@ -39,7 +39,7 @@ def normalised(case: Case) -> Outcome | None:
 
 
 def gradient(case: Case) -> Outcome | None:
-    """FusedBatchNormGrad(dy, x, scale, mean, variance), the moments as they were reserved."""
+    """FusedBatchNormGrad(dy, x, scale, mean, variance), with the moments that the forward op reserved."""
     channels = _num_channels(case, 1)
     if case.states[1] != Rows(0) or channels is None:
         return None
@@ -56,7 +56,7 @@ def _is_training(node: node_def_pb2.NodeDef) -> bool:
 
 
 def _channels_of(node: node_def_pb2.NodeDef, rank: int) -> int:
-    """Returns which dimension of its images is that of their channels."""
+    """Returns the dimension of the channels."""
     return 1 if node.attr["data_format"].s.startswith(b"NC") else rank - 1
 
 
@@ -88,29 +88,29 @@ class _Arithmetic:
         return self.writer.constant(name, np.array(value, np.float32), beside)
 
     def real(self, name: str, tensor: str) -> str:
-        """Casts a tensor of the type of the images."""
+        """Casts a tensor of the type of the images to float32."""
         dtype = self.writer.node.attr["T"].type
         return tensor if dtype == _FLOAT else self.writer.add(name, "Cast", [tensor], SrcT=dtype, DstT=_FLOAT)
 
     def image(self, name: str, tensor: str) -> str:
-        """Casts to the type of the images."""
+        """Casts a tensor to the type of the images."""
         dtype = self.writer.node.attr["T"].type
         if dtype == _FLOAT:
             return self.writer.add(name, "Identity", [tensor], T=_FLOAT)
         return self.writer.add(name, "Cast", [tensor], SrcT=_FLOAT, DstT=dtype)
 
     def summed(self, name: str, tensor: str) -> str:
-        """Sums over all but the channels, on this rank."""
+        """Sums over all dimensions except the channels, on this rank."""
         axes = self.writer.constant(f"{name}/axes", np.array(self._axes, np.int32), tensor)
         return self.writer.add(name, "Sum", [tensor, axes], T=_FLOAT, Tidx=types_pb2.DT_INT32, keep_dims=False)
 
     def over(self, name: str, tensor: str) -> str:
-        """Gives a number for each channel the rank of images."""
+        """Reshapes a vector with one number per channel to the rank of images."""
         shape = self.writer.constant(f"{name}/shape", np.array(self._broadcast, np.int32), tensor)
         return self.writer.add(name, "Reshape", [tensor, shape], T=_FLOAT, Tshape=types_pb2.DT_INT32)
 
     def elements(self, i: int) -> str:
-        """Returns how many elements a channel has in one process."""
+        """Returns the number of elements per channel in one process."""
         size = self.writer.global_shape(i, _INT64, is_size=True)
         size = self.writer.add("size", "Cast", [size], SrcT=_INT64, DstT=_FLOAT)
         return self.binary("elements", "RealDiv", size, self.number("channels", self.channels, size))
@@ -135,7 +135,7 @@ def _write_normalised(writer: "NodeWriter", shape: tuple[int, int], num_outputs:
     product = do.binary("product", "Mul", centred, do.over("factors", factor))
     y = do.image("", do.binary("y", "AddV2", product, do.over("offsets", offset)))
 
-    # An estimate from a sample: of the variance of all, as its kernel gives it.
+    # The unbiased estimate of the variance, as the kernel returns it.
     one = do.number("one", 1, count)
     others = do.binary("others", "Maximum", do.binary("less", "Sub", count, one), one)
     unbiased = do.binary("unbiased", "Mul", variance, do.binary("ratio", "RealDiv", count, others))
@@ -154,7 +154,7 @@ def _averaged(do: _Arithmetic, name: str, old: str, new: str) -> str:
 
 
 def _write_gradient(writer: "NodeWriter", shape: tuple[int, int], num_outputs: int) -> list[str]:
-    """With x' the normalised x: scale * (dy - sum(dy) / n - x' * sum(dy * x') / n) / deviation."""
+    """With the normalised x': scale * (dy - sum(dy) / n - x' * sum(dy * x') / n) / deviation."""
     rank, channels = shape
     do = _Arithmetic(writer, rank, channels)
     gradient_of_images, images, scale, mean, variance = writer.inputs[:5]

@@ -1,4 +1,4 @@
-"""Where what each rank computes of its own rows alone begins and ends; see `partition/own.py` for what is between."""
+"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own.py`."""
 
 import typing
 
@@ -19,14 +19,14 @@ if typing.TYPE_CHECKING:  # it imports the rules
 
 
 def begun(case: Case) -> Outcome | None:
-    """PoseidonOwn: of rows it begins; a value that all ranks have stays what it is."""
+    """PoseidonOwn: makes rows own; a value that all ranks have is unchanged."""
     if case.attr("joins").s != b"rows":
         return None
     shape = case.shape(0)
     if shape is None or shape and shape[0] is None:
-        raise GraphError(f"'{case.node.input[0]}' is to be cut into the rows of each rank, but how many it has is "
+        raise GraphError(f"'{case.node.input[0]}' must be cut into the rows of each rank, but its number of rows is "
                          "unknown, expected a multiple of the batch's; give it a shape that follows from its "
-                         "inputs, say by tf.reshape(x, tf.shape(inputs)).")
+                         "inputs, for example with tf.reshape(x, tf.shape(inputs)).")
     if shape and case_lib.of_rows(shape[0]):
         return case.all({0: Rows(0)}, OWN, write=_write_same)
     return None
@@ -47,7 +47,7 @@ def _write_same(writer: "NodeWriter") -> list[str]:
 
 
 def _write_mean(writer: "NodeWriter") -> list[str]:
-    """sum(rows of the rank * value) / rows, in double precision: values that are equal stay what they are."""
+    """sum(rows of the rank * value) / rows, in double precision, which preserves values that are equal on all ranks."""
     dtype, double = writer.node.attr["T"].type, types_pb2.DT_DOUBLE
     rows, mine = writer.numbers_of_rows(double)
     wide = writer.add("wide", "Cast", writer.inputs, SrcT=dtype, DstT=double)
@@ -58,5 +58,5 @@ def _write_mean(writer: "NodeWriter") -> list[str]:
 
 
 RULES: dict[str, Rule] = {"PoseidonOwn": begun, "PoseidonJoin": ended}
-# Rules that hold for whole inputs too.
+# Ops whose rules also apply to whole inputs.
 ALWAYS = frozenset(("PoseidonOwn",))

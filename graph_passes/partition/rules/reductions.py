@@ -31,12 +31,12 @@ def _axes(case: Case) -> set[int] | None:
 
 
 def _after(dimension: int, axes: Collection[int], keeps: bool) -> int:
-    """Returns where a dimension is after others were reduced."""
+    """Returns the position of a dimension after others were reduced."""
     return dimension if keeps else dimension - sum(axis < dimension for axis in axes)
 
 
 def reduction(case: Case) -> Outcome | None:
-    """Over the rows: a summand; over other dimensions: rows."""
+    """Reducing the rows gives a summand; reducing other dimensions gives rows."""
     state, axes = case.states[0], _axes(case)
     if state == SUM and case.node.op == "Sum":
         return case.all({0: SUM}, SUM)
@@ -48,7 +48,7 @@ def reduction(case: Case) -> Outcome | None:
 
 
 def mean(case: Case) -> Outcome | None:
-    """Over the rows: the sum, over the number of elements in one process. A mean of integers is rounded."""
+    """The mean over rows is a sum divided by the number of elements in one process. A mean of integers is rounded."""
     state, axes = case.states[0], _axes(case)
     if state == SUM and case_lib.is_inexact(case.attr("T").type):
         return case.all({0: SUM}, SUM)
@@ -62,7 +62,7 @@ def mean(case: Case) -> Outcome | None:
 
 
 def _write_mean(writer: "NodeWriter") -> list[str]:
-    """sum(x) / (elements of x / elements of the sum), the numbers those of one process."""
+    """sum(x) / (elements of x / elements of the sum), with the numbers of one process."""
     node = writer.node
     dtype = node.attr["T"].type
     total = writer.add("sum", "Sum", writer.inputs, T=dtype, Tidx=node.attr["Tidx"].type,
@@ -82,7 +82,7 @@ def _elements(writer: "NodeWriter", name: str, shape: str, beside: str) -> str:
 
 
 def norm(case: Case) -> Outcome | None:
-    """EuclideanNorm of rows: of each by itself."""
+    """EuclideanNorm of each row separately."""
     state, axes = case.states[0], _axes(case)
     if not isinstance(state, Rows) or axes is None or state.dimension in axes:
         return None
@@ -95,7 +95,7 @@ def half_of_squares(case: Case) -> Outcome | None:
 
 
 def along(case: Case, axis: int, inputs: Sequence[int] = (0,)) -> Outcome | None:
-    """Works along one dimension: rows stay where they are in another one."""
+    """Works along one dimension; rows are another one and stay there."""
     state, rank = case.states[inputs[0]], case.rank(inputs[0])
     if not isinstance(state, Rows) or rank is None or axis is None or axis % rank == state.dimension:
         return None
@@ -103,12 +103,12 @@ def along(case: Case, axis: int, inputs: Sequence[int] = (0,)) -> Outcome | None
 
 
 def along_last(case: Case) -> Outcome | None:
-    """All inputs with as many dimensions as the first work along their last one."""
+    """Works along the last dimension."""
     return along(case, -1)
 
 
 def along_given(case: Case) -> Outcome | None:
-    """Cumsum and the like."""
+    """Cumulative sums and products: the axis is input 1."""
     axis = case.constant(1)
     if case.states[0] == SUM and case.node.op == "Cumsum":
         return case.all({0: SUM}, SUM)
@@ -127,12 +127,12 @@ def index_of_extreme(case: Case) -> Outcome | None:
 
 
 def top(case: Case) -> Outcome | None:
-    """TopKV2 works along the last dimension, and k is whole."""
+    """TopKV2 works along the last dimension; k is whole."""
     return along(case, -1)
 
 
 def cross_entropy(case: Case) -> Outcome | None:
-    """Of logits [K, C] and labels [K, C]: a loss [K], and a gradient [K, C]."""
+    """Returns a loss [K] and a gradient [K, C] for logits [K, C] and labels [K, C]."""
     if Rows(0) not in case.states or any(
             not case.rank(i) or not case_lib.of_rows(case.sizes(i)[0]) for i in (0, 1)):
         return None
@@ -140,16 +140,16 @@ def cross_entropy(case: Case) -> Outcome | None:
 
 
 def inner(dimensions: Mapping[int, int]) -> Rule:
-    """Returns the rule of an op that works on its inputs' last dimensions, for each of the others by itself.
+    """Returns the rule of an op that works on its inputs' last dimensions, separately for each index of the others.
 
     Args:
-        dimensions: By number of an input, how many; inputs that it does not name are whole.
+        dimensions: The number of last dimensions, by number of an input; inputs that it does not name are whole.
     """
 
     def rule(case: Case) -> Outcome | None:
         if any(case.rank(i) is None for i in dimensions):
             return None
-        # Of the dimensions that it works on for each by itself: aligned at the last one of these.
+        # The outer dimensions, which are aligned at their last one.
         outer = {i: len(case.sizes(i)) - number for i, number in dimensions.items()}
         leading = next((i for i in case.rows_inputs() if i in outer and case.dimension(i) < outer[i]), None)
         if leading is None:
@@ -167,7 +167,7 @@ def inner(dimensions: Mapping[int, int]) -> Rule:
 
 
 def diagonal(case: Case) -> Outcome | None:
-    """MatrixDiagV3(diagonal, k, ...): of several diagonals, two dimensions make the matrix."""
+    """MatrixDiagV3(diagonal, k, ...): several diagonals are two dimensions, a single one is one."""
     bands = case.constant(1)
     if bands is None:
         return None

@@ -1,4 +1,4 @@
-"""Ops that look at shapes, or change them."""
+"""Ops that read shapes, or change them."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ def rank_of(case: Case) -> Outcome:
 
 
 def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
-    """Where in the output the rows of input 0 are, if they are cut into the same parts; else None.
+    """Returns the output dimension of input 0's rows, if these are cut into the same parts; else None.
 
-    Elements keep their order, so it is where as many elements come before, and the size is of rows.
+    Elements keep their order, so it is the dimension with the same number of elements before it, and a size of rows.
     """
     dimension, shape = case.dimension(0), case.shape(0)
     out = case.out_shape() if out is None else out
@@ -65,7 +65,7 @@ def _same_rows(case: Case, out: sizes_lib.Shape | None = None) -> int | None:
 
 
 def reshape(case: Case) -> Outcome | None:
-    """Rows stay rows where all elements of a row stay together."""
+    """Rows stay rows if all elements of a row stay together."""
     state = case.states[0]
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -76,7 +76,7 @@ def reshape(case: Case) -> Outcome | None:
 
 
 def squeeze(case: Case) -> Outcome | None:
-    """Dimensions of size 1 go. Which, is named, since one process may have a single row."""
+    """Removes dimensions of size 1, which must be named, since one process may have a single row."""
     state = case.states[0]
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -96,7 +96,7 @@ def expand(case: Case) -> Outcome | None:
 
 
 def transpose(case: Case) -> Outcome | None:
-    """Only its own dimensions change their order."""
+    """Permutes dimensions."""
     state, order = case.states[0], case.constant(1)
     if isinstance(state, Partial):
         return case.all({0: state}, state)
@@ -106,13 +106,13 @@ def transpose(case: Case) -> Outcome | None:
 
 
 def _together(case: Case, inputs: Sequence[int], dimension_of: Callable[[int], int | None]) -> Outcome | None:
-    """Tensors that are joined: all have the same rows, or are summands alike.
+    """Joins tensors, all of which have the same rows, or are summands.
 
     Args:
         case: The `Case`.
         inputs: The numbers of the inputs that are joined.
-        dimension_of: A function from the dimension of rows in an input to that in the output; None where
-            the rows do not stay together.
+        dimension_of: A function from the dimension of rows in an input to that in the output, or to None if the rows do
+            not stay together.
     """
     states = [case.states[i] for i in inputs]
     if any(isinstance(state, Partial) for state in states):
@@ -163,7 +163,7 @@ def concat(case: Case) -> Outcome | None:
 
 
 def split(which: int, value: int) -> Rule:
-    """Returns the rule of an op that cuts input `value` along a dimension that input `which` names."""
+    """Returns the rule of an op that splits input `value` along the dimension in input `which`."""
 
     def rule(case: Case) -> Outcome | None:
         axis, state = case.constant(which), case.states[value]
@@ -179,7 +179,7 @@ def split(which: int, value: int) -> Rule:
 
 
 def untouched(case: Case) -> Outcome | None:
-    """Changes other dimensions than that of the rows: that has its size before and after."""
+    """Changes other dimensions than the rows, whose number stays the same."""
     state, out = case.states[0], case.out_shape()
     if state == SUM and case.node.op in ("Tile", "Pad"):
         return None if case.enlarges([0]) else case.all({0: SUM}, SUM)
@@ -187,7 +187,7 @@ def untouched(case: Case) -> Outcome | None:
         return None
     if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
         return None
-    # How often each row is repeated, or how many are added: for any number of rows, not only for many.
+    # The repetitions of each row, or the number of added rows: for any number of rows, not only for the tried ones.
     expected = 1 if case.node.op == "Tile" else 0
     if _is_all(case.element(1, state.dimension), expected):
         return case.all({0: state}, state)
@@ -197,12 +197,12 @@ def untouched(case: Case) -> Outcome | None:
 
 
 def _is_all(value: np.ndarray | None, expected: int) -> bool:
-    """Whether integers are known, and all have a value."""
+    """Whether integers are known, and all equal a value."""
     return value is not None and bool((np.asarray(value) == expected).all())
 
 
 def cut(case: Case) -> Outcome | None:
-    """Slice(x, begin, size): the rows are taken all."""
+    """Slice(x, begin, size): all rows are taken."""
     if case.states[0] == SUM:
         return case.all({0: SUM}, SUM)
     state, out = case.states[0], case.out_shape()
@@ -225,7 +225,7 @@ def broadcast(case: Case) -> Outcome | None:
 
 
 def ensure_shape(case: Case) -> Outcome | None:
-    """EnsureShape: a shape that says nothing of the rows."""
+    """EnsureShape: the shape leaves the number of rows open."""
     state, sizes = case.states[0], case.attr("shape").shape
     if isinstance(state, Rows) and (len(sizes.dim) <= state.dimension or sizes.dim[state.dimension].size >= 0):
         return None
@@ -233,7 +233,7 @@ def ensure_shape(case: Case) -> Outcome | None:
 
 
 def along_others(case: Case) -> Outcome | None:
-    """ReverseV2, Roll: along given dimensions, which are not that of the rows."""
+    """ReverseV2, Roll: along given dimensions other than the rows."""
     which = {"ReverseV2": 1, "Roll": 2}[case.node.op]
     axes, state = case.constant(which), case.states[0]
     if state == SUM:
@@ -246,7 +246,7 @@ def along_others(case: Case) -> Outcome | None:
 
 
 def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None:
-    """Returns what a StridedSlice does with dimensions that are not shrunk; None if its strides are unknown.
+    """Returns what a StridedSlice does to the dimensions that it keeps; None if its strides are unknown.
 
     Args:
         case: The `Case`, of a StridedSlice or its gradient.
@@ -285,7 +285,7 @@ def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None
 
 
 def strided_slice(case: Case) -> Outcome | None:
-    """x[...]: all rows, by a range from the first without an end, or by none at all."""
+    """x[...]: takes all rows, with a range from the first without an end, or without a range."""
     state = case.states[0]
     if state == SUM:
         return case.all({0: SUM}, SUM)
@@ -299,7 +299,7 @@ def strided_slice(case: Case) -> Outcome | None:
 
 
 def strided_slice_gradient(case: Case) -> Outcome | None:
-    """StridedSliceGrad(shape, begin, end, strides, dy): dy among zeros of that shape."""
+    """StridedSliceGrad(shape, begin, end, strides, dy): dy within zeros of that shape."""
     state, out = case.states[4], case.out_shape()
     if state == SUM:
         return None if case.enlarges([4]) else case.all({4: SUM}, SUM)

@@ -1,4 +1,4 @@
-"""Ops that make something new: random numbers, the inputs themselves."""
+"""Ops that are sources of values: inputs with rows, random numbers, readers."""
 
 import typing
 
@@ -13,19 +13,19 @@ if typing.TYPE_CHECKING:  # it imports the rules
 
 
 def inputs_with_rows(case: Case) -> Outcome:
-    """PoseidonRows: each rank takes its rows of the global batch, which all have."""
+    """PoseidonRows: each rank takes its rows of the global batch, which all ranks have."""
     return Outcome((WHOLE,) * len(case.inputs), tuple(map(Rows, case.attr("dimensions").list.i)))
 
 
 def drawn(case: Case) -> Outcome | None:
-    """Random numbers without a seed are other ones in each process: all take those of rank 0."""
+    """Random numbers without a seed differ between processes: all ranks take those of rank 0."""
     if any(case.attr(name).i for name in ("seed", "seed2")):
         return None
     return case.all({}, WHOLE, write=_write_taken)
 
 
 def taken_from_one(case: Case) -> Outcome:
-    """What processes would find different: the time."""
+    """Values that differ between processes, such as the time: all ranks take those of rank 0."""
     return case.all({}, WHOLE, write=_write_taken)
 
 
@@ -39,7 +39,7 @@ UNSEEDED = ("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "Trunca
             "FixedUnigramCandidateSampler", "AllCandidateSampler", "SampleDistortedBoundingBoxV2",
             "FractionalMaxPool", "FractionalAvgPool")
 
-# What they hand out depends on how fast threads were, or on how often they were asked.
+# Their outputs depend on the timing of threads, or on how often they were read.
 READERS = ("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
            "QueueDequeue", "QueueDequeueMany", "QueueDequeueUpTo")
 
@@ -48,5 +48,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(UNSEEDED, drawn),
     **dict.fromkeys(("Timestamp", "NonDeterministicInts", *READERS), taken_from_one),
 }
-# Rules that hold for whole inputs too.
+# Ops whose rules also apply to whole inputs.
 ALWAYS = frozenset(RULES)

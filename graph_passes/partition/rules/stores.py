@@ -1,7 +1,7 @@
 """Stacks and TensorArrays, in which loops of TensorFlow 1 keep what they read and write.
 
-Each has the state of its elements (`Case.stored`), which `propagate` finds from all that is put into it. Where no rule
-gives or takes that, it is whole.
+Each has the state of its elements (`Case.stored`), which `propagate` finds from everything that is put into it. It is
+whole if no rule gives or takes that state.
 """
 
 from tf_poseidon.graph_passes.partition import stores as stores_lib
@@ -21,9 +21,9 @@ def put(tensor: int, shift: int = 0, passes_on: bool = False) -> Rule:
     """Returns the rule of an op that puts input `tensor` in.
 
     Args:
-        tensor: Which input.
-        shift: How many dimensions come before those of an element.
-        passes_on: Whether the op gives that tensor; else it gives a number that orders ops.
+        tensor: Number of the input.
+        shift: The number of dimensions before those of an element.
+        passes_on: Whether the op returns that tensor; otherwise it returns a number that orders ops.
     """
 
     def rule(case: Case) -> Outcome | None:
@@ -59,5 +59,5 @@ RULES: dict[str, Rule] = {
     "TensorArrayReadV3": taken(),
     "TensorArrayGatherV3": taken(shift=1),
 }
-# The state of a stack or array holds for whole inputs too.
+# The state of a stack or array also applies to whole inputs.
 ALWAYS = frozenset(RULES)

@@ -1,4 +1,4 @@
-"""Ops on images: convolutions, pooling, resizing. Their rows are images, and these come first."""
+"""Ops on images: convolutions, pooling, resizing. Their rows are images, which are the first dimension."""
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
@@ -10,11 +10,11 @@ from tf_poseidon.graph_passes.partition.states import SUM
 
 
 def images(*numbers: int, local: int | None = None) -> Rule:
-    """Returns the rule of an op whose inputs of these numbers have rows, and its outputs too.
+    """Returns the rule of an op whose outputs, and inputs with these numbers, have rows.
 
     Args:
-        *numbers: Of inputs.
-        local: Number of an input that is the output's shape, None without.
+        *numbers: Numbers of inputs.
+        local: Number of the input that is the output's shape, None if there is none.
     """
 
     def rule(case: Case) -> Outcome | None:
@@ -26,7 +26,7 @@ def images(*numbers: int, local: int | None = None) -> Rule:
             length = case.sizes(local)[0] if case.rank(local) == 1 else None
             if length is None:
                 return None
-            # A convolution's input sizes may be those of an image alone.
+            # A convolution's input sizes may be only the height and width of an image.
             is_whole_shape = length.constant != 2
         return case.all(dict.fromkeys(numbers, Rows(0)), Rows(0), local={local: 0} if is_whole_shape else {})
 
@@ -34,19 +34,19 @@ def images(*numbers: int, local: int | None = None) -> Rule:
 
 
 def pixels(case: Case) -> Outcome | None:
-    """Changes colours pixel by pixel: the last dimension, after any others."""
+    """Changes colours, the last dimension, pixel by pixel."""
     state, rank = case.states[0], case.rank(0)
     return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 1 else None
 
 
 def contrast(case: Case) -> Outcome | None:
-    """AdjustContrastv2(images, factor): takes the mean over an image, which the last three dimensions are."""
+    """AdjustContrastv2(images, factor): takes the mean over each image, the last three dimensions."""
     state, rank = case.states[0], case.rank(0)
     return case.all({0: state}, state) if isinstance(state, Rows) and rank and state.dimension < rank - 3 else None
 
 
 def with_index(*numbers: int) -> Rule:
-    """Returns the rule of an op that says, or is told, where in its image a maximum is."""
+    """Returns the rule of an op that returns, or takes, the index of a maximum in its image."""
 
     def rule(case: Case) -> Outcome | None:
         return None if case.attr("include_batch_in_index").b else images(*numbers)(case)
@@ -55,7 +55,7 @@ def with_index(*numbers: int) -> Rule:
 
 
 def projected(case: Case) -> Outcome | None:
-    """ImageProjectiveTransform(images, transforms, shape): there is a transform for each image, or one for all."""
+    """ImageProjectiveTransform(images, transforms, shape), with one transform per image, or one for all."""
     if Rows(0) not in case.states[:2] or any(case.rank(i) is None for i in (0, 1)):
         return None
     takes = {0: Rows(0)} if case.is_one(1, 0) else {0: Rows(0), 1: Rows(0)}
@@ -81,7 +81,7 @@ def add_bias(case: Case) -> Outcome | None:
 
 
 def gradient_of_bias(case: Case) -> Outcome | None:
-    """BiasAddGrad: a sum over all dimensions but that of the channels."""
+    """BiasAddGrad: a sum over all dimensions except the channels."""
     state = case.states[0]
     if state == SUM:
         return case.all({0: SUM}, SUM)

@@ -1,4 +1,4 @@
-"""What ranks have to have in common to follow a plan, as text."""
+"""The agreement text of a planned graph: ranks follow a plan only if this text is the same on all of them."""
 
 import collections
 
@@ -9,14 +9,14 @@ from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.write import site_writer
 
 
-def form_of(known: passes.TrainingGraph) -> str:
-    """Returns what ranks have to have in common to follow the plan of a graph: a line for each site."""
+def of_plan(known: passes.TrainingGraph) -> str:
+    """Returns the text that must be the same on all ranks to follow the plan of a graph: a line per site."""
     plan, riders = known.plan, collections.defaultdict(list)
     assert plan is not None
     for decision in plan.decisions:
         if decision.leader:
             riders[decision.leader].append(decision.site)
-    lines = [plan.form()]
+    lines = [plan.agreement_text()]
     rows_of = {site.name: site.factors and site.factors.k for site in plan.sites}
     for decision in sorted(plan.decisions, key=lambda d: d.site):
         if decision.scheme == planning.SFB and not decision.leader:
@@ -28,8 +28,8 @@ def form_of(known: passes.TrainingGraph) -> str:
     return "\n".join(lines)
 
 
-def fits(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
-    """Whether a plan for other batches has room for the rows of these."""
+def has_room(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
+    """Whether a plan that was made for other batches has room for the rows of a graph."""
     if not _fixes_rows(known):
         return True
     rows = {site.name: site.factors.k for site in known.sites if site.factors}
@@ -42,19 +42,19 @@ def fits(known: passes.TrainingGraph, plan: planning.Plan) -> bool:
     return True
 
 
-def lines_of(known: passes.TrainingGraph) -> list[str]:
-    """Returns texts of a graph's gradients, whatever the size of its batches."""
+def lines_of_gradients(known: passes.TrainingGraph) -> list[str]:
+    """Returns a line per gradient of a graph, in alphabetical order; it does not depend on the batch size."""
     lines = []
     for site, marker in zip(known.sites, known.markers, strict=True):
         node = known.graph.nodes[marker.node]
         attributes = [f"{key}={node.attr[key].SerializeToString().hex()}" for key in sorted(node.attr)
                       if not key.startswith("_")]
-        # What it could be, by any scheme.
+        # What the site could be under any scheme.
         kinds = site.fingerprint(), [scheme.common(site, None) for scheme in planning.SCHEMES.values()], site.bias_of
         lines.append(f"'{site.name}' {node.op} {' '.join(attributes)} {kinds}")
     return sorted(lines)
 
 
 def _fixes_rows(known: passes.TrainingGraph) -> bool:
-    """Whether factors have the same number of rows on all ranks: TensorFlow's collectives want it."""
+    """Whether factors must have the same number of rows on all ranks, as TensorFlow's collectives require."""
     return any(known.graph.nodes[marker.node].op in foreign.TENSORFLOW for marker in known.markers)
