@@ -1,11 +1,18 @@
 """Options of pytest, and the order of test files."""
 
+import os
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true",
-                     help="run every cell of the training table, not a pairwise cover of it")
+                     help="run all cells of tables, not a cover of them, and more random graphs")
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite the golden texts of the graph passes")
+
+
+def pytest_configure(config):
+    if config.getoption("--full"):
+        os.environ.setdefault("POSEIDON_FUZZ_GRAPHS", "20")
 
 
 # The files that take minutes, longest first.

@@ -214,11 +214,18 @@ class _Matcher:
             if node.name in seen:
                 continue
             seen.add(node.name)
-            if node.op in PRODUCTS:
+            if node.op in PRODUCTS or (node.op == "Sum" and self._behind(node.input[0]).op in BATCH_PRODUCTS):
                 return True
             if node.op in BETWEEN:
                 queue += [t for t in graph_lib.data_inputs(node) if not scalar_of(self._graph, t)]
         return False
+
+    def _behind(self, tensor: str) -> node_def_pb2.NodeDef:
+        """Returns the node that computes a tensor, which others may pass on."""
+        node = self._graph.node(tensor)
+        while node.op in PASS_ON:
+            node = self._graph.node(node.input[0])
+        return node
 
     def _term(self, tensor: str, scale: Scale, masks: Masks) -> Term:
         """Returns a Term for a part of a sum without a product, such as a regularizer's."""
@@ -259,9 +266,7 @@ class _Matcher:
 
     def _batch_product(self, node: node_def_pb2.NodeDef, inputs: list[str], scale: Scale, masks: Masks) -> Match:
         """Matches a BatchMatMul that is summed over its batch: a layer whose inputs have several dimensions."""
-        inner = self._graph.node(inputs[0])
-        while inner.op in PASS_ON:
-            inner = self._graph.node(inner.input[0])
+        inner = self._behind(inputs[0])
         if inner.op not in BATCH_PRODUCTS:
             raise Refused(node.name, f"a sum over a {inner.op} is not a product of two matrices")
         u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)

@@ -2,6 +2,15 @@
 
 The planner uses a scheme only if the engine has a writer for it. To add a scheme, write a function of a `SiteWriter`
 that leaves the sum under the marker's name, and add a line below for each engine that can carry it out.
+
+A writer
+  * leaves the sum in the marker's type and shape, and passes on the controls of the gradient;
+  * counts nothing of a rank whose `contributes` is false;
+  * sends `wire_dtype`, and sums halves in float, where the marker does;
+  * gives the sum the bits of a plain sum, or is verified within a bound (`SiteWriter._verify_by`).
+By SendReceive, ranks do not agree before a graph runs. A rank whose graph was not rewritten sends what PoseidonSync
+sends, so a writer that uses other messages needs a branch for such ranks, as `factors` has; without one the job ends
+with the name of the site.
 """
 
 from collections.abc import Callable

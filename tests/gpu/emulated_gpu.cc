@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/cuda/block.h"
-#include "../kernels/cuda/dispatch.h"
+#include "../../kernels/cuda/block.h"
+#include "../../kernels/cuda/dispatch.h"
 
 namespace poseidon {
 namespace {

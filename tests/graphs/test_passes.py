@@ -305,8 +305,6 @@ def test_wrong_rewrites_are_noticed(change, message):
     assert message in rewrite_lib.problem_of(before, after, markers)
 
 
-
-
 def test_rebuilt_gradient_waits_for_what_its_own_waits_for():
     """TensorFlow 1 lets an update wait so until all have read the variable: it hands out references."""
     with tf.Graph().as_default() as graph:

@@ -150,6 +150,13 @@ def batch_matmul():
     sync(tf.reduce_sum(tf.matmul(x, error, transpose_a=True), 0))
 
 
+def added_batch_products():
+    """A layer for inputs with three dimensions that is used twice, and regularized."""
+    weights = variable(M, N)
+    products = [tf.reduce_sum(tf.matmul(data(2, 3, M), data(2, 3, N), transpose_a=True), 0) for _ in range(2)]
+    train(weights, sync(tf.add_n([*products, tf.sign(weights.read_value())])))
+
+
 def batch_matmul_by_broadcast():
     """The axes of the sum as gradients compute them."""
     x, error = data(2, 3, M), data(2, 3, N)
@@ -214,7 +221,7 @@ RECOGNISED = (
     matmul, verified, matmul_of_columns, matmul_of_two_columns, matmul_transposed_twice, unknown_rows,
     through_reshape, through_identity, through_cast, half, times_scalar, times_constant,
     over_scalar, negative, times_variable, added_products, regularized, regularized_twice, einsum,
-    einsum_of_heads, einsum_in_other_orders, batch_matmul, batch_matmul_by_broadcast, bias,
+    einsum_of_heads, einsum_in_other_orders, batch_matmul, added_batch_products, batch_matmul_by_broadcast, bias,
     bias_by_sum, bias_of_sequences, bias_of_shared_layer, scaled_bias, bias_of_transposed_layer,
     mixed_bias, gradient_with_other_reader)
 

@@ -301,8 +301,8 @@ def train_on_hosts(cluster, file, *arguments):
     """Runs train_on_nodes.py with two ranks per host; returns their output, and the bytes that the last host sends."""
     before = cluster.bytes()
     with open(file, "w+") as out:
-        status = cluster.run([sys.executable, launch.TESTS / "train_on_nodes.py", *arguments], 2, stdout=out,
-                             stderr=subprocess.STDOUT)
+        status = cluster.run([sys.executable, pathlib.Path(__file__).with_name("train_on_nodes.py"), *arguments], 2,
+                             stdout=out, stderr=subprocess.STDOUT)
     assert status == 0, file.read_text()
     ranks = said(file.read_text())
     assert [r["rank"] for r in ranks] == [0, 1, 2, 3]

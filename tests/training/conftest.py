@@ -121,7 +121,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("way, ranks", [row for row in scenarios.others(full)
                                             if row[0] in scenarios.WAYS])
     if "program" in metafunc.fixturenames:
-        metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else [(2, "sfb"), (3, "auto")])
+        cells = [(*cell, options) for cell in RANKS_AND_POLICIES for options in ((), ("--fit",))]
+        metafunc.parametrize("ranks, policy, options", cells if full else [(2, "sfb", ()), (3, "auto", ("--fit",))])
         metafunc.parametrize("program", one_process_programs.PROGRAMS)
     if "keras_program" in metafunc.fixturenames:
         metafunc.parametrize("ranks, policy", RANKS_AND_POLICIES if full else [(3, "sfb")])

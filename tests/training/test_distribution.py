@@ -37,7 +37,6 @@ def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("programs"))
 
 
-@pytest.mark.parametrize("options", [(), ("--fit",)], ids=["distribute", "fit"])
 def test_program_computes_what_one_process_does(runs, program, ranks, policy, options):
     """In a loop of its own, and as the training step of a model of Keras: there, too, against such a loop."""
     expected = dict(np.load(runs.of(1, "ps") / f"{program}.0.npz"))

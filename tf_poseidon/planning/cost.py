@@ -7,7 +7,7 @@ of one node combine what they have before it leaves the node: then P1 and P2 cou
 
 Seconds are what the paper leaves out: the time until a message is there, and the arithmetic by which
 every rank makes the gradients of the other ranks anew. They are those of one gradient by itself; what of
-them backpropagation hides depends on all gradients of a step (timeline.py).
+them backpropagation hides depends on all gradients of a step (step_time.py).
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """The schemes: the ways in which gradients are synchronised, a file for each.
 
-To add one: a file here, a line below, and what writes its nodes, in graph_passes/writers.py.
+To add one: a file here, a line below, and a writer of its nodes in graph_passes/write/writers.py. Policies consider it
+from then on, so printed plans and golden texts change.
 """
 
 from tf_poseidon.planning.schemes.factor_broadcasting import FactorBroadcasting
