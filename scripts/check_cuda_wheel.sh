@@ -18,4 +18,4 @@ TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --bui
 # Not from the root: there Python would import this source tree, whose library is for CPUs.
 cd tests
 PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3 "$python" -m pytest --quiet --rootdir . \
-  test_placement.py test_passes.py test_factors.py test_gpus.py
+  graphs/test_placement.py graphs/test_passes.py communicator/test_factors.py unit/test_gpus.py
