@@ -57,8 +57,8 @@ class OverCoordinationService:
 
     def difference(self, key: str, text: str) -> str | None:
         """As of `OverCommunicator`."""
-        tf_compat.tell_others(f"poseidon/{key}/{self._rank}", text)
-        texts = [tf_compat.told_by_others(f"poseidon/{key}/{rank}", self._timeout_ms)
+        tf_compat.publish_text(f"poseidon/{key}/{self._rank}", text)
+        texts = [tf_compat.published_text(f"poseidon/{key}/{rank}", self._timeout_ms)
                  for rank in range(self._size)]
         differing = [rank for rank in range(self._size) if texts[rank] != texts[0]]
         return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None

@@ -293,11 +293,11 @@ def join_loopback(size: int, options: JobOptions | list[JobOptions] = JobOptions
             ranks combine that follow each other.
         nodes: A number for each rank, the same for those that are to share a node.
     """
-    told = options if isinstance(options, list) else [options] * size
+    given = options if isinstance(options, list) else [options] * size
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     nodes = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
-    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, told)), handles, error):
+    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, given)), handles, error):
         raise JobError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
 

@@ -161,10 +161,10 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
     rows = batch_size(dataset)
 
     # What a rank computes when it has no batch any more.
-    borrowed = tf.nest.map_structure(
+    padding_row = tf.nest.map_structure(
         lambda spec: tf.zeros([1, *(d or 1 for d in spec.shape[1:])], spec.dtype),
         dataset.element_spec)
-    ended = tf.data.Dataset.from_tensors((0, borrowed)).repeat()
+    ended = tf.data.Dataset.from_tensors((0, padding_row)).repeat()
 
     @tf.autograph.experimental.do_not_convert
     def count(_: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:

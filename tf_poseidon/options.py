@@ -122,17 +122,17 @@ class TrainingOptions:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
 
     def _check_ranks_per_node(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
-        said = {"ranks_per_node": job.ranks_per_node,
-                "the plan": self.plan.cluster.ranks_per_node if self.plan else None,
-                "the cluster": _ranks_per_node_of(self.cluster)}
-        told = {name: value for name, value in said.items() if value is not None}
-        shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
+        requested = {"ranks_per_node": job.ranks_per_node,
+                     "the plan": self.plan.cluster.ranks_per_node if self.plan else None,
+                     "the cluster": _ranks_per_node_of(self.cluster)}
+        given = {name: value for name, value in requested.items() if value is not None}
+        shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in given.items()}
         for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
             if first != second:
-                raise ConfigurationError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
-                                         f"{told[other]} do; omit one of the two, or change it.")
-        told.pop("ranks_per_node", None)  # which `JobOptions.check` looks at
-        for name, value in told.items():
+                raise ConfigurationError(f"{one} says that {given[one]} ranks of a node combine, and {other} that "
+                                         f"{given[other]} do; omit one of the two, or change it.")
+        given.pop("ranks_per_node", None)  # which `JobOptions.check` looks at
+        for name, value in given.items():
             if value > 1 and has_own_ops:
                 raise _not_with_own_ops("ranks_per_node", value, job.engine, f" of {name}")
 

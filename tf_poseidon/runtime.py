@@ -93,8 +93,8 @@ def start(options: JobOptions) -> "Communicator | None":
     options.check(launch.size, engines.load(launch.engine).writer.has_to_agree)
     if _options is not None:
         # None is whatever there is, and those of one node, or a process alone, have nothing to combine.
-        told = options.ranks_per_node
-        if told is None or ranks_that_combine() == (told if told < launch.size else 1):
+        given = options.ranks_per_node
+        if given is None or ranks_that_combine() == (given if given < launch.size else 1):
             options = dataclasses.replace(options, ranks_per_node=_options.ranks_per_node)
         if options != _options:
             raise ConfigurationError(f"This process has joined its job with {_options}, and cannot "
@@ -112,7 +112,7 @@ def start(options: JobOptions) -> "Communicator | None":
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
             raise
         _communicator.use_for_ops()
-        sys.excepthook = functools.partial(_tell_others_and_exit, sys.excepthook)
+        sys.excepthook = functools.partial(_abort_and_exit, sys.excepthook)
         atexit.register(_leave)
     _options = options
     return _communicator
@@ -131,8 +131,8 @@ def _report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Bas
     os._exit(1)
 
 
-def _tell_others_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
-                          trace: types.TracebackType | None) -> None:
+def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
+                    trace: types.TracebackType | None) -> None:
     """The excepthook of a rank: the first failure is the last thing that any rank prints."""
     cause = _communicator.failure
     if cause is None:

@@ -393,9 +393,9 @@ class Extended(tf_compat.one_device_extended()):
             step.verify_weights()
             if step.agree(self.graph_pass.strict):
                 self.graph_pass.expect()
-            return self._without_borrowed_rows(step, result)
+            return self._without_padding_rows(step, result)
 
-    def _without_borrowed_rows(self, step: step_lib.Step, result: Any) -> Any:
+    def _without_padding_rows(self, step: step_lib.Step, result: Any) -> Any:
         """Returns the result of a step without what a borrowed row has given."""
         def without(x: Any) -> Any:
             if step.share.contributes is True or not tf.is_tensor(x):

@@ -203,12 +203,12 @@ def global_seed() -> int | None:
     return TABLE["context.global_seed"]()
 
 
-def tell_others(key: str, text: str) -> None:
+def publish_text(key: str, text: str) -> None:
     """Notes a text with the coordination service of tf.distribute."""
     TABLE["context.context"]().set_config_key_value(key, text)
 
 
-def told_by_others(key: str, timeout_ms: int) -> str:
+def published_text(key: str, timeout_ms: int) -> str:
     """Returns the text that a process has noted under a key, waiting for it."""
     return TABLE["context.context"]().get_config_key_value(key, timeout_ms)
 
@@ -227,9 +227,9 @@ def dataset_of(iterator: Any) -> "tf.data.Dataset | None":
     return getattr(iterator, "_dataset", None) if isinstance(iterator, TABLE["iterator_ops.OwnedIterator"]) else None
 
 
-def fingerprint(folder: str) -> bytes:
+def fingerprint(directory: str) -> bytes:
     """Returns the fingerprint of a SavedModel, serialized."""
-    return TABLE["fingerprinting.CreateFingerprintDef"](folder)
+    return TABLE["fingerprinting.CreateFingerprintDef"](directory)
 
 
 def xspace() -> Any:

@@ -96,17 +96,17 @@ def launch(engine: str | None = None, environment: Mapping[str, str] = os.enviro
     if engine is not None and engine not in names():
         raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(names())}, or None for that of "
                                  "the launcher.")
-    told = {name: load(name).launched_size(environment) for name in names()}
+    launched = {name: load(name).launched_size(environment) for name in names()}
     # A launcher that has started one process may have started another launcher in it.
-    told = {name: (size, variable) for name, (size, variable) in told.items() if size > 1}
-    if len({size for size, _ in told.values()}) > 1:
-        sizes = " but ".join(f"{variable}={size}" for size, variable in told.values())
+    launched = {name: (size, variable) for name, (size, variable) in launched.items() if size > 1}
+    if len({size for size, _ in launched.values()}) > 1:
+        sizes = " but ".join(f"{variable}={size}" for size, variable in launched.values())
         raise ConfigurationError(f"Two launchers have started this process and disagree, {sizes}: use one of "
                                  "them, mpiexec or horovodrun.")
-    launchers = [name for name in told if name != DEFAULT] or [DEFAULT]
-    size = max((size for size, _ in told.values()), default=1)
-    if engine == DEFAULT and told and DEFAULT not in told:
-        (launcher, (_, variable)), = told.items()
+    launchers = [name for name in launched if name != DEFAULT] or [DEFAULT]
+    size = max((size for size, _ in launched.values()), default=1)
+    if engine == DEFAULT and launched and DEFAULT not in launched:
+        (launcher, (_, variable)), = launched.items()
         raise ConfigurationError(
             f"engine='{DEFAULT}', but this is one of {size} processes that another launcher has started "
             f"({variable}={size}): launch with mpiexec, or leave engine away to use '{launcher}'.")

@@ -162,13 +162,13 @@ class SavedModel(Saved):
 
     def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target).rstrip("/")
-        with _whole(target) as folder:
+        with _whole(target) as directory:
             others = shutil.ignore_patterns(self._PROTO, self._TEXT, self._FINGERPRINT)
-            shutil.copytree(self.path, folder, ignore=others)
-            _serialize(self._proto, os.path.join(folder, self._file))
+            shutil.copytree(self.path, directory, ignore=others)
+            _serialize(self._proto, os.path.join(directory, self._file))
             if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
-                with open(os.path.join(folder, self._FINGERPRINT), "wb") as file:
-                    file.write(tf_compat.fingerprint(folder))
+                with open(os.path.join(directory, self._FINGERPRINT), "wb") as file:
+                    file.write(tf_compat.fingerprint(directory))
 
 
 class MetaGraph(Saved):
@@ -268,12 +268,12 @@ def _serialize(proto: message.Message, path: str, is_text: bool | None = None) -
 @contextlib.contextmanager
 def _whole(target: str) -> Iterator[str]:
     """Gives a path to write to, which becomes `target` at the end; nothing stays after a failure."""
-    folder, name = os.path.split(target)
+    directory, name = os.path.split(target)
     if os.path.lexists(target):
         raise GraphError(f"'{target}' exists already; remove it, or name another.")
-    if not name or not os.path.isdir(folder or "."):
-        raise GraphError(f"'{target}' cannot be written: there is no folder '{folder}'.")
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    if not name or not os.path.isdir(directory or "."):
+        raise GraphError(f"'{target}' cannot be written: there is no folder '{directory}'.")
+    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.rename(temporary, target)

@@ -39,8 +39,8 @@ class _FunctionRunner:
     """
 
     def __init__(self, graph: formats.Saved, signature: str | None) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        path = f"{self._folder.name}/model"
+        self._directory = tempfile.TemporaryDirectory()
+        path = f"{self._directory.name}/model"
         graph.write(path)
         self._model = tf.saved_model.load(path)
         name = signature or "train"
@@ -101,8 +101,8 @@ class _SessionRunner:
         if not isinstance(graph, formats.SavedModel):
             tf.import_graph_def(graph.graph_def, name="")
             return False
-        with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/model"
+        with tempfile.TemporaryDirectory() as directory:
+            path = f"{directory}/model"
             graph.write(path)
             v1.saved_model.load(self._session, graph.tags, path)
         return True
