@@ -1,6 +1,6 @@
-"""The schemes: the ways in which gradients are synchronised, a file for each.
+"""The schemes: the ways in which gradients are synchronised, one file per scheme.
 
-To add one: a file here, a line below, and what writes its nodes, in graph_passes/writers.py.
+To add one: a file here, a line below, and a function that writes its nodes, in graph_passes/write/writers.py.
 """
 
 from tf_poseidon.planning.schemes.factor_broadcasting import FactorBroadcasting
