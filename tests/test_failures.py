@@ -127,7 +127,7 @@ REFUSALS = {
     "reduce_bytes": "'reduce' has dtype int8, which cannot be summed over ranks; cast it to one of",
     "gather_slices": "A RaggedTensor cannot be gathered from all ranks along axis 1",
     "from_function": "distribute_datasets_from_function has elements with the part",
-    "synchronize_outside_run": "strategy.synchronize was called outside of strategy.run",
+    "synchronize_outside_run": "strategy.synchronize was called outside strategy.run",
     "float8": "is overwritten with its gradient, as in layers that compute in float8",
     "on_batch_outside": "model 'on_batch' was built outside strategy.scope()",
     "function_in_eager_run": "A tf.function was called inside a strategy.run that runs eagerly",
