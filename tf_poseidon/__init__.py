@@ -8,8 +8,8 @@ with strategy.scope():
     model = ...
 ```
 
-Importing this package starts nothing and loads nothing; creating a strategy, or `load_ops()`, joins the
-job.
+Importing this package starts nothing and loads nothing; creating a strategy, or calling `load_ops()`, joins
+the job.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.planning import Cluster
 from tf_poseidon.planning import Plan
 
-# What imports TensorFlow is imported late: which module has it.
+# Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
     "PoseidonStrategy": "strategy",
     "calibrate": "calibration",

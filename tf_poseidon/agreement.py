@@ -1,4 +1,4 @@
-"""What lets ranks compare what they are about to do, by whatever channel there is; and agree on options and seeds."""
+"""Ranks compare what they are about to do, over whichever channel exists, and agree on options and seeds."""
 
 import hashlib
 import importlib.metadata
@@ -18,21 +18,21 @@ class SingleRankComparison:
     """Compares the texts of a single rank."""
 
     def difference(self, key: str, text: str) -> None:
-        """As of `CommunicatorComparison`."""
+        """Same as in `CommunicatorComparison`."""
         del key, text
 
 
 class CommunicatorComparison:
     """Compares texts over the communicator of this process.
 
-    A rank that never comes ends the job, after as long as in every exchange.
+    If a rank never joins, the job ends after the timeout of all exchanges.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
 
     def difference(self, key: str, text: str) -> str | None:
-        """Returns None if all ranks have the same text under a key, else a sentence about the first line."""
+        """Returns None if all ranks have the same text under a key, else a sentence about the first difference."""
         site = f"agreement/{key}"
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
         digests, = self._communicator.submit_factors(site, [digest.reshape(1, -1)])()
@@ -48,17 +48,17 @@ class CoordinationServiceComparison:
 
     Args:
         rank: This process's number.
-        size: How many there are.
-        timeout_s: Longest wait for another rank.
+        size: Number of processes.
+        timeout_s: Longest wait for another rank, in seconds.
     """
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         self._rank, self._size, self._timeout_ms = rank, size, int(1e3 * timeout_s)
 
     def difference(self, key: str, text: str) -> str | None:
-        """As of `CommunicatorComparison`."""
-        tf_compat.tell_others(f"poseidon/{key}/{self._rank}", text)
-        texts = [tf_compat.told_by_others(f"poseidon/{key}/{rank}", self._timeout_ms)
+        """Same as in `CommunicatorComparison`."""
+        tf_compat.publish_text(f"poseidon/{key}/{self._rank}", text)
+        texts = [tf_compat.published_text(f"poseidon/{key}/{rank}", self._timeout_ms)
                  for rank in range(self._size)]
         differing = [rank for rank in range(self._size) if texts[rank] != texts[0]]
         return first_difference(texts[0], texts[differing[0]], 0, differing[0]) if differing else None
@@ -97,7 +97,7 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
 def agree_on_seed(communicator: Communicator) -> None:
     """Gives all ranks rank 0's random seed, or a common one when it has none.
 
-    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw other orders in every process.
+    Without a seed, `Dataset.shuffle` and `fit(shuffle=True)` draw a different order in every process.
     """
     mine = tf_compat.global_seed()
     proposal = random.SystemRandom().randrange(2**31) if mine is None else mine

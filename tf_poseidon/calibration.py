@@ -20,34 +20,34 @@ from tf_poseidon.communicator import Communicator
 _log = logging.getLogger("tf_poseidon")
 
 _ROUND_TRIPS = 30
-# Tensors grow until their sum takes this long: then latency does not matter, even on a slow network.
+# Tensors grow until their sum takes this long: then latency is negligible, even on a slow network.
 _LONG_ENOUGH_S = 0.05
 _FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
-# As large as the factors of a wide layer: 2 K M N = 0.27e9 operations, or 4.3e9 where a GPU is to be busy. It is
-# given some at a time, or what is measured would be the giving.
+# As large as the factors of a wide layer: 2 K M N = 0.27e9 operations, or 4.3e9 to keep a GPU busy. A GPU is
+# given several at a time; otherwise the launch overhead would be measured.
 _K, _SIZE, _SIZE_ON_GPU = 128, 1024, 4096
 _AT_A_TIME_ON_GPU = 20
 _COMPUTE_S = 0.1
 
-# The exchanges by which it is measured: no part of training.
+# The exchanges of the measurement, which are not part of training.
 SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/sum"})
 
 _measured = None
 
 
 def calibrate(**options: Any) -> planning.Cluster:
-    """Measures the speeds of this job, once per process; all ranks have to call it.
+    """Measures the speeds of this job, once per process; all ranks must call it.
 
-    It takes less than three seconds, on networks of 0.1 Gbit/s and more. Ranks measure at the same time,
-    so those that share a machine share its speed. All get the numbers of rank 0.
+    It takes less than three seconds on networks of at least 0.1 Gbit/s. Ranks measure at the same time,
+    so those that share a machine share its speed. All ranks get rank 0's numbers.
 
     Args:
-        **options: If no strategy was created yet, those of it that say how the job is joined: engine, servers,
-            ranks_per_node, kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same.
+        **options: If no strategy was created yet, the strategy's options about joining the job: engine, servers,
+            ranks_per_node, kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same ones.
 
     Returns:
-        A `Cluster`. Bandwidth is that of sums over the parameter server: it includes the time for adding
-        up.
+        A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the
+        additions.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ends.
@@ -66,13 +66,13 @@ def calibrate(**options: Any) -> planning.Cluster:
 
 def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
             num_servers: int = 0, ranks_per_node: int = 1) -> planning.Cluster:
-    """Returns the `Cluster` that a job is.
+    """Returns the measured `Cluster` of a job.
 
     Args:
         communicator: This rank's communicator.
-        sum_in_place: As of `engines.Engine`.
+        sum_in_place: Same as in `engines.Engine`.
         num_servers: How many ranks are servers, 0 for all.
-        ranks_per_node: How many ranks of a node combine what they have.
+        ranks_per_node: How many ranks of a node combine their contributions.
     """
     begin = time.perf_counter()
     cluster = planning.Cluster(communicator.size, num_servers, ranks_per_node=ranks_per_node)
@@ -107,7 +107,7 @@ def measure_gflops() -> float:
 def _multiply(u: tf.Tensor, v: tf.Tensor, count: int) -> None:
     for _ in range(count):
         product = ops.outer_product(u, v)
-    product[0, 0].numpy()  # waits for a GPU, but copies no more than a number
+    product[0, 0].numpy()  # waits for a GPU, but copies a single number
 
 
 def _latency(time_sums: Callable[[int, int], list[float]]) -> float:
@@ -118,11 +118,11 @@ def _latency(time_sums: Callable[[int, int], list[float]]) -> float:
 
 def _bandwidth(communicator: Communicator, time_sums: Callable[[int, int], list[float]], cluster: planning.Cluster,
                latency: float) -> float:
-    """Returns the bits that a node sends in a second while it receives as many."""
+    """Returns the bits per second that a node sends while it receives as many."""
     num_bytes = _FIRST_BYTES
     while True:
         seconds = statistics.median(time_sums(num_bytes, 4)[1:])  # the first is cold
-        # Rank 0 decides, or ranks would sum tensors of other sizes.
+        # Rank 0 decides; otherwise ranks could sum tensors of different sizes.
         is_enough = seconds >= _LONG_ENOUGH_S or num_bytes >= _LAST_BYTES
         if communicator.broadcast("calibration/is_enough", np.array([is_enough]))[0]:
             sent = planning.dense_bytes(num_bytes, cluster) / 2
@@ -132,7 +132,7 @@ def _bandwidth(communicator: Communicator, time_sums: Callable[[int, int], list[
 
 def _time_sums(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
                num_bytes: int, repeats: int) -> list[float]:
-    """Returns the seconds of some sums, in place: fresh memory would cost as much as the network."""
+    """Returns the seconds of several sums, in place: fresh memory would cost as much as the network."""
     value, times = np.zeros(num_bytes // 4, np.float32), []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -142,5 +142,5 @@ def _time_sums(communicator: Communicator, sum_in_place: Callable[[Communicator,
 
 
 def _rounded(value: float) -> float:
-    """Returns three digits: more are noise."""
+    """Returns a value rounded to three digits: more are noise."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""The arguments of a call of a function of one process: which are tensors, and which of these have rows."""
+"""The arguments of a call of a one-process function: which are tensors, and which of these have rows."""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.errors import GraphError
 
 _ROWS, _SAME = "rows", "same"
-# What a caller says of a tensor: _ROWS, _SAME, or the dimension of its rows.
+# What a caller declares about a tensor: _ROWS, _SAME, or the dimension of its rows.
 Mark = str | int
 
 
@@ -24,11 +24,11 @@ class Call:
     """The arguments of one call: tensors, and constants.
 
     Attributes:
-        name: That of the function.
+        name: The function's name.
         tensors: The tensors, flat.
-        names: What they are called in messages.
-        dimensions: Their dimension of rows, None of tensors that belong to no row.
-        key: What a trace depends on.
+        names: Their names in messages.
+        dimensions: The dimension of each tensor's rows, None for a tensor without rows.
+        key: Everything that a trace depends on.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any], args: tuple[Any, ...],
@@ -38,7 +38,7 @@ class Call:
         bound.apply_defaults()
         unknown = set(inputs) - set(bound.arguments)
         if unknown:
-            raise GraphError(f"inputs= names '{min(unknown)}', which is no argument of '{self.name}'; its "
+            raise GraphError(f"inputs= names '{min(unknown)}', which is not an argument of '{self.name}'; its "
                              f"arguments are {', '.join(bound.arguments)}.")
         self._structure = joined((bound.args, bound.kwargs))
         self._leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(self._structure, expand_composites=True)]
@@ -68,14 +68,14 @@ class Call:
                      if dimension is not None and tensor.shape.rank is not None), None)
 
     def arguments(self, tensors: Iterable[tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns (args, kwargs) with other tensors in the place of the call's."""
+        """Returns (args, kwargs) with other tensors in place of the call's."""
         rest = iter(tensors)
         leaves = [next(rest) if tf.is_tensor(leaf) else leaf for leaf in self._leaves]
         return tf.nest.pack_sequence_as(self._structure, leaves, expand_composites=True)
 
 
 def _marks(inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tuple[str, Mark | None]]:
-    """Returns (name, mark) for each tensor or constant of the arguments; the mark None where none was given."""
+    """Returns (name, mark) per tensor or constant of the arguments; the mark is None if none was given."""
     marks = []
     for name, value in arguments.items():
         leaves, mark = tf.nest.flatten(value), inputs.get(name)
@@ -85,7 +85,7 @@ def _marks(inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[tupl
             try:
                 tf.nest.assert_same_structure(mark, value, check_types=False)
             except (TypeError, ValueError) as error:
-                raise GraphError(f"inputs= has another structure for '{name}' than the argument itself: "
+                raise GraphError(f"inputs= has a different structure for '{name}' than the argument itself: "
                                  f"{str(error).splitlines()[0]}; give 'rows', 'same' or a structure like the "
                                  "argument's.") from error
             named = [(f"{name}[{i}]", each) for i, each in enumerate(tf.nest.flatten(mark))]
@@ -98,22 +98,22 @@ _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 def _marks_of_parts(leaf: Any, name: str, mark: Mark | None) -> list[tuple[str, Mark]]:
-    """Returns (name, mark) for the tensors that make up a composite one: whole, since they are cut otherwise."""
+    """Returns (name, mark) for the parts of a composite tensor: all whole, since they are cut differently."""
     if mark not in (None, _SAME):
         raise GraphError(f"inputs= says that '{name}', a {type(leaf).__name__}, has rows; only dense tensors are "
-                         "partitioned: give 'same', and every rank computes it whole, or make it dense.")
+                         "partitioned: give 'same', so that every rank computes it whole, or make it dense.")
     return [(name, _SAME)] * len(tf.nest.flatten(leaf, expand_composites=True))
 
 
 def joined(structure: Any) -> Any:
-    """Returns a structure in which batches that the strategy has split are global ones again."""
+    """Returns a structure with the batches that the strategy has split joined to global ones again."""
     def join(leaf: Any) -> Any:
         if not isinstance(leaf, data.Rows):
             return leaf
         return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
 
     leaves = []
-    for leaf in tf.nest.flatten(structure):  # in their order, since the names of exchanges are the same in eager code
+    for leaf in tf.nest.flatten(structure):  # in order, since exchanges of eager code share one name
         leaves.append(join(leaf))
     return tf.nest.pack_sequence_as(structure, leaves)
 
@@ -126,11 +126,11 @@ def _dimension(tensor: tf.Tensor, name: str, mark: Mark | None) -> int | None:
     if mark == _SAME:
         return None
     if mark != _ROWS and not isinstance(mark, int):
-        raise GraphError(f"inputs= says {mark!r} of '{name}'; give 'rows', 'same', or the number of a dimension.")
+        raise GraphError(f"inputs= says {mark!r} for '{name}'; give 'rows', 'same', or the number of a dimension.")
     dimension = 0 if mark == _ROWS else mark
     if rank is None or not 0 <= dimension < rank:
         raise GraphError(f"'{name}' has {rank} dimensions, and inputs= says that its rows are in dimension "
-                         f"{dimension}; say 'same' of tensors without rows.")
+                         f"{dimension}; give 'same' for tensors without rows.")
     return dimension
 
 

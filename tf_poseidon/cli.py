@@ -28,39 +28,40 @@ from tf_poseidon.errors import PoseidonError
 if TYPE_CHECKING:
     import numpy as np
 
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; a batch of verify has "
-                                  "as many for each rank, 4 by default.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; batches of verify have "
+                                  "as many per rank, 4 by default.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Number of ranks.")
 _SERVERS = flags.DEFINE_integer("servers", 0, "Number of ranks that hold KV pairs; 0 for all.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", 10.0,
-                                "What a node sends, and receives at the same time, in Gbit/s.")
+                                "Bandwidth at which a node sends, and receives at the same time, in Gbit/s.")
 _LATENCY = flags.DEFINE_float("latency_us", 50.0, "Latency of a message in microseconds.")
 _GFLOPS = flags.DEFINE_float("gflops", 1000.0, "How fast a rank computes, in 10^9 operations/s.")
 _ACCELERATORS = flags.DEFINE_bool("accelerators", False, "Whether ranks compute on accelerators, which "
-                                   "exchanging takes no time from.")
+                                   "exchanges do not slow down.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", 1, "How many ranks share a node and its link.")
 _POLICY = flags.DEFINE_enum("policy", "auto", sorted(planning.POLICIES),
-                            "What chooses how each gradient travels.")
-_PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: decides the variables whose paths fit "
+                            "The rule that chooses how each gradient travels.")
+_PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: the scheme of variables whose paths match "
                                   "the pattern; may be given several times.")
 _WIRE_DTYPE = flags.DEFINE_enum("wire_dtype", None, ["bfloat16"],
-                                "What wider gradients are rounded to on their way.")
+                                "Type to which wider gradients are rounded for the wire.")
 _ENGINE = flags.DEFINE_enum("engine", None, engines.names(),
-                            "Whose ops rewrite inserts, and verify runs; 'mpi', or that of the launcher, by default.")
+                            "Engine whose ops rewrite inserts and verify runs; by default 'mpi', or that of the "
+                            "launcher.")
 _JSON = flags.DEFINE_string("json", None, "File for the predictions, as JSON.")
 _PLAN = flags.DEFINE_string("plan", None, "File of the plan: explain writes it, rewrite follows it.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small gradients travel together.")
-_SIGNATURE = flags.DEFINE_list("signature", [], "Signature that makes a step, 'train' if there is; rewrite takes "
-                               "several, separated by commas.")
+_SIGNATURE = flags.DEFINE_list("signature", [], "Signature that runs a training step, by default 'train' if it exists; "
+                               "rewrite takes several, separated by commas.")
 _TRAIN_OP = flags.DEFINE_list("train_op", [], "Names of the ops that make a training step, of TensorFlow 1.")
 _INPUTS = flags.DEFINE_multi_string("inputs", [], "NAME=rows, NAME=same or NAME=DIMENSION, separated by commas: which "
                                     "inputs rewrite takes to have rows, and in which dimension; by default those whose "
                                     "first dimension is unknown")
 _STEPS = flags.DEFINE_integer("steps", 2, "Number of steps that verify runs.", lower_bound=1)
-_ARRAYS = flags.DEFINE_string("arrays", None, "File of numpy.savez for verify: the global batch, an array for each "
-                              "input by its name; random numbers by default.")
-_INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that give variables their first values, for verify.")
-_SEED = flags.DEFINE_integer("seed", 0, "What decides the random inputs of verify.", lower_bound=0)
+_ARRAYS = flags.DEFINE_string("arrays", None, "File of numpy.savez for verify: the global batch, an array per input, "
+                              "by its name; random numbers by default.")
+_INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that initialise variables, for verify.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random inputs of verify.", lower_bound=0)
 
 
 def explain(path: str) -> None:
@@ -74,12 +75,12 @@ def explain(path: str) -> None:
                      _ACCELERATORS.value, _RANKS_PER_NODE.value)
     for flag in (_JSON, _PLAN):
         if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
-            raise ConfigurationError(f"--{flag.name}={flag.value} cannot be written; name a file in a folder "
+            raise ConfigurationError(f"--{flag.name}={flag.value} cannot be written; name a file in a directory "
                                      "that exists.")
     if not os.path.exists(path):
         raise ConfigurationError(f"There is no file '{path}'; give explain a model that was saved with "
                                  "model.save('model.keras').")
-    # Late: it imports TensorFlow, which takes seconds, and mistakes in the command should not.
+    # Late: it imports TensorFlow, which takes seconds; errors in the command should appear at once.
     from tf_poseidon.keras_hook import explaining
     plan = explaining.explain(
         explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
@@ -93,7 +94,7 @@ def explain(path: str) -> None:
 
 
 def rewrite(source: str, target: str) -> None:
-    """Rewrites a saved training graph, and prints what it exchanges then."""
+    """Rewrites a saved training graph, and prints its exchanges."""
     if _WORKERS.value is None and _PLAN.value is None:
         raise ConfigurationError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
                                  "on each of them), or a --plan.")
@@ -116,7 +117,7 @@ def rewrite(source: str, target: str) -> None:
 
 
 def diff(source: str, target: str) -> int:
-    """Prints what a rewritten graph has that the original has not."""
+    """Prints what was inserted into a rewritten graph."""
     from tf_poseidon.saved_graphs import differences
     difference = differences.diff(source, target)
     print(difference)
@@ -124,7 +125,7 @@ def diff(source: str, target: str) -> int:
 
 
 def strip(source: str, target: str) -> None:
-    """Writes the graph that a rewritten one was made of."""
+    """Writes the original of a rewritten graph."""
     from tf_poseidon.saved_graphs import rewriting
     rewriting.strip(source, target)
 
@@ -136,9 +137,9 @@ def verify(source: str, target: str) -> int:
                                  "expected one; verify them one by one.")
     arrays = _arrays()
     import tensorflow as tf
-    # One thread: more of them may add up in another order every time.
+    # One thread: several may sum in a different order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    # Of loaded functions TensorFlow says what would happen if a program took gradients of them.
+    # TensorFlow warns about gradients of loaded functions, which this program never takes.
     logging.set_verbosity(logging.ERROR)
     from tf_poseidon import job
     from tf_poseidon.saved_graphs import verifying
@@ -181,7 +182,7 @@ def _arrays() -> "dict[str, np.ndarray] | None":
             return dict(arrays)
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise ConfigurationError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
-                                 f"{str(error).splitlines()[0].rstrip('.')}; write it with that.") from error
+                                 f"{str(error).splitlines()[0].rstrip('.')}; write it with numpy.savez.") from error
 
 
 def _save_predictions(predictions: Mapping[str, Any]) -> None:
@@ -190,7 +191,7 @@ def _save_predictions(predictions: Mapping[str, Any]) -> None:
             json.dump(predictions, file, indent=1)
 
 
-# The commands, with what each takes.
+# The commands, with their arguments.
 _COMMANDS = {explain: ("MODEL.keras",), rewrite: ("IN", "OUT"), diff: ("IN", "OUT"), strip: ("OUT", "BACK"),
              verify: ("IN", "OUT")}
 
@@ -210,9 +211,9 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Runs the command that the process was started with."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets in several lines
-    if __name__ != "__main__":  # absl's help is about the script that was started
+    """Runs the command of this process."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs several lines at startup
+    if __name__ != "__main__":  # absl's help describes the main module
         sys.modules["__main__"].__doc__ = __doc__
         for flag in flags.FLAGS.get_key_flags_for_module(__name__):
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)

@@ -91,13 +91,13 @@ class Communicator:
     Attributes:
         rank: This rank, 0 to size - 1.
         size: The number of ranks.
-        nodes: A number for each rank, the same for those that combine what they have.
+        nodes: The node number of each rank; ranks of one node combine their contributions.
     """
 
     def __init__(self, handle: int) -> None:
         self._lib = _functions()
         self._handle = handle
-        self._in_flight = {}  # arrays of each exchange that has not ended well
+        self._in_flight = {}  # arrays of each exchange that has not succeeded
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
         nodes = (ctypes.c_int32 * self.size)()
@@ -113,13 +113,13 @@ class Communicator:
             value: Array; its dtype and size are the same on all ranks. Must not be changed before
                 the exchange is complete.
             contributes: False leaves this rank's value out of the sum.
-            root: None to sum over ranks, or the rank whose value all shall have.
+            root: None to sum over ranks, or the rank whose value all ranks get.
             is_gradient: Whether other ranks may try to exchange factors under this name.
-            out: Array like `value` for the result, perhaps `value` itself; None makes one.
+            out: Array like `value` for the result, possibly `value` itself; None allocates one.
 
         Returns:
             A function that waits for the exchange and returns its result, an array like `value`.
-            It raises JobEndedError when the job was ended.
+            It raises JobEndedError if the job was ended.
         """
         value = np.asarray(value, order="C")
         output = np.empty_like(value) if out is None else out
@@ -135,18 +135,19 @@ class Communicator:
 
     def submit_factors(self, site: str, parts: Iterable[npt.ArrayLike],
                        form: str = "") -> Callable[[], list[np.ndarray] | None]:
-        """Starts giving all ranks the factors of all.
+        """Starts giving all ranks the factors of all ranks.
 
         Args:
-            site: As for `submit`.
-            parts: Matrices, as many as on the other ranks and with as many columns, but perhaps
-                another number of rows. Must not be changed before the exchange is complete.
-            form: What this rank will make of them; ranks of other forms do not exchange factors.
+            site: Same as in `submit`.
+            parts: Matrices, as many as on the other ranks and with as many columns; the number of rows
+                may differ. Must not be changed before the exchange is complete.
+            form: Text that says what this rank will make of them; ranks with different forms do not
+                exchange factors.
 
         Returns:
             A function that waits for the exchange. It returns the matrices, with the rows of all
-            ranks in rank order; or None if a rank has refused, or has another form. It raises
-            JobEndedError when the job was ended.
+            ranks in rank order; or None if a rank has refused, or has a different form. It raises
+            JobEndedError if the job was ended.
         """
         parts = [np.asarray(part, order="C") for part in parts]
         columns = [part.shape[1] * part.itemsize for part in parts]
@@ -170,13 +171,13 @@ class Communicator:
 
     def _waiting(self, handle: int, arrays: Sequence[np.ndarray], result: Callable[[], T]) -> Callable[[], T]:
         """Returns a function that waits for the exchange `handle` and then calls `result`."""
-        # Whatever ends the wait but success, the network may use this memory to the end.
+        # Unless the exchange succeeds, the network may use this memory until the process ends.
         memory = object()
         self._in_flight[memory] = arrays
 
         def wait() -> T:
             error = ctypes.create_string_buffer(_TEXT_BYTES)
-            # Short waits, so that an interrupt from the keyboard gets through.
+            # Short waits, so that a keyboard interrupt gets through.
             while (state := self._lib.poseidon_wait(handle, 0.1, error)) == 0:
                 pass
             try:
@@ -190,7 +191,7 @@ class Communicator:
         return wait
 
     def sum(self, site: str, value: npt.ArrayLike, contributes: bool = True) -> np.ndarray:
-        """Returns the sum of `value` over all ranks, added in order: of ranks, and then of nodes."""
+        """Returns the sum of `value` over all ranks, added in the order of ranks, then of nodes."""
         return self.submit(site, value, contributes)()
 
     def broadcast(self, site: str, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
@@ -207,18 +208,18 @@ class Communicator:
         return self.broadcast(f"{site}/text", buffer, root).tobytes().decode()
 
     def use_for_ops(self) -> None:
-        """Lets the ops of this process exchange over this communicator."""
+        """Makes the ops of this process exchange over this communicator."""
         self._lib.poseidon_set_process_communicator(self._handle)
 
     def abort(self, reason: str, seconds: float = 2.0) -> None:
-        """Ends the job on all ranks; waits at most `seconds` until they have been told."""
+        """Ends the job on all ranks; waits at most `seconds` until the reason has reached them."""
         self._lib.poseidon_abort(self._handle, reason.encode(), seconds)
 
     def goodbye(self) -> None:
         """Waits until all ranks have reached their end.
 
         Raises:
-            JobEndedError: If a rank failed, or did not come within the time limit.
+            JobEndedError: If a rank failed, or did not reach its end within the time limit.
         """
         error = ctypes.create_string_buffer(_TEXT_BYTES)
         if not self._lib.poseidon_goodbye(self._handle, error):
@@ -236,24 +237,24 @@ class Communicator:
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
-            "sent_bytes", "received_bytes": payload, "network_bytes": what was sent to other nodes,
+            "sent_bytes", "received_bytes": payload, "network_bytes": the part sent to other nodes,
             "seconds": from submission to completion}}}.
         """
         return self._json(self._lib.poseidon_statistics)
 
     def record_events(self, capacity: int) -> None:
-        """Forgets recorded events, and records at most `capacity` from now on; 0 stops and keeps them."""
+        """Discards recorded events, and records at most `capacity` new ones; 0 stops recording and keeps the events."""
         self._lib.poseidon_record_events(self._handle, capacity)
 
     def events(self) -> dict[str, Any]:
         """Returns what was recorded.
 
         Returns:
-            {"begin": when recording began, "dropped": events that came when there was no room left,
+            {"begin": when recording began, "dropped": number of events beyond the capacity,
             "events": [[row, site, begin, end, bytes of this rank's tensor or factors, whether the step
             did nothing else meanwhile], …]}, with times in nanoseconds of this host's monotonic clock.
-            Rows are "ps", "sfb" and "sparse" for the exchanges of gradients, "calls" for others, and
-            "rebuild" for making a gradient of what others have sent.
+            Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others, and
+            "rebuild" for rebuilding a gradient from the factors of other ranks.
         """
         return self._json(self._lib.poseidon_events)
 
@@ -273,10 +274,10 @@ class Communicator:
 
 
 def use_ranks_for_ops(communicators: Sequence[Communicator]) -> None:
-    """Lets the ops of this process whose nodes have the attribute `_poseidon_rank` exchange as that rank.
+    """Makes the ops of this process whose nodes have the attribute `_poseidon_rank` exchange as that rank.
 
     Args:
-        communicators: All ranks of one job, in rank order; empty for none. A rank that leaves its job is taken
+        communicators: All ranks of one job, in rank order; empty for none. A rank that leaves its job is removed
             from them.
     """
     handles = (ctypes.c_void_p * len(communicators))(*(rank._handle for rank in communicators))
@@ -289,15 +290,15 @@ def join_loopback(size: int, options: JobOptions | list[JobOptions] = JobOptions
 
     Args:
         size: Number of ranks.
-        options: The `JobOptions`; or a list with what each rank is told. Without `nodes`, those of `ranks_per_node`
-            ranks combine that follow each other.
-        nodes: A number for each rank, the same for those that are to share a node.
+        options: The `JobOptions`; or a list of those that each rank is given. Without `nodes`, each `ranks_per_node`
+            consecutive ranks combine.
+        nodes: The node number of each rank; None for that of `options`.
     """
-    told = options if isinstance(options, list) else [options] * size
+    given = options if isinstance(options, list) else [options] * size
     handles = (ctypes.c_void_p * size)()
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     nodes = None if nodes is None else (ctypes.c_int32 * size)(*nodes)
-    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, told)), handles, error):
+    if not _functions().poseidon_join_loopback(size, nodes, (_Options * size)(*map(_c_options, given)), handles, error):
         raise JobError(error.value.decode(errors="replace"))
     return [Communicator(handle) for handle in handles]
 
@@ -307,9 +308,9 @@ def join_sockets(rank: int, sockets: Sequence[socket.socket | None], options: Jo
 
     Args:
         rank: This rank.
-        sockets: A connected stream `socket.socket` for each rank, in order; None for this one. The
-            communicator owns them from here on.
-        options: The `JobOptions`; ranks that follow each other combine.
+        sockets: A connected stream `socket.socket` per rank, in order; None for this one. The
+            communicator takes ownership of them.
+        options: The `JobOptions`; consecutive ranks combine.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
     files = (ctypes.c_int32 * len(sockets))(*(-1 if s is None else s.detach() for s in sockets))

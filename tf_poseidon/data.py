@@ -14,16 +14,16 @@ from tf_poseidon.errors import GraphError
 class Rows(tf.experimental.ExtensionType):
     """The rows of one tensor of a global batch that this rank computes.
 
-    `strategy.run` hands the step the tensor that it holds; TensorFlow's functions take it for it too.
+    `strategy.run` passes its tensor to the step; TensorFlow's functions accept it in place of the tensor, too.
 
     Attributes:
-        value: This rank's rows. A rank without any holds one borrowed row, since many layers
-            cannot do with none.
-        count: Scalar int32: rows that count, 0 for the borrowed one. K_r.
+        value: This rank's rows. A rank without rows holds one padding row, since many layers do not
+            accept empty batches.
+        count: Scalar int32: the rank's rows, 0 for a padding row. K_r.
         total: Scalar int32: rows of the global batch. K.
         contributors: Scalar int32: ranks that have rows.
         never_empty: Whether the batch is known to give every rank a row.
-        usual_total: Rows that global batches have, but perhaps the last one; -1 if unknown.
+        usual_total: Rows of every global batch except possibly the last; -1 if unknown.
     """
 
     value: typing.Union[tf.Tensor, tf.RaggedTensor, tf.SparseTensor]  # noqa: UP007, as TensorFlow reads it
@@ -45,7 +45,7 @@ class Rows(tf.experimental.ExtensionType):
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
 
 
-# Batch sizes that whoever made the dataset has told; see `batch_size`.
+# Batch sizes declared by the creator of a dataset; see `batch_size`.
 batch_sizes = weakref.WeakKeyDictionary()
 
 
@@ -55,7 +55,7 @@ def first_rows(structure: Any) -> Rows | None:
 
 
 def values(structure: Any) -> Any:
-    """Returns the structure with every `Rows` replaced by the tensor that it holds."""
+    """Returns the structure with every `Rows` replaced by its tensor."""
     return tf.nest.map_structure(lambda leaf: leaf.value if isinstance(leaf, Rows) else leaf,
                                  structure)
 
@@ -75,9 +75,8 @@ def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tenso
 def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> tf.data.Dataset:
     """Returns a dataset of this rank's `Rows` of each global batch.
 
-    Every rank makes as many steps as the dataset has batches. The first batch is compared between
-    the ranks: had one of them another order, they would train on some rows twice and on others
-    never.
+    Every rank makes as many steps as the dataset has batches. Ranks compare the first batch: if their
+    orders differed, they would train on some rows twice and never on others.
 
     Args:
         dataset: `tf.data.Dataset` of global batches, the same on all ranks.
@@ -86,8 +85,8 @@ def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> 
         name: A name for messages and exchanges, the same on all ranks.
 
     Raises:
-        PoseidonError: If the elements have no rows, or the dataset's options ask for another way
-            of sharding.
+        PoseidonError: If the elements have no rows, or the dataset's options ask for another kind of
+            sharding.
     """
     _check_batches(dataset)
     usual_total = batch_size(dataset)
@@ -101,13 +100,13 @@ def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> 
 
 
 def global_dataset(dataset: tf.data.Dataset, rank: int, name: str) -> tf.data.Dataset:
-    """Returns a dataset of the global batches, of which the first one is compared between the ranks.
+    """Returns a dataset of the global batches; ranks compare the first one.
 
     Args:
-        dataset, rank, name: As of `split_dataset`.
+        dataset, rank, name: Same as in `split_dataset`.
 
     Raises:
-        PoseidonError: As `split_dataset` does.
+        PoseidonError: Same as in `split_dataset`.
     """
     _check_batches(dataset)
 
@@ -121,14 +120,14 @@ def global_dataset(dataset: tf.data.Dataset, rank: int, name: str) -> tf.data.Da
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
-    """Raises PoseidonError unless a dataset has batches, which nobody else shards."""
+    """Raises PoseidonError unless a dataset has batches that are not sharded elsewhere."""
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (None, tf.data.experimental.AutoShardPolicy.AUTO,
                       tf.data.experimental.AutoShardPolicy.DATA):
         raise GraphError(
             f"The dataset's auto_shard_policy is {policy.name}, but PoseidonStrategy splits every "
-            "global batch by rows (AUTO or DATA): leave the option away and give all ranks the "
-            "same dataset of global batches.")
+            "global batch by rows (AUTO or DATA): omit the option, and give all ranks the same "
+            "dataset of global batches.")
 
     for spec in tf.nest.flatten(dataset.element_spec):
         if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
@@ -139,10 +138,10 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 
 
 def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dataset:
-    """Returns a dataset of the global batches that the ranks' own batches make together.
+    """Returns a dataset of global batches, each the concatenation of the ranks' own batches.
 
-    Every rank makes as many steps as the one that has most batches; the others have no rows in the
-    last of them.
+    Every rank makes as many steps as the rank with the most batches; the others have no rows in the
+    last steps.
 
     Args:
         dataset: `tf.data.Dataset` of this rank's batches, which differ between the ranks.
@@ -160,11 +159,11 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
                 "ranks), or give experimental_distribute_dataset a dataset of global batches.")
     rows = batch_size(dataset)
 
-    # What a rank computes when it has no batch any more.
-    borrowed = tf.nest.map_structure(
+    # The row that a rank computes after its last batch.
+    padding_row = tf.nest.map_structure(
         lambda spec: tf.zeros([1, *(d or 1 for d in spec.shape[1:])], spec.dtype),
         dataset.element_spec)
-    ended = tf.data.Dataset.from_tensors((0, borrowed)).repeat()
+    ended = tf.data.Dataset.from_tensors((0, padding_row)).repeat()
 
     @tf.autograph.experimental.do_not_convert
     def count(_: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -184,7 +183,7 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
     batches = dataset.enumerate().map(count).prefetch(tf.data.AUTOTUNE).concatenate(ended)
     joined = batches.map(join).take_while(lambda has_rows, _: has_rows).map(only_batch)
     # Nothing may read ahead: when an iterator is dropped, one rank could have started an exchange that
-    # another leaves to the next iteration.
+    # another starts only in the next iteration.
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
@@ -194,8 +193,8 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
 def batch_size(dataset: tf.data.Dataset) -> int:
     """Returns the batch size of a dataset that ends in `batch`, or -1.
 
-    The shapes of the elements do not tell when the last batch may be smaller, and reading a batch
-    could lose it.
+    If the last batch may be smaller, the elements' shapes do not have it; and reading a batch could
+    lose it.
     """
     if dataset in batch_sizes:
         return batch_sizes[dataset]
@@ -203,7 +202,7 @@ def batch_size(dataset: tf.data.Dataset) -> int:
 
 
 def usual_rows(batches: Any) -> int | None:
-    """Returns how many rows the global batches of an iterator have, but perhaps the last one; None if unknown."""
+    """Returns the rows of every global batch of an iterator except possibly the last; None if unknown."""
     dataset = tf_compat.dataset_of(batches)
     rows = -1 if dataset is None else batch_sizes.get(dataset, -1)
     return rows if rows > 0 else None
@@ -214,17 +213,17 @@ def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
 
     Args:
         batch: Nested structure of tensors with the same number of rows; None and
-            `tf.experimental.Optional` stay what they are.
+            `tf.experimental.Optional` are unchanged.
         rank: This rank.
         size: Number of ranks.
-        usual_total: Rows that global batches have, -1 if unknown.
+        usual_total: Rows of a global batch, -1 if unknown.
     """
     leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
     static_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(static_totals) > 1:
         raise GraphError(
             f"The parts of a batch have {sorted(static_totals)} rows, but PoseidonStrategy splits "
-            "all of them alike; give every part of an element the same first dimension.")
+            "all parts alike; give every part of an element the same first dimension.")
     if static_totals:
         total = usual_total = static_totals.pop()
         begin, count = part_of_rank(total, rank, size)
@@ -271,20 +270,20 @@ def _slice_rows(leaf: Any, begin: tf.Tensor | int, length: tf.Tensor | int) -> A
 
 
 def _check_first(index: tf.Tensor, batch: Any, rank: int, name: str) -> Any:
-    """Returns `batch`, after comparing the first one with rank 0's."""
+    """Returns `batch`; compares the first one with rank 0's."""
 
     def check() -> bool:
         mine = checksum(batch)
         is_same = tf.equal(mine, ops.broadcast(mine, f"{name}/first_batch"))
         ops.abort_unless(is_same, (
-            f"Rank {rank} reads other data than rank 0: the first batch of {name} differs. All "
-            "ranks must read the same global batches in the same order. Seed what shuffles or "
-            "generates the data: keras.utils.set_random_seed(...) before the dataset is made, "
+            f"Rank {rank} reads different data than rank 0: the first batch of {name} differs. All "
+            "ranks must read the same global batches in the same order. Seed whatever shuffles or "
+            "generates the data: keras.utils.set_random_seed(...) before the dataset is created, "
             "shuffle(seed=...), a seeded generator."))
         return True
 
     passed = tf.cond(index == 0, check, lambda: True)
-    with tf.control_dependencies([passed]):  # nothing is handed out before it was compared
+    with tf.control_dependencies([passed]):  # no batch is returned before it is compared
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 

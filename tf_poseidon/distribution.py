@@ -1,4 +1,4 @@
-"""`distribute`: makes a function that was written for one process a function of the whole job."""
+"""`distribute`: turns a function written for one process into a function of the whole job."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tf_poseidon.errors import GraphError
 
 def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[str, Any] | None = None,
                strategy: strategy_lib.PoseidonStrategy | None = None) -> Callable[..., Any]:
-    """Makes a function of one process a function of the job.
+    """Turns a function of one process into a function of the job.
 
     ```python
     @poseidon.distribute
@@ -35,26 +35,26 @@ def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[st
         loss = step(x, y)
     ```
 
-    The function means what it says in one process: its inputs are global batches, its losses and norms are those
-    of all rows, random numbers are drawn as in one process. Each rank computes its rows. Results are those of one
+    The function keeps the meaning that it has in one process: its inputs are global batches, its losses and norms are
+    over all rows, and random numbers are drawn as in one process. Each rank computes its rows. Results are those of one
     process, with the same bits on all ranks. Variables get rank 0's values before the function first runs.
 
     Args:
-        function: A `tf.function`, or a Python function, which becomes one. Of its arguments, arrays and tensors
+        function: A `tf.function`, or a Python function, which becomes one. Arguments that are arrays or tensors
             are inputs; others are constants of a trace. None returns a decorator.
-        inputs: What has rows: {name of an argument: "rows", for tensors whose first dimension is that of the
-            batch; a number, for another dimension; or "same", for tensors that belong to no row}. A structure
-            of these fits arguments that are structures. Arguments without a name here have rows in each tensor
-            that has a dimension. All inputs with rows have the same number of them.
-        strategy: The `PoseidonStrategy` of the job; None for the one that this process has created last, or a first
-            one with default options.
+        inputs: Which inputs have rows: {name of an argument: "rows", for tensors whose first dimension is that of the
+            batch; a number, for another dimension; or "same", for tensors that belong to no row}. For an argument that
+            is a structure, a structure of these. In arguments not named here, each tensor that has a dimension has
+            rows. All inputs with rows have the same number of them.
+        strategy: The `PoseidonStrategy` of the job; None for the latest of this process, or a first one with default
+            options.
 
     Returns:
-        A function like `function`. Its attribute `report` says what the last trace exchanges, and what it runs
-        whole (`graph_passes.partition.report.Report`); None as long as it runs as it is.
+        A function like `function`. Its attribute `report` lists what the last trace exchanges, and what it runs
+        whole (`graph_passes.partition.report.Report`); None as long as it runs unmodified.
 
     Raises:
-        PoseidonError: When it is called: if `inputs` does not fit the arguments; or, under `strict`, if ranks do not
+        PoseidonError: When it is called: if `inputs` does not match the arguments; or, under `strict`, if ranks do not
             have the same partitioned graph.
     """
     if function is None:
@@ -66,7 +66,7 @@ class _Distributed:
     """A function of the job.
 
     Attributes:
-        report: The `report.Report` of the last trace; None if it runs as it is.
+        report: The `report.Report` of the last trace; None if it runs unmodified.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any],
@@ -80,7 +80,7 @@ class _Distributed:
         self._bound = weakref.WeakKeyDictionary()
         self.report = None
         functools.update_wrapper(self, self._python)
-        tf_compat.unconverted(self)  # AutoGraph calls this as it is; it still converts the function
+        tf_compat.unconverted(self)  # AutoGraph does not convert this object; it still converts the function
 
     def __get__(self, instance: object, owner: type | None = None) -> "_Distributed":
         """Binds a method to its object."""
@@ -107,7 +107,7 @@ class _Distributed:
         return trace(call.tensors)
 
     def _check_inputs(self, call: calls.Call, strategy: strategy_lib.PoseidonStrategy) -> None:
-        """Compares the inputs of ranks, in the first call and then ever less often."""
+        """Compares the ranks' inputs, in the first call and then ever less often."""
         if not tf.executing_eagerly():
             return
         self._calls += 1
@@ -117,9 +117,9 @@ class _Distributed:
         name = f"distribute/{call.name}/inputs"
         if mine != strategy.extended.communicator.broadcast(name, mine):
             raise GraphError(
-                f"Rank {strategy.rank} calls '{call.name}' with other inputs than rank 0, in call {self._calls}. All "
-                "ranks must give it the same global batches in the same order. Seed what shuffles or generates the "
-                "data: keras.utils.set_random_seed(...) before the dataset is made, shuffle(seed=...), a seeded "
+                f"Rank {strategy.rank} calls '{call.name}' with different inputs than rank 0, in call {self._calls}. "
+                "All ranks must give it the same global batches in the same order. Seed whatever shuffles or generates "
+                "the data: keras.utils.set_random_seed(...) before the dataset is created, shuffle(seed=...), a seeded "
                 "generator.")
 
     def _strategy(self) -> strategy_lib.PoseidonStrategy:

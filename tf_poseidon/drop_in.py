@@ -1,7 +1,7 @@
-"""`enable()`: lets programs that were written for Horovod or tf.distribute exchange factors.
+"""`enable()`: programs written for Horovod or tf.distribute exchange factors.
 
-Such a program stays as it is, and is launched as it was. Its graphs are rewritten when they first run:
-where a gradient that it sums over the ranks is a product of factors, and these are sooner there, they are
+Such a program is otherwise unchanged, and is launched as before. Its graphs are rewritten when they first run:
+if a gradient that it sums over the ranks is a product of factors, and these arrive sooner, the factors are
 gathered instead, by the ops of the same library.
 """
 
@@ -21,13 +21,13 @@ from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes import session as rewriting
 from tf_poseidon.ops import library
 
-# Of a processor, where nothing was measured.
+# Speed of a processor, if nothing was measured.
 _GFLOPS = 50.0
 
 
 def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: Mapping[str, str] | None = None,
            timeout_s: float = 600.0) -> grappler.GraphPass:
-    """Makes a program faster that sums its gradients by Horovod's or TensorFlow's own collectives.
+    """Speeds up a program that sums its gradients with Horovod's or TensorFlow's own collectives.
 
     ```python
     import horovod.tensorflow as hvd
@@ -44,19 +44,19 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     ```
 
-    All ranks have to call it. From then on, `tf.function`s that hold such sums are rewritten when they first
-    run; `print(enabled.plan)` of the object that is returned shows what was done, and why. Weights change
-    as they would have, up to rounding, if variables that are trained are equal on all ranks when training
-    begins, as both libraries ask for: broadcast them.
+    All ranks must call it. From then on, `tf.function`s that contain such sums are rewritten when they first
+    run; `print(enabled.plan)` of the returned object shows what was done, and why. Weights change as they
+    would have, up to rounding, if the trained variables are equal on all ranks when training begins, as both
+    libraries require: broadcast them.
 
     Args:
-        policy, pins: As of `PoseidonStrategy`. "ps" stands for what the program does by itself.
-        cluster: The `Cluster` to plan for. None measures it with Horovod, and takes 10 Gbit/s for granted
-            with tf.distribute, where nothing can be measured before the strategy is made.
+        policy, pins: Same as in `PoseidonStrategy`. "ps" stands for the program's own reductions.
+        cluster: The `Cluster` to plan for. None measures it with Horovod, and assumes 10 Gbit/s with
+            tf.distribute, where nothing can be measured before the strategy is created.
         timeout_s: Longest wait for another rank, in seconds.
 
     Returns:
-        The passes that run: `plan` is that of the function that was rewritten last, None before the first.
+        The passes that run: `plan` is that of the latest rewritten function, None before the first.
 
     Raises:
         PoseidonError: If neither library is in use yet, or an option is out of range.
@@ -69,11 +69,11 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     else:
         raise ConfigurationError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
                                  "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
-                                 "asks for it.")
+                                 "requires.")
     pins = tuple((pins or {}).items())
     if cluster is not None and cluster.ranks_per_node > 1:
-        raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks to a node, which is for sums of "
-                                 "PoseidonStrategy: of these libraries', every rank is on its own; give it 1.")
+        raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks per node, but only sums of "
+                                 "PoseidonStrategy combine the ranks of a node; give it ranks_per_node=1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:
@@ -98,6 +98,6 @@ def _place_in_tf_config() -> tuple[int, int]:
     order = [(job, i) for job in ("chief", "worker") for i in range(len(spec.get(job, ())))]
     task = resolver.task_type, resolver.task_id
     if task not in order:
-        raise ConfigurationError(f"TF_CONFIG says that this is task {task}, and that these train: {order}; give each "
-                                 "of them its own index.")
+        raise ConfigurationError(f"TF_CONFIG says that this is task {task}, and that these tasks train: {order}; give "
+                                 "each of them its own index.")
     return order.index(task), len(order)

@@ -2,15 +2,15 @@
 
 
 class PoseidonError(Exception):
-    """Something that the user can mend; the text names subject, value, expected and remedy.
+    """An error that the user can fix; the text names subject, value, expectation and remedy.
 
-    Derived from Exception itself: only of such classes does AutoGraph keep the type when it adds the
-    place in the user's code.
+    Derived from Exception itself: only for such classes does AutoGraph keep the type when it adds the
+    location in the user's code.
     """
 
 
 class ConfigurationError(PoseidonError):
-    """An option, an argument, or what is installed."""
+    """An invalid option or argument, or an unsuitable installation."""
 
 
 class PlanError(PoseidonError):
@@ -18,11 +18,11 @@ class PlanError(PoseidonError):
 
 
 class GraphError(PoseidonError):
-    """A model, program or graph that cannot be trained on several ranks as it is."""
+    """A model, program or graph that cannot be trained on several ranks unmodified."""
 
 
 class JobError(PoseidonError):
-    """Ranks that cannot join their job, or cannot go on with it."""
+    """Ranks that cannot join their job, or cannot continue it."""
 
 
 class JobEndedError(JobError):

@@ -10,15 +10,15 @@ _log = logging.getLogger("tf_poseidon")
 
 
 def take_own(local_rank: int | None) -> None:
-    """Leaves this process one of the GPUs that it sees, so that those of a machine do not share one.
+    """Leaves this process one of the GPUs that it sees, so that the processes of a machine do not share one.
 
-    Where there are fewer GPUs than processes, they take turns.
+    If there are fewer GPUs than processes, GPUs are assigned in turn.
 
     Args:
-        local_rank: Which of this machine's processes this is, None if that is not known.
+        local_rank: Which of this machine's processes this is, None if unknown.
 
     Raises:
-        PoseidonError: If TensorFlow uses several already.
+        PoseidonError: If TensorFlow already uses several.
     """
     gpus = tf.config.get_visible_devices("GPU")
     if len(gpus) < 2:
@@ -31,6 +31,6 @@ def take_own(local_rank: int | None) -> None:
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:
         raise ConfigurationError(
-            f"TensorFlow has {len(gpus)} GPUs in use already, so this process cannot leave all but {own.name} to "
+            f"TensorFlow already uses {len(gpus)} GPUs, so this process cannot leave all but {own.name} to "
             "others; create the PoseidonStrategy before anything is computed, or let each process see one GPU, "
             "by CUDA_VISIBLE_DEVICES.") from error

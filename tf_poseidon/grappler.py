@@ -1,7 +1,7 @@
-"""Lets TensorFlow's graph optimizer, Grappler, run our passes on every function before it runs first.
+"""Makes TensorFlow's graph optimizer, Grappler, run our passes on every function before it first runs.
 
-The ops that a strategy puts into a function are by themselves a complete synchronisation. Passes
-make it faster; where they do not run, a warning says so, and the result is the same.
+The ops that a strategy inserts into a function already synchronise completely. Passes make that
+faster; if they do not run, a warning says so, and the result is the same.
 """
 
 import array
@@ -38,7 +38,7 @@ _Take = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
 _enabled = None
-_is_plugged_in = False  # whether TensorFlow calls the bridge, with passes or without
+_is_plugged_in = False  # whether TensorFlow calls the bridge, with or without passes
 
 
 def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "GraphPass":
@@ -46,10 +46,10 @@ def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "Gra
 
     Args:
         rank: This rank; rank 0 logs what is rewritten.
-        session, strict: As `GraphPass` has them.
+        session, strict: Same as in `GraphPass`.
 
     Raises:
-        PoseidonError: If they run already with other options, or cannot run and `strict` is set.
+        PoseidonError: If they already run with different options, or cannot run and `strict` is set.
     """
     global _enabled
     if _enabled is None:
@@ -66,21 +66,21 @@ def enable(rank: int, session: session_lib.RewriteSession, strict: bool) -> "Gra
 
 
 def order_sums() -> None:
-    """Lets TensorFlow order the sums of partitioned graphs, in a process that need not run the passes.
+    """Makes TensorFlow order the sums of partitioned graphs, in a process that need not run the passes.
 
-    A rewritten graph needs that too: its ranks have the same bits only if they add up in the same order.
+    A rewritten graph needs that too: its ranks have the same bits only if they sum in the same order.
     """
-    # Passes that run do it themselves, and must not be taken away.
+    # Passes that run do it themselves, and must not be removed.
     if not _is_plugged_in and not _plug_in(_Passes(), ()):
-        _log.warning("Ranks may get sums of different bits in graphs that were partitioned by rows: %s.", _NO_PLACE)
+        _log.warning("Ranks may get sums with different bits in graphs that were partitioned by rows: %s.", _NO_PLACE)
 
 
-_NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes only one for each "
-             "device; do without that one")
+_NO_PLACE = ("another plug-in of TensorFlow's graph optimizer is loaded, and TensorFlow takes only one per "
+             "device; do not load that one")
 
 
 def _plug_in(passes: _Passes, markers: Collection[str]) -> bool:
-    """Hands passes, perhaps null, to the bridge; returns False when another plug-in has its place."""
+    """Hands passes, possibly null, to the bridge; returns False if another plug-in has its place."""
     global _is_plugged_in
     _, lib = library.load()
     lib.poseidon_set_passes.argtypes = [_Passes, ctypes.c_char_p]
@@ -94,14 +94,14 @@ class GraphPass:
 
     Attributes:
         session: The `RewriteSession` that rewrites graphs.
-        strict: As of `PoseidonStrategy`.
-        plan: The `planning.Plan` of the training function that was rewritten, or refused, last;
+        strict: Same as in `PoseidonStrategy`.
+        plan: The `planning.Plan` of the training function that was last rewritten or refused;
             None before the first one.
     """
 
     def __init__(self, session: session_lib.RewriteSession, strict: bool = False,
                  log_level: int = logging.DEBUG) -> None:
-        """Makes the passes; at `log_level` it is told what was rewritten."""
+        """Makes the passes; `log_level` is the level of messages about rewritten graphs."""
         self.session = session
         self.strict = strict
         self.plan = None
@@ -119,7 +119,7 @@ class GraphPass:
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
-        """While TensorFlow runs these passes, and not those of `enable`."""
+        """A context in which TensorFlow runs these passes, instead of those of `enable`."""
         self.register()
         try:
             yield
@@ -130,11 +130,11 @@ class GraphPass:
                 _enabled.register()
 
     def expect(self, whole: Sequence[planning.WholeOp] = (), has_sites: bool = True) -> None:
-        """Notes that a training function was traced, which TensorFlow should hand to us.
+        """Notes that a training function was traced, which TensorFlow should hand to the passes.
 
         Args:
             whole: Its `planning.WholeOp`s.
-            has_sites: Whether it synchronises anything; else TensorFlow does not hand it to us.
+            has_sites: Whether it synchronises anything; else TensorFlow does not hand it to the passes.
         """
         if not has_sites:
             self.plan = dataclasses.replace(self.session.planner.by_policy().plan(()), whole=whole)
@@ -143,9 +143,9 @@ class GraphPass:
                                              "Grappler (tf.config.optimizer)")
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
-        """Returns the rewritten GraphDef, or None if the graph shall stay as it is."""
+        """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
         agree, session = step.node_of(graph_def), self.session
-        # Else it adds up metrics, say, and no plan was made of it.
+        # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
         trains = agree is not None or session.marker_ops != own.OPS
         try:
             outcome = session.rewrite(graph_def, by_policy=not trains)
@@ -154,7 +154,7 @@ class GraphPass:
             _log.error("%s", error)
             return _failing(graph_def, session.marker_ops, str(error))
         if outcome.refusal:
-            if session.has_to_agree:  # once and for all: TensorFlow would try again
+            if session.has_to_agree:  # a final decision: TensorFlow would try again
                 graph_def = _decided(graph_def, session.marker_ops)
             if trains:
                 self._refuse(outcome.refusal)
@@ -189,7 +189,7 @@ class GraphPass:
                          reason)
 
     def _with_refusal(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
-        """Returns the graph as it is; with strict=True or a given plan, it fails with the reason when it runs."""
+        """Returns the graph unchanged, or if it is strict or has a given plan, one that fails with the reason."""
         if not (self.strict or self.session.planner.given):
             return graph_def if self.session.has_to_agree else None
         for node in graph_def.node:
@@ -209,15 +209,15 @@ def add_shapes(graph_def: graph_pb2.GraphDef, alone: Literal[True]) -> graph_lib
 def add_shapes(graph_def: graph_pb2.GraphDef, alone: bool = False) -> graph_pb2.GraphDef | graph_lib.Shapes:
     """Returns a flat GraphDef with the shapes of its tensors, as TensorFlow's graph optimizer infers them.
 
-    Of a variable that is a placeholder, its attributes `_handle_shapes` and `_handle_dtypes` say what it holds.
+    For a variable that is a placeholder, the attributes `_handle_shapes` and `_handle_dtypes` describe its value.
 
     Args:
         graph_def: The GraphDef.
-        alone: Whether to return the shapes without the graph, which is much faster: by name of a node, those of its
-            outputs. Each is a tuple with None for unknown sizes, or None.
+        alone: Whether to return the shapes without the graph, which is much faster: {name of a node: the shapes of its
+            outputs}. Each is a tuple with None for unknown sizes, or None.
 
     Raises:
-        PoseidonError: If TensorFlow finds that shapes do not fit.
+        PoseidonError: If TensorFlow finds that shapes are incompatible.
     """
     _, lib = library.load()
     infer = lib.poseidon_infer_shapes if alone else lib.poseidon_add_shapes
@@ -232,7 +232,7 @@ def add_shapes(graph_def: graph_pb2.GraphDef, alone: bool = False) -> graph_pb2.
 
 
 def _shapes_of_nodes(graph_def: graph_pb2.GraphDef, table: bytes) -> graph_lib.Shapes:
-    """Returns {name of a node: shapes of its outputs} of the table that `poseidon_infer_shapes` gives."""
+    """Returns {name of a node: shapes of its outputs} from the table that `poseidon_infer_shapes` returns."""
     numbers = iter(array.array("q", table))
 
     def shape() -> graph_lib.Shape | None:
@@ -244,7 +244,7 @@ def _shapes_of_nodes(graph_def: graph_pb2.GraphDef, table: bytes) -> graph_lib.S
 
 
 def _failing(graph_def: graph_pb2.GraphDef, markers: Collection[str], reason: str) -> graph_pb2.GraphDef:
-    """Returns a graph that fails where it would synchronise, since other ranks have a rewritten one."""
+    """Returns a graph that fails where it would synchronise, since other ranks have a rewritten graph."""
     device = devices.host_of(next(node.device for node in graph_def.node if node.op in markers))
     writer = graph_lib.Writer("poseidon_refusal", device)
     condition = writer.constant("is_rewritten", False)
@@ -259,7 +259,7 @@ def _failing(graph_def: graph_pb2.GraphDef, markers: Collection[str], reason: st
 
 
 def _decided(graph_def: graph_pb2.GraphDef, markers: Collection[str]) -> graph_pb2.GraphDef:
-    """Returns a graph that is not looked at again."""
+    """Returns a graph that is marked as decided, so that no pass processes it again."""
     result = graph_pb2.GraphDef()
     result.CopyFrom(graph_def)
     for node in result.node:
@@ -269,5 +269,5 @@ def _decided(graph_def: graph_pb2.GraphDef, markers: Collection[str]) -> graph_p
 
 
 def _whole_ops(agree: node_def_pb2.NodeDef | None) -> tuple[planning.WholeOp, ...]:
-    """Returns the `planning.WholeOp`s that `ops.agree` was given; none of a graph of another library."""
+    """Returns the `planning.WholeOp`s that `ops.agree` was given; none for a graph of another library."""
     return planning.whole_op.loads(agree.attr["whole"].s.decode()) if agree is not None else ()

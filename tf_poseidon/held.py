@@ -1,6 +1,6 @@
 """Which variables hold summands from step to step: those in which optimizers accumulate gradients.
 
-Each rank adds up what comes of its own rows; one synchronisation is enough when the sum is used.
+Each rank accumulates the gradients of its own rows; one synchronisation is enough when the sum is used.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Held:
         self._variables = {}  # by identity: (reference to the variable, whether a partitioned function uses it)
 
     def add(self, variables: Iterable[tf.Variable], rank: int) -> None:
-        """Lets variables hold summands, whose values have been the same on all ranks: rank 0 keeps them."""
+        """Makes variables hold summands. Their values have been the same on all ranks: only rank 0 keeps them."""
         for variable in variables:
             if not self.holds(variable):
                 self._variables[id(variable)] = weakref.ref(variable), False
@@ -33,30 +33,30 @@ class Held:
         return found is not None and found[0]() is variable
 
     def use(self, variables: Iterable[tf.Variable]) -> None:
-        """Notes that a partitioned function takes them for summands."""
+        """Notes that a partitioned function uses variables as summands."""
         self._variables |= {id(variable): (weakref.ref(variable), True) for variable in variables}
 
     def used(self, variables: Iterable[tf.Variable]) -> list[tf.Variable]:
-        """Returns those variables that a partitioned function takes for summands."""
+        """Returns the variables that a partitioned function uses as summands."""
         return [variable for variable in variables if self.holds(variable) and self._variables[id(variable)][1]]
 
     def release(self, variables: Sequence[tf.Variable], communicator: Communicator, name: str) -> None:
         """Makes variables whole, for a function that is not partitioned.
 
         Args:
-            variables: Some that hold summands.
-            communicator: That of this rank.
+            variables: Variables that hold summands.
+            communicator: This rank's communicator.
             name: A name for the exchange, the same on all ranks.
 
         Raises:
-            PoseidonError: If a partitioned function takes one for summands.
+            PoseidonError: If a partitioned function uses one as a summand.
         """
         used = self.used(variables)
         if used:
             raise GraphError(
-                f"The function '{name.partition('/')[0]}' was not partitioned, but one that was accumulates gradients "
-                f"in '{used[0].name.partition(':')[0]}', expected both or neither; give all batches the same "
-                "structure.")
+                f"The function '{name.partition('/')[0]}' was not partitioned, but a partitioned one accumulates "
+                f"gradients in '{used[0].name.partition(':')[0]}', expected both or neither to be partitioned; give "
+                "all batches the same structure.")
         waits = [communicator.submit(f"held/{name}/{i}", variable.numpy()) for i, variable in enumerate(variables)]
         for variable, wait in zip(variables, waits):
             variable.assign(wait())

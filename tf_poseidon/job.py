@@ -18,8 +18,8 @@ class Job(typing.NamedTuple):
     """This process's place in the job.
 
     Attributes:
-        rank: Which of the processes this is, 0 to size - 1.
-        size: How many there are.
+        rank: This rank, 0 to size - 1.
+        size: Number of ranks.
     """
 
     rank: int
@@ -30,7 +30,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
              kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
              timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s) -> Job:
-    """Lets this process run rewritten graphs: loads their ops, and joins the job of mpiexec.
+    """Prepares this process to run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
 
@@ -40,11 +40,11 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     ```
 
     Args:
-        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: As of
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: Same as in
             `PoseidonStrategy`.
 
     Returns:
-        A `Job`, (rank, size); (0, 1) of a process that was launched alone.
+        A `Job`, (rank, size); (0, 1) in a process that was launched alone.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
@@ -59,7 +59,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     if joined is not None:
         agreement.agree_on_options(joined, servers=options.servers)
         return Job(joined.rank, joined.size)
-    if _alone is None:  # the ops want a job, if one of a single rank
+    if _alone is None:  # the ops need a job, if only of a single rank
         runtime.engine().start_alone()
         _alone = communicator_lib.join_loopback(1)[0]
         _alone.use_for_ops()

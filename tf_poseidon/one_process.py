@@ -1,8 +1,8 @@
-"""Functions that mean what they say in one process, and run on the ranks of a job.
+"""Functions with the meaning that they have in one process, run on the ranks of a job.
 
 A function is traced for global batches, with an unknown number of rows. Its graph is partitioned by rows
-(graph_passes/partition), and what comes out runs in its place, if all ranks have made the same of it. Else it runs as
-it is, on the global batch on every rank: right, and as slow as one process. Inside of it there is one replica.
+(graph_passes/partition), and the result runs in its place, if it is the same on all ranks. Otherwise the function runs
+unmodified, on the global batch on every rank: correct, and as slow as one process. Inside it there is one replica.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def is_inside() -> bool:
 
 @contextlib.contextmanager
 def inside() -> Iterator[None]:
-    """While this thread is in a function of one process."""
+    """A context in which this thread is in a function of one process."""
     before, _thread.is_inside = is_inside(), True
     try:
         yield
@@ -52,7 +52,7 @@ def inside() -> Iterator[None]:
 
 
 def is_step() -> bool:
-    """Whether it is a step of `Steps`."""
+    """Whether this thread is in a step of `Steps`."""
     return is_inside() and getattr(_thread, "is_step", False)
 
 
@@ -70,16 +70,16 @@ def as_step(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Steps:
-    """Steps of one process that somebody else runs by `strategy.run`, as Keras does."""
+    """Steps of one process that a caller such as Keras runs by `strategy.run`."""
 
     def __init__(self, extended: "Extended", trains: bool = False,
                  accumulators: Callable[[], list[tf.Variable]] = list) -> None:
-        """Makes them.
+        """Makes steps.
 
         Args:
-            extended: That of the job's strategy.
-            trains: Whether they are training steps, whose plan `strategy.plan` is.
-            accumulators: As of `trace`.
+            extended: The `Extended` of the job's strategy.
+            trains: Whether they are training steps, whose plan is `strategy.plan`.
+            accumulators: Same as in `trace`.
         """
         self._extended = extended
         self._trains = trains
@@ -90,10 +90,10 @@ class Steps:
 
     @contextlib.contextmanager
     def current(self, rows: int | None = None) -> Iterator[None]:
-        """While `strategy.run` runs such steps.
+        """A context in which `strategy.run` runs these steps.
 
         Args:
-            rows: How many rows a global batch usually has, None if that is unknown.
+            rows: Usual number of rows of a global batch, None if unknown.
         """
         before = getattr(_thread, "steps", None), self._rows
         _thread.steps, self._rows = self, rows
@@ -119,7 +119,7 @@ class Steps:
         used = self._extended.held.used(self._accumulators())
         if used:
             raise GraphError(
-                f"'{name}' runs eagerly, but before it ran as a graph, in which each rank accumulates its part of the "
+                f"'{name}' runs eagerly, but it ran before as a graph, in which each rank accumulates its part of the "
                 f"gradients in '{used[0].name.partition(':')[0]}', expected one or the other; compile the model with a "
                 "new optimizer.")
         if not self._has_warned and self._extended.rank == 0:
@@ -128,16 +128,16 @@ class Steps:
 
 
 def current_steps() -> Steps | None:
-    """Returns the `Steps` that `strategy.run` runs in this thread, None if it runs something else."""
+    """Returns the `Steps` that `strategy.run` runs in this thread, None if it does not run any."""
     return None if is_inside() else getattr(_thread, "steps", None)
 
 
-_WHOLE = "Every rank computes the whole batch: right, but no faster than one process."
+_WHOLE = "Every rank computes the whole batch: correct, but no faster than one process."
 _count = 0
 
 
 def _number() -> int:
-    """Returns how many functions were traced before; all ranks trace the same ones in the same order."""
+    """Returns how many functions were traced before; all ranks trace the same functions in the same order."""
     global _count
     _count += 1
     return _count - 1
@@ -147,7 +147,7 @@ class Trace:
     """One trace of a function.
 
     Attributes:
-        report: The `report.Report`, None if it runs as it was traced.
+        report: The `report.Report`, None if the function runs as traced.
     """
 
     def __init__(self, traced: tf.types.experimental.ConcreteFunction | None = None,
@@ -155,8 +155,8 @@ class Trace:
         """Makes a trace.
 
         Args:
-            traced: The ConcreteFunction as it was traced; None if it need not be kept.
-            partitioned: The `Partitioned` function; None if it runs as it was traced.
+            traced: The traced ConcreteFunction; None if it need not be kept.
+            partitioned: The `Partitioned` function; None if the traced one runs.
         """
         self.report = partitioned and partitioned.report
         self._traced = traced
@@ -168,29 +168,29 @@ class Trace:
 
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,
           trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list) -> Trace:
-    """Traces a function for a call, and partitions it if all ranks can do so alike.
+    """Traces a function for a call, and partitions it if the result is the same on all ranks.
 
     Args:
         function: A Python function, or `tf.function`.
         call: The `calls.Call`.
-        extended: That of the job's strategy.
-        rows: How many rows a global batch usually has, None for as many as that of the call.
+        extended: The `Extended` of the job's strategy.
+        rows: Usual number of rows of a global batch, None for that of the call.
         trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
-        accumulators: Called when the function was traced, returns the `tf.Variable`s in which it accumulates
-            gradients; they are to hold summands.
+        accumulators: Called after the function is traced, returns the `tf.Variable`s in which it accumulates
+            gradients; these will hold summands.
 
     Returns:
         A `Trace`.
 
     Raises:
-        PoseidonError: Under `strict`, if the function was not partitioned; or if it uses variables that hold summands,
-            and was not.
+        PoseidonError: If the function was not partitioned, and `strict` is set or the function uses variables that
+            hold summands.
     """
     name = f"{call.name}/{_number()}"
     extended.broadcast_new_variables()
-    # Outside of the strategy's scope, what the function finds there is no business of ours.
+    # Outside the strategy's scope, the context in which the function runs is the program's own.
     in_scope = tf.distribute.get_strategy().extended is extended
-    # Not in an init_scope: tapes inside would record nothing.
+    # Not in an init_scope, in which tapes record nothing.
     function = traced(function, call, extended.one_replica if in_scope else contextlib.nullcontext)
     with tf.init_scope():
         extended.held.add(accumulators(), extended.rank)
@@ -201,7 +201,7 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         problem, partitioned = "", None
         try:
             partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, held, trains)
-        except Exception as error:  # whatever goes wrong, the function as it is computes the same
+        except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.agreement_text}"
         difference = agreement.CommunicatorComparison(extended.communicator).difference(f"distribute/{name}", text)
@@ -213,17 +213,17 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         extended.held.use(held)
     if trains:
         extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
-    # Its operations refer to it and it to them, where Python's collector cannot see; a graph takes tens of MB.
+    # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
     tf_compat.dismantle(function.graph)
     return Trace(partitioned=partitioned)
 
 
 def _check_trained(function: tf.types.experimental.ConcreteFunction, communicator: Communicator, name: str) -> None:
-    """Refuses functions that train other variables on some rank: whole batches would not make them the same.
+    """Refuses functions that train different variables on some rank: whole batches would not make them equal.
 
     Args:
         function: The ConcreteFunction.
-        communicator: That of this rank.
+        communicator: This rank's communicator.
         name: A name for the exchange, the same on all ranks.
 
     Raises:
@@ -231,13 +231,13 @@ def _check_trained(function: tf.types.experimental.ConcreteFunction, communicato
     """
     try:
         trained = "\n".join(partitioning.updated(function))
-    except Exception:  # what runs whole need not be understood, and other ranks wait for this one
+    except Exception:  # a function that runs whole need not be understood, and other ranks wait for this one
         trained = None
     unknown = communicator.sum(f"distribute/{name}/unknown", np.array([trained is None], np.int64))[0]
     difference = agreement.CommunicatorComparison(communicator).difference(f"distribute/{name}/trained", trained or "")
     if difference and not unknown:
         raise GraphError(
-            f"Ranks train different variables, so {difference}; build, and freeze, the same layers on all.")
+            f"Ranks train different variables, so {difference}; build and freeze the same layers on all ranks.")
 
 
 def _refuse(name: str, reason: str, extended: "Extended") -> None:
@@ -256,7 +256,7 @@ def traced(function: Callable[..., Any], call: calls.Call,
     Args:
         function: A Python function, or `tf.function`.
         call: The `calls.Call`.
-        replica: A context in which the function is traced.
+        replica: Returns the context in which the function is traced.
     """
     marks = [(dimension, name) for dimension, name in zip(call.dimensions, call.names) if dimension is not None]
 

@@ -13,13 +13,13 @@ WIRE_DTYPES = (None, "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """How ranks exchange. All ranks, and all that join the job in one process, have the same.
+    """How ranks exchange. They are the same on all ranks, and in everything that joins the job in one process.
 
     Attributes:
         engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: Same as in `PoseidonStrategy`.
 
     Raises:
-        ConfigurationError: If a value is out of range, in whatever job.
+        ConfigurationError: If a value is out of range for any job.
     """
 
     engine: str | None = None
@@ -41,14 +41,14 @@ class JobOptions:
                 raise ConfigurationError(f"{name}={getattr(self, name)}, expected a positive number of seconds.")
 
     def check(self, size: int, has_own_ops: bool) -> None:
-        """Refuses what is not possible in a job.
+        """Refuses options that are not possible in a job.
 
         Args:
-            size: How many ranks it has.
+            size: Number of ranks.
             has_own_ops: Whether the engine, which `engine` names, sums gradients by its own ops.
 
         Raises:
-            ConfigurationError: With the first option.
+            ConfigurationError: For the first such option.
         """
         if has_own_ops and self.servers:
             raise _not_with_own_ops("servers", self.servers, self.engine)
@@ -68,7 +68,7 @@ class TrainingOptions:
             `PoseidonStrategy`; pins are pairs.
 
     Raises:
-        ConfigurationError: If a value is out of range, or two contradict each other, in whatever job.
+        ConfigurationError: If a value is out of range, or two contradict each other, for any job.
     """
 
     policy: str = "auto"
@@ -84,7 +84,7 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         planning.make_plan((), self.policy, planning.Cluster(1), self.pins)  # checks policy and pins
         if self.plan is not None and (self.pins or self.policy != "auto"):
-            raise ConfigurationError("A plan was given together with a policy or pins, but it says already how "
+            raise ConfigurationError("A plan was given together with a policy or pins, but a plan already says how "
                                      "every gradient travels; omit these, or make another plan.")
         if self.wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(f"wire_dtype={self.wire_dtype!r}, expected 'bfloat16' or None.")
@@ -98,14 +98,14 @@ class TrainingOptions:
 
     @property
     def ranks_per_node(self) -> int | None:
-        """How many ranks of a node combine according to plan or cluster; None if they leave that to the job."""
+        """How many ranks of a node combine, according to plan or cluster; None if they leave that to the job."""
         return self.plan.cluster.ranks_per_node if self.plan else _ranks_per_node_of(self.cluster)
 
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
-        """Refuses what is not possible in a job; arguments as of `JobOptions.check`.
+        """Refuses options that are not possible in a job; arguments as in `JobOptions.check`.
 
         Raises:
-            ConfigurationError: With the first option.
+            ConfigurationError: For the first such option.
             PlanError: If the plan is for another job.
         """
         self._check_ranks_per_node(job, size, has_own_ops)
@@ -122,17 +122,17 @@ class TrainingOptions:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
 
     def _check_ranks_per_node(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
-        said = {"ranks_per_node": job.ranks_per_node,
-                "the plan": self.plan.cluster.ranks_per_node if self.plan else None,
-                "the cluster": _ranks_per_node_of(self.cluster)}
-        told = {name: value for name, value in said.items() if value is not None}
-        shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in told.items()}
+        requested = {"ranks_per_node": job.ranks_per_node,
+                     "the plan": self.plan.cluster.ranks_per_node if self.plan else None,
+                     "the cluster": _ranks_per_node_of(self.cluster)}
+        given = {name: value for name, value in requested.items() if value is not None}
+        shapes = {name: planning.Cluster(size, ranks_per_node=value).shape for name, value in given.items()}
         for (one, first), (other, second) in itertools.combinations(shapes.items(), 2):
             if first != second:
-                raise ConfigurationError(f"{one} says that {told[one]} ranks of a node combine, and {other} that "
-                                         f"{told[other]} do; omit one of the two, or change it.")
-        told.pop("ranks_per_node", None)  # which `JobOptions.check` looks at
-        for name, value in told.items():
+                raise ConfigurationError(f"{one} says that {given[one]} ranks of a node combine, and {other} that "
+                                         f"{given[other]} do; omit one of the two, or change it.")
+        given.pop("ranks_per_node", None)  # which `JobOptions.check` checks
+        for name, value in given.items():
             if value > 1 and has_own_ops:
                 raise _not_with_own_ops("ranks_per_node", value, job.engine, f" of {name}")
 

@@ -1,7 +1,7 @@
-"""Makes of a traced function of one process the function that each rank runs.
+"""Turns a traced function of one process into the function that each rank runs.
 
-Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction that takes and
-gives the same, with the exchanges that its `Partitioned.report` lists. Nothing here asks other ranks.
+Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction with the same
+inputs and outputs, and the exchanges that its `Partitioned.report` lists. Nothing here communicates with other ranks.
 """
 
 from collections.abc import Iterable
@@ -33,11 +33,11 @@ from tf_poseidon.verify import Verifier
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a partitioned function has to know of the job.
+    """What a partitioned function must know about the job.
 
     Attributes:
         size: Number of ranks.
-        wire_dtype, strict: As of `PoseidonStrategy`.
+        wire_dtype, strict: Same as in `PoseidonStrategy`.
         verifier: The `verify.Verifier`, None without one.
     """
 
@@ -49,15 +49,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class _Interface:
-    """What a partitioned function has in common with the traced one, which need not be kept: graphs take memory.
+    """What a partitioned function shares with the traced one, which need not be kept: graphs take memory.
 
     Attributes:
-        name: That of the graph.
-        arguments: (dtype, shape, name of the placeholder) of each input that is no capture.
+        name: The graph's name.
+        arguments: (dtype, shape, name of the placeholder) of each input that is not a capture.
         captures: (captured tensor, name in the partitioned graph) of each capture.
-        variables: Those of the graph.
-        controls: Names of the operations that run in any case.
-        function_type: As of a ConcreteFunction.
+        variables: The graph's variables.
+        controls: Names of the operations that always run.
+        function_type: Same as in a ConcreteFunction.
     """
 
     name: str
@@ -69,7 +69,7 @@ class _Interface:
 
     @classmethod
     def of(cls, traced: tf.types.experimental.ConcreteFunction) -> "_Interface":
-        """Returns that of a ConcreteFunction."""
+        """Returns the interface of a ConcreteFunction."""
         graph = traced.graph
         captured, names = {id(internal) for _, internal in graph.captures}, _names(graph)
         return cls(graph.name,
@@ -95,9 +95,9 @@ class Partitioned:
         Args:
             traced: Its ConcreteFunction, whose inputs with rows go through PoseidonRows.
             job: The `Job`.
-            rows: How many rows a global batch usually has, None if that is unknown.
+            rows: Usual number of rows of a global batch, None if unknown.
             held: Variables that hold summands.
-            trains: Whether ranks compare what it exchanges, and verify it where the job has a verifier.
+            trains: Whether ranks compare what it exchanges, and verify it if the job has a verifier.
 
         Raises:
             PoseidonError: If it cannot be partitioned.
@@ -118,7 +118,7 @@ class Partitioned:
         self._serialized, self._fetches = partitioned.graph_def.SerializeToString(), partitioned.fetches
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        # Exchanges of one function need names of their own, also where it calls several of ours.
+        # Each exchange of one function needs its own name, also if the function calls several of ours.
         mark = step_lib.unique_site("distribute").removeprefix("distribute")
         with tf.init_scope():
             concrete = self.build(mark)
@@ -131,7 +131,7 @@ class Partitioned:
         return result
 
     def build(self, mark: str) -> tf.types.experimental.ConcreteFunction:
-        """Returns the ConcreteFunction with `mark` behind the names of its exchanges."""
+        """Returns the ConcreteFunction with `mark` appended to the names of its exchanges."""
         if mark not in self._built:
             graph_def = graph_pb2.GraphDef.FromString(self._serialized)
             self._built[mark] = self._build(graph_def, self._fetches, mark)
@@ -149,10 +149,10 @@ class Partitioned:
         return tf_compat.concrete_function(graph, self._interface.function_type)
 
     def _import(self, graph: tf.Graph, graph_def: graph_pb2.GraphDef, fetches: Iterable[str], mark: str) -> None:
-        """Makes the nodes of a GraphDef, in the default graph, with its inputs and outputs."""
+        """Creates the nodes of a GraphDef in the default graph, with its inputs and outputs."""
         graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in self._interface.arguments]
         inputs = {_full(name): tensor for (_, _, name), tensor in zip(self._interface.arguments, graph.inputs)}
-        # Captured, they know what the variables hold, and so do the ops that read them.
+        # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
         inputs |= {name: graph.capture(external) for external, name in self._interface.captures}
         graph_def = _without(graph_def, inputs)
         for node in graph_def.node:
@@ -179,7 +179,7 @@ class Partitioned:
 
 
 def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
-    """Returns a line for each variable that a ConcreteFunction updates."""
+    """Returns a line per variable that a ConcreteFunction updates."""
     flat, _, variables = _flat(function)
     graph = graph_lib.Graph(flat)
     updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in flat.node
@@ -194,12 +194,12 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
 
     Args:
         traced: The function.
-        rows: How many rows a batch usually has, None if that is unknown.
+        rows: Usual number of rows of a batch, None if unknown.
         held: Variables that hold summands.
     """
     flat, outputs, variables = _flat(traced)
     if not any(node.op == sizes_lib.ROWS for node in flat.node):
-        raise GraphError("None of its inputs has rows of which each rank could take some: they are ragged, sparse "
+        raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
     paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
     summands = [name for name, variable in variables.items() if any(variable is each for each in held)]
@@ -222,12 +222,12 @@ def _flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
 
 
 def _names(graph: tf.Graph) -> dict[str, str]:
-    """Returns names for captured inputs that are the same on all ranks: TensorFlow numbers them by all it has made."""
+    """Returns names for captured inputs that are the same on all ranks, unlike TensorFlow's process-wide numbers."""
     return {internal.op.name: f"capture{i}" for i, (_, internal) in enumerate(graph.captures)}
 
 
 def _renamed(graph_def: graph_pb2.GraphDef, names: Mapping[str, str]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef whose placeholders have other names."""
+    """Returns a GraphDef with renamed placeholders."""
     for node in graph_def.node:
         node.name = names.get(node.name, node.name)
         for i, tensor in enumerate(node.input):
@@ -240,7 +240,7 @@ def _renamed(graph_def: graph_pb2.GraphDef, names: Mapping[str, str]) -> graph_p
 
 
 def variables_of(graph: tf.Graph) -> list[tuple[str, tf.Variable]]:
-    """Returns (name of its placeholder, variable) of captured variables, in the order in which they were captured."""
+    """Returns (name of its placeholder, variable) per captured variable, in the order of their capture."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     return [(internal.op.name, by_handle[id(external)]) for external, internal in graph.captures
             if id(external) in by_handle]
@@ -248,7 +248,7 @@ def variables_of(graph: tf.Graph) -> list[tuple[str, tf.Variable]]:
 
 def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[tf.Tensor, tf.Tensor]],
                         names: Mapping[str, str]) -> None:
-    """Notes what captured variables hold, which a GraphDef does not say."""
+    """Notes the dtypes and shapes of captured variables, which a GraphDef does not have."""
     nodes = {node.name: node for node in graph_def.node}
     for _, internal in captures:
         described = internal.dtype == tf.resource and tf_compat.handle_data(internal)
@@ -259,12 +259,12 @@ def _describe_variables(graph_def: graph_pb2.GraphDef, captures: Iterable[tuple[
 
 
 def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Operation]:
-    """Compares what each PoseidonSync gives with the plain sum; returns the operations that do so."""
+    """Compares the result of each PoseidonSync with the plain sum; returns the operations that do so."""
     graph, is_due, checks = tf.compat.v1.get_default_graph(), None, []
     for marker in markers:
         site = marker.get_attr("site").decode()
         before = len(graph.get_operations())
-        with tf.control_dependencies(checks[-1:]):  # each waits for other ranks, and all begin with the same one
+        with tf.control_dependencies(checks[-1:]):  # each waits for other ranks, so all ranks begin with the same one
             is_due = verifier.is_due(site) if is_due is None else is_due
             gradient, contributes = marker.inputs
             verifier.check_gradient(gradient, marker.outputs[0], gradient.shape, site, contributes, is_due)
@@ -273,7 +273,7 @@ def _verified(markers: Iterable[tf.Operation], verifier: Verifier) -> list[tf.Op
 
 
 def _without(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.GraphDef:
-    """Returns a GraphDef without the placeholders that have been made already, and without what names them."""
+    """Returns a GraphDef without the placeholders that already exist, and without references to them by name."""
     names = {name.partition(":")[0] for name in inputs}
     result = graph_lib.with_nodes(graph_def, [node for node in graph_def.node if node.name not in names])
     for node in result.node:
@@ -287,12 +287,12 @@ def _without(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.
 
 
 def _full(tensor: str) -> str:
-    """Returns the name of a tensor with its output's number."""
+    """Returns the name of a tensor with the number of its output."""
     return tensor if ":" in tensor else f"{tensor}:0"
 
 
 def _lines(graph_def: graph_pb2.GraphDef) -> list[str]:
-    """Returns a line for each node of a graph, with its attributes as a digest."""
+    """Returns a line per node of a graph, with its attributes as a digest."""
     lines = []
     for node in graph_def.node:
         plain = graph_pb2.GraphDef().node.add()
@@ -300,7 +300,7 @@ def _lines(graph_def: graph_pb2.GraphDef) -> list[str]:
         plain.ClearField("experimental_debug_info")
         for attribute in plain.attr.values():
             if attribute.HasField("func"):
-                attribute.func.name = attribute.func.name.rstrip("0123456789")  # numbered by all that was made
+                attribute.func.name = attribute.func.name.rstrip("0123456789")  # numbered process-wide
         for key in [key for key in plain.attr if key.startswith("_")]:
             del plain.attr[key]
         digest = hashlib.sha256(plain.SerializeToString(deterministic=True)).hexdigest()[:12]

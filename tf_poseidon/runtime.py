@@ -1,7 +1,7 @@
 """This process's part in the job: joining it once, and leaving it so that no rank is left waiting.
 
-Leaving has two forms. At the normal end all ranks say goodbye to each other and MPI is finalized.
-After an exception a rank tells the others why, and all leave with a non-zero status; MPI is not
+A job ends in one of two ways. At the normal end, all ranks say goodbye to each other, and MPI is finalized.
+After an exception, a rank sends the reason to the others, and all leave with a non-zero status; MPI is not
 finalized then, since that would wait for ranks that never come.
 """
 
@@ -38,7 +38,7 @@ _launch = None
 
 
 def communicator() -> "Communicator | None":
-    """Returns this process's communicator, or None when it runs alone."""
+    """Returns this process's communicator, or None if it runs alone."""
     return _communicator
 
 
@@ -48,7 +48,7 @@ def servers() -> tuple[int, ...]:
 
 
 def ranks_that_combine() -> int:
-    """Returns how many ranks of a node combine what they have, 1 if they do not."""
+    """Returns how many ranks of a node combine their contributions, 1 if they do not."""
     ranks = collections.Counter(_communicator.nodes if _communicator else (0,))
     return max(ranks.values()) if len(ranks) > 1 else 1
 
@@ -66,7 +66,7 @@ def check(job: JobOptions, training: TrainingOptions) -> None:
         training: The `options.TrainingOptions`.
 
     Raises:
-        PoseidonError: With the first option.
+        PoseidonError: For the first such option.
     """
     launch = engines.launch(job.engine)
     has_own_ops = engines.load(launch.engine).writer.has_to_agree
@@ -82,19 +82,19 @@ def start(options: JobOptions) -> "Communicator | None":
         options: The `JobOptions`.
 
     Returns:
-        The communicator, or None when this process was launched alone.
+        The communicator, or None if this process was launched alone.
 
     Raises:
-        PoseidonError: If the job cannot be joined, or was joined with other options.
+        PoseidonError: If the job cannot be joined, or was joined with different options.
     """
     global _communicator, _options, _launch
     launch = engines.launch(options.engine)
     options = dataclasses.replace(options, engine=launch.engine)
     options.check(launch.size, engines.load(launch.engine).writer.has_to_agree)
     if _options is not None:
-        # None is whatever there is, and those of one node, or a process alone, have nothing to combine.
-        told = options.ranks_per_node
-        if told is None or ranks_that_combine() == (told if told < launch.size else 1):
+        # None accepts the present value; ranks of a single node, or a process alone, have nothing to combine.
+        given = options.ranks_per_node
+        if given is None or ranks_that_combine() == (given if given < launch.size else 1):
             options = dataclasses.replace(options, ranks_per_node=_options.ranks_per_node)
         if options != _options:
             raise ConfigurationError(f"This process has joined its job with {_options}, and cannot "
@@ -108,11 +108,11 @@ def start(options: JobOptions) -> "Communicator | None":
         try:
             _communicator = joining.join(launch.size, options)
         except PoseidonError:
-            # The engine may hold the process for ever from here on, so it cannot end in the usual way.
+            # From here on the engine may keep the process from ending in the usual way.
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
             raise
         _communicator.use_for_ops()
-        sys.excepthook = functools.partial(_tell_others_and_exit, sys.excepthook)
+        sys.excepthook = functools.partial(_abort_and_exit, sys.excepthook)
         atexit.register(_leave)
     _options = options
     return _communicator
@@ -131,14 +131,14 @@ def _report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Bas
     os._exit(1)
 
 
-def _tell_others_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
-                          trace: types.TracebackType | None) -> None:
+def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
+                    trace: types.TracebackType | None) -> None:
     """The excepthook of a rank: the first failure is the last thing that any rank prints."""
     cause = _communicator.failure
     if cause is None:
         previous_hook(kind, error, trace)
         summary = "".join(traceback.format_exception_only(kind, error))
-        # TensorFlow adds lines about its nodes below the message.
+        # TensorFlow appends lines about its nodes to the message.
         summary = re.sub(r"(?m)^\s*\[\[.*\n?", "", summary).strip()
         cause = f"Rank {_communicator.rank} on {socket.gethostname()} failed: {summary}"
     else:
@@ -150,11 +150,11 @@ def _tell_others_and_exit(previous_hook: _Hook, kind: type[BaseException], error
 
 
 def _leave() -> None:
-    """Leaves at the normal end of the program, when all ranks have reached theirs."""
+    """Leaves at the normal end of the program, once all ranks have reached theirs."""
     try:
         _communicator.goodbye()
     except PoseidonError as error:
         print(f"[rank {_communicator.rank}] The job has ended. {error}", file=sys.stderr)
         _flush()
-        # Not finalized, and with status 0 the launcher would take the job for a success.
+        # MPI is not finalized; and with status 0, the launcher would report success.
         os._exit(1)

@@ -1,4 +1,4 @@
-"""One step of one rank: which rows it computes, and what it exchanges by which name.
+"""One step of one rank: which rows it computes, and what it exchanges under which name.
 
 A step is what runs inside one `strategy.run`. It exists while that code runs eagerly or is traced.
 """
@@ -21,28 +21,28 @@ from tf_poseidon.verify import Verifier
 
 _current = threading.local()
 
-# Of one variable, None of one that a loss does not depend on.
+# Of one variable; None if the loss does not depend on it.
 Gradient = tf.Tensor | tf.IndexedSlices | None
 
 
 def current() -> "Step | None":
-    """Returns the innermost step of this thread, or None outside of `strategy.run`."""
+    """Returns the innermost step of this thread, or None outside `strategy.run`."""
     return getattr(_current, "step", None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What of a global batch one rank computes.
+    """The part of a global batch that one rank computes.
 
     Attributes:
-        count: Scalar int32: the rank's rows, 0 for a borrowed one. K_r.
+        count: Scalar int32: the rank's rows, 0 for a padding row. K_r.
         total: Scalar int32: rows of the global batch. K.
         contributors: Scalar int32: ranks that have rows.
-        contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. One
-            that has none runs a borrowed row, and nothing that it computes from it may count.
+        contributes: Scalar bool (tensor or Python): whether this rank has rows of its own. A rank
+            without rows computes a padding row, whose results must be discarded.
         static_rows: Rows that this rank's tensors are known to have, None if unknown.
-        usual_rows: Rows of this rank in a full batch, rounded up: what gradients are planned for; None if unknown.
-        is_given: Whether the step was given rows; else all ranks are taken to work on equally many.
+        usual_rows: Rows of this rank in a full batch, rounded up, for which gradients are planned; None if unknown.
+        is_given: Whether the step was given rows; else all ranks are assumed to have equally many.
     """
 
     count: tf.Tensor
@@ -55,7 +55,7 @@ class Share:
 
     @classmethod
     def of(cls, rows: data.Rows | None, size: int) -> "Share":
-        """Returns that of a step on `data.Rows`, None if it was given none, in a job of `size` ranks."""
+        """Returns the share of a step on `data.Rows`, None for a step without rows, in a job of `size` ranks."""
         if rows is None:
             return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
         return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,
@@ -63,7 +63,7 @@ class Share:
 
 
 class Step:
-    """What one rank does in one step.
+    """One step of one rank.
 
     Attributes:
         share: The `Share` of the rank.
@@ -75,12 +75,12 @@ class Step:
         Args:
             share: The `Share` of the rank.
             verifier: The `verify.Verifier` of the strategy, if it has one.
-            wire_dtype: What gradients travel in, as of the strategy.
+            wire_dtype: The strategy's option: the type in which gradients travel.
         """
         self.share = share
         self._is_applying = False
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._gradients = []  # a line of text for each gradient site, in the order of the trace
+        self._gradients = []  # a line of text per gradient site, in the order of the trace
         self._verifier = verifier
         self._wire_dtype = wire_dtype
         self._weights = {}  # variables whose gradients were synchronised in this step, by path
@@ -88,7 +88,7 @@ class Step:
 
     @contextlib.contextmanager
     def active(self) -> "Iterator[Step]":
-        """Makes this the current step of the thread."""
+        """A context in which this is the current step of the thread."""
         outer, _current.step = current(), self
         try:
             yield self
@@ -97,12 +97,12 @@ class Step:
 
     @property
     def is_applying(self) -> bool:
-        """Whether an optimizer is at work; its gradients are synchronised already."""
+        """Whether an optimizer is running; its gradients are already synchronised."""
         return self._is_applying
 
     @contextlib.contextmanager
     def applying(self) -> Iterator[None]:
-        """While an optimizer applies synchronised gradients."""
+        """A context in which an optimizer applies synchronised gradients."""
         self._is_applying = True
         try:
             yield
@@ -112,8 +112,8 @@ class Step:
     def site(self, name: str) -> str:
         """Returns the name of the next exchange of `name` in this step.
 
-        It depends on the program alone: the path of a variable and how often the function under
-        construction has used it before, never on what other functions have done.
+        It only depends on the program: on the path of a variable, and on how often the function under
+        construction has used it before, never on other functions.
         """
         self._check_graph()
         return unique_site(name)
@@ -177,10 +177,10 @@ class Step:
             self._verifier.check_weights(self._weights, self.site)
 
     def agree(self, strict: bool) -> bool:
-        """Lets the ranks compare what this step synchronises, when its function first runs.
+        """Has ranks compare what this step synchronises, when its function first runs.
 
         Returns:
-            Whether there is a function, and anything to synchronise.
+            Whether a function is under construction and synchronises anything.
         """
         if not self._gradients or tf.executing_eagerly():
             return False
@@ -188,15 +188,15 @@ class Step:
         return True
 
     def note_state(self, path: str, variable: tf.Variable) -> None:
-        """Remembers that a `tf.Variable` was assigned a value that depends on this rank's rows."""
+        """Notes that a `tf.Variable` was assigned a value that depends on this rank's rows."""
         self._check_graph()
         self._state[id(variable)] = path, variable
 
     def average_state(self) -> None:
         """Sets every noted variable to its mean over ranks, weighted by rows.
 
-        This is what keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. It is computed
-        in float64, so that single-precision values that are equal on all ranks stay what they are.
+        This keeps moving statistics equal on all ranks: (sum of K_r v_r) / K. It is computed in
+        float64, so that single-precision values that are equal on all ranks do not change.
         """
         for path, variable in self._state.values():
             weighted = tf.cast(variable, tf.float64) * tf.cast(self.share.count, tf.float64)
@@ -207,35 +207,35 @@ class Step:
         self._state.clear()
 
     def _check_graph(self) -> None:
-        """Refuses to build what depends on this step's rows into a function that outlives it."""
+        """Refuses to build this step's number of rows into a function that outlives it."""
         if self.share.is_given and self._graph is None and not tf.executing_eagerly():
             raise GraphError(
-                "A tf.function was called inside of a strategy.run that runs eagerly; it would keep "
+                "A tf.function was called inside a strategy.run that runs eagerly; it would keep "
                 "this batch's number of rows for all later batches. Decorate the function that calls "
-                "strategy.run with tf.function instead, or the inner one not at all.")
+                "strategy.run with tf.function, not the inner one.")
 
     def check_unconditional(self, what: str) -> None:
-        """Refuses an exchange inside of a tf.cond that ranks could answer differently."""
+        """Refuses an exchange inside a tf.cond, whose condition could differ between ranks."""
         graph = tf.compat.v1.get_default_graph()
         while not tf.executing_eagerly() and graph is not self._graph:
             if tf_compat.is_branch(graph):
                 raise GraphError(
-                    f"{what} inside of a tf.cond, where one rank may be without the others: all "
-                    "would wait for each other. Do it unconditionally (to accumulate gradients, use "
+                    f"{what} inside a tf.cond, which only some ranks may enter: all ranks would "
+                    "wait for each other. Do it unconditionally (to accumulate gradients, use "
                     "the optimizer's gradient_accumulation_steps).")
             graph = tf_compat.outer_graph(graph)
             if graph is None:
                 return
 
 
-_occurrences = weakref.WeakKeyDictionary()  # of each name in each outermost function's graph
+_occurrences = weakref.WeakKeyDictionary()  # by graph of an outermost function: how often it uses each name
 
 
 def unique_site(name: str) -> str:
     """Returns `name`, numbered if the outermost function under construction has used it before.
 
-    Names of a function are its own, in whichever order and steps its exchanges run. Eager code makes
-    one exchange after the other, so there a name can be used again and again.
+    Every exchange of a function has its own name, so they may run in any order. Eager code makes one
+    exchange after the other, so it can use a name again and again.
     """
     if tf.executing_eagerly():
         return name

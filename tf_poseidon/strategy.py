@@ -38,7 +38,7 @@ _latest = None
 
 
 def of_process() -> "PoseidonStrategy":
-    """Returns the strategy that this process has created last; a first one, with default options, if there is none."""
+    """Returns the latest strategy of this process; creates one with default options if there is none."""
     return _latest or PoseidonStrategy()
 
 
@@ -54,56 +54,55 @@ class PoseidonStrategy(tf.distribute.Strategy):
     ```
 
     `python train.py` runs alone, `mpiexec -n 4 python train.py` on four processes. Each process
-    uses one device: a GPU of its own, as far as its machine has any, or the CPU. N processes compute
-    what one process would: the step that it would run is partitioned by the rows of the global batch.
+    uses one device: a GPU of its own if its machine has any, else the CPU. N processes compute
+    what one process would: the step of one process is partitioned by the rows of the global batch.
     All ranks hold the same bits after every step.
 
-    TensorFlow's graph optimizer rewrites each training function so that every gradient leaves by
-    the scheme that a plan has chosen for it: over the parameter server, or, where it is a product of
-    factors, as those.
+    TensorFlow's graph optimizer rewrites each training function so that every gradient travels by
+    the scheme that a plan has chosen for it: over the parameter server or, if it is a product of
+    factors, as its factors.
 
     Args:
-        policy: What chooses: "auto", whatever takes least time, by measured speeds; "ps", always the
-            parameter server; "sfb", factors wherever it is possible; "paper", whichever sends fewer
-            numbers (Algorithm 1 of Zhang et al.).
-        plan: A `Plan`, or the file of one, to follow instead of a policy. Training functions that it
-            was not made for fail. The same plan gives the same bits in every run with ranks that are
-            placed alike.
-        pins: {pattern: scheme}: the first pattern that fits a variable's path decides it, as far as
-            that is possible, before the policy does: {"*/kernel": "ps"}.
+        policy: The rule that chooses schemes: "auto", the fastest by measured speeds; "ps", always the
+            parameter server; "sfb", factors wherever possible; "paper", whichever sends fewer numbers
+            (Algorithm 1 of Zhang et al.).
+        plan: A `Plan`, or its file, to follow instead of a policy. Training functions that it was not
+            made for fail. The same plan gives the same bits in every run whose ranks are placed alike.
+        pins: {pattern: scheme}: the first pattern that matches a variable's path decides its scheme, if
+            possible, before the policy does: {"*/kernel": "ps"}.
         cluster: The `Cluster` to plan for, with its speeds. None measures them when the policy is
             "auto"; `poseidon.calibrate()` returns what was measured.
-        wire_dtype: "bfloat16" lets gradients and factors of wider types travel rounded to it: half
-            the bytes of single precision, and results that differ from one process's by such
-            roundings. None never rounds.
-        merge: Whether small messages wait for each other, to travel as one (after MG-WFBP). Those that
-            are ready at the same time always do, and waiting has not measured faster yet.
+        wire_dtype: "bfloat16" rounds gradients and factors of wider types for the wire: half the bytes
+            of single precision, and results that differ from those of one process by these roundings.
+            None never rounds.
+        merge: Whether small messages wait for each other, to travel as one (after MG-WFBP). Messages that
+            are ready at the same time always travel as one; waiting has not been measured to be faster yet.
         servers: Ranks that hold the KV pairs of the parameter server; None for all ranks.
-        ranks_per_node: How many ranks of a node combine what they have before it leaves the node: they add
-            up dense gradients, and lay factors end to end. 1 for none. None for those of a plan that is given,
-            or of a cluster with more than one to a node, else for all that share a node. It changes the order
-            in which gradients are added up, and so their last bits.
-        strict: Whether to end the job when a training function could not be rewritten, instead of
-            warning and running it as it is, which computes the same.
+        ranks_per_node: Hierarchical aggregation: how many ranks of a node combine their contributions before
+            these leave the node. They sum dense gradients, and concatenate factors. 1 disables it. None takes
+            the value of a given plan, or of a cluster with more than one rank per node; otherwise all ranks of
+            a node combine. It changes the order in which gradients are summed, and so their last bits.
+        strict: Whether to end the job if a training function cannot be rewritten, instead of logging a
+            warning and running it unmodified, which computes the same.
         global_batch_norm: Whether all batch normalisations in `fit` take their moments over all rows of a global batch,
-            as in one process; those of Keras that are not `synchronized` take those of each rank's rows otherwise.
-            Costs an exchange for each of them in the forward pass, that nothing hides, and one in the backward pass.
-        verify: To be sure: every so many steps, the synchronised gradients are compared with a plain
-            sum over the ranks, bit by bit or, where they were rebuilt of factors, within what
-            rounding explains; and the weights of all ranks with each other. What differs ends the
-            job, with its name, rank and size. None never compares. Gradients that travel as factors
-            are computed here too, so all steps take longer.
-        engine: What moves gradients: "mpi", our own communicator over MPI; "horovod", Horovod's ops,
-            over what it was built with (MPI, Gloo, NCCL). None for that of the launcher: "horovod"
-            under horovodrun, else "mpi".
+            as in one process. Otherwise those of Keras that are not `synchronized` take them over each rank's rows.
+            Costs two exchanges per batch normalisation: one in the forward pass, which nothing hides, and one in the
+            backward pass.
+        verify: Interval in steps at which synchronised gradients are compared with a plain sum over the
+            ranks: bit by bit or, if rebuilt from factors, within the rounding bound; and the weights
+            between ranks. A difference ends the job, with its name, rank and size. None never compares.
+            Gradients that travel as factors are computed here too, so all steps take longer.
+        engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
+            Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
+            launcher: "horovod" under horovodrun, else "mpi".
         kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
 
     Raises:
-        PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that
-            never comes, an op library built for another TensorFlow; or if Keras is another than those of `supported`.
+        PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
+            joins, an op library built for another TensorFlow; or if Keras is not one of the versions in `supported`.
     """
 
     def __init__(self, policy: str = "auto", plan: planning.Plan | str | os.PathLike[str] | None = None,
@@ -131,7 +130,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         _latest = self
 
     def _rewriting(self, communicator: Communicator, training: options.TrainingOptions) -> grappler.GraphPass:
-        """Lets ranks agree, and TensorFlow rewrite functions; returns the `grappler.GraphPass`."""
+        """Has ranks agree, and TensorFlow rewrite functions; returns the `grappler.GraphPass`."""
         agreement.agree_on_options(communicator, **{
             field.name: getattr(training, field.name) for field in dataclasses.fields(training)
         } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
@@ -157,7 +156,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> "Iterator[PoseidonStrategy]":
-        """Makes this the current strategy; variables created inside start equal on all ranks."""
+        """Makes this the current strategy; variables created inside start with the same values on all ranks."""
         with super().scope():
             yield self
         self.extended.broadcast_new_variables()
@@ -166,8 +165,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
                     variables: Iterable[tf.Variable]) -> list[step_lib.Gradient]:
         """Returns gradients summed over all ranks, for optimizers that are not Keras'.
 
-        Those of Keras synchronise by themselves: give them the gradients as they are. Call this in
-        the function that `strategy.run` runs; as everywhere in tf.distribute, scale the loss so that
+        Keras' optimizers synchronise gradients themselves: give them the local ones. Call this in
+        the function that `strategy.run` runs. As everywhere in tf.distribute, scale the loss so that
         the sum over the ranks is what you want.
 
         ```python
@@ -177,31 +176,30 @@ class PoseidonStrategy(tf.distribute.Strategy):
         ```
 
         Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
+            gradients: Tensors, `tf.IndexedSlices` or None, one per variable.
             variables: The variables.
 
         Returns:
             A list like `gradients`.
 
         Raises:
-            PoseidonError: If it is called outside of `strategy.run`.
+            PoseidonError: If called outside `strategy.run`.
         """
         if self.num_replicas_in_sync == 1:
             return list(gradients)
         step = step_lib.current()
         if step is None:
-            raise GraphError("strategy.synchronize was called outside of strategy.run; call it in "
+            raise GraphError("strategy.synchronize was called outside strategy.run; call it in "
                              "the function that strategy.run(function, args=(batch,)) runs.")
         step.check_unconditional("strategy.synchronize was called")
         return step.synchronize(gradients, variables)
 
     @property
     def plan(self) -> planning.Plan | None:
-        """How the training function that was rewritten last synchronises: a `planning.Plan`.
+        """How the latest rewritten training function synchronises: a `planning.Plan`.
 
-        `print(strategy.plan)` shows a line for each variable, with scheme, bytes and reason; or why
-        the function was not rewritten. None before the first training function, and in one process
-        alone.
+        `print(strategy.plan)` shows a line per variable, with scheme, bytes and reason; or why the
+        function was not rewritten. None before the first training function, and in a job of one process.
         """
         graph_pass = self.extended.graph_pass
         return graph_pass.plan if graph_pass else None
@@ -210,11 +208,11 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """Returns what this rank has exchanged.
 
         Returns:
-            {"header_bytes": bytes of frame headers sent, "packets": messages that these were in,
-            "waiting_seconds": how long steps have waited for others after their last gradient was ready,
-            "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": what
-            of it was sent to ranks that this one does not combine with, "seconds": from the gradient being
-            ready to its sum being there, over all exchanges}}}. One process alone exchanges nothing.
+            {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
+            "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready,
+            "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
+            part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
+            ready to its sum being available, over all exchanges}}}. A job of one process exchanges nothing.
         """
         communicator = self.extended.communicator
         if communicator is None:
@@ -233,22 +231,22 @@ class PoseidonStrategy(tf.distribute.Strategy):
         print(timeline)
         ```
 
-        All ranks enter it and leave it. Then rank 0 has written a Chrome trace, which chrome://tracing and
-        Perfetto open, and `print(timeline)` shows a table on every rank: for each variable, how long
-        backpropagation took until its gradient was there, how much of its exchange was hidden behind the rest
-        of it and how long the step waited for it afterwards, how long it took to rebuild, which rank's
-        gradient came last, and what the plan had predicted. docs/performance.md explains the columns.
+        All ranks must enter and leave it. Rank 0 then writes a Chrome trace, which chrome://tracing and
+        Perfetto open, and `print(timeline)` shows a table on every rank. It has for each variable: how long
+        backpropagation took until its gradient was ready, how much of its exchange the rest of backpropagation
+        hid, how long the step then waited for it, how long its gradient took to rebuild, which rank's
+        gradient came last, and the plan's prediction. docs/performance.md explains the columns.
 
         Args:
-            path: File of the trace, on rank 0's host; compressed if it ends in ".gz". One that ends in
-                ".xplane.pb" is for the profiler of TensorBoard instead, which looks for
+            path: File of the trace, on rank 0's host; compressed if it ends in ".gz". If it ends in
+                ".xplane.pb", it is written for TensorBoard's profiler instead, which looks for
                 LOGDIR/plugins/profile/RUN/HOST.xplane.pb.
 
         Returns:
-            A context manager of a `timelines.recording.Timeline`.
+            A context manager that yields a `timelines.recording.Timeline`.
 
         Raises:
-            PoseidonError: If this process runs alone, gradients travel by Horovod, the file cannot be
+            PoseidonError: If the job has one process, gradients travel by Horovod, the file cannot be
                 written, or another timeline is being recorded.
         """
         communicator = self.extended.communicator
@@ -279,7 +277,7 @@ class _OneReplicaContext(_ReplicaContext):
         super().__init__(strategy, 0)
 
     def all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
-        """Returns `value`; TensorFlow would keep all that passes here, and its graph, in its registry of gradients."""
+        """Returns `value`; TensorFlow's registry of gradients would keep everything that passes here, and its graph."""
         del reduce_op, options
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
 
@@ -287,7 +285,7 @@ class _OneReplicaContext(_ReplicaContext):
 class Extended(tf_compat.one_device_extended()):
     """One device in this process, and a job of `size` processes around it.
 
-    TensorFlow asks a strategy to override the methods below, underscored names included: `compat.tensorflow` has them.
+    TensorFlow requires a strategy to override the methods below, private ones included: `compat.tensorflow` has them.
     """
 
     def __init__(self, container_strategy: tf.distribute.Strategy, communicator: Communicator | None,
@@ -305,7 +303,7 @@ class Extended(tf_compat.one_device_extended()):
         self._new_variables = []
         self._num_broadcasts = 0
         self._num_datasets = 0
-        # The dataset of global batches that each was made of, None if there is none.
+        # By split dataset: the dataset of global batches that it was made from, None if there is none.
         self._split_datasets = weakref.WeakKeyDictionary()
 
     @property
@@ -314,7 +312,7 @@ class Extended(tf_compat.one_device_extended()):
 
     @contextlib.contextmanager
     def one_replica(self) -> Iterator[None]:
-        """While the only replica of a function of one process runs, or is traced."""
+        """A context in which the only replica of a one-process function runs, or is traced."""
         with tf.device(self.worker_devices[0]), _OneReplicaContext(self._container_strategy()):
             yield
 
@@ -345,7 +343,7 @@ class Extended(tf_compat.one_device_extended()):
         """Gives the variables created since the last call rank 0's values.
 
         Raises:
-            PoseidonError: If this rank has created other variables than rank 0.
+            PoseidonError: If the variables that this rank has created differ from rank 0's.
         """
         if not self._new_variables:
             return
@@ -370,7 +368,7 @@ class Extended(tf_compat.one_device_extended()):
         number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
                                      if _without_numbers(pair[0]) != _without_numbers(pair[1]))
         raise GraphError(
-            f"Rank {self.rank} has created other variables than rank 0: number {number} is {here} "
+            f"Rank {self.rank} has created different variables than rank 0: number {number} is {here} "
             f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
             "order, on all ranks.")
 
@@ -393,15 +391,15 @@ class Extended(tf_compat.one_device_extended()):
             step.verify_weights()
             if step.agree(self.graph_pass.strict):
                 self.graph_pass.expect()
-            return self._without_borrowed_rows(step, result)
+            return self._without_padding_rows(step, result)
 
-    def _without_borrowed_rows(self, step: step_lib.Step, result: Any) -> Any:
-        """Returns the result of a step without what a borrowed row has given."""
+    def _without_padding_rows(self, step: step_lib.Step, result: Any) -> Any:
+        """Returns the result of a step without the results of a padding row."""
         def without(x: Any) -> Any:
             if step.share.contributes is True or not tf.is_tensor(x):
                 return x
             zeros = step.select(x, tf.zeros_like(x))
-            # A tensor without rows, or what was computed from a single one.
+            # A tensor without rows, or one that was computed from a single row.
             if x.shape.rank == 0 or x.shape[0] not in (None, 1):
                 return zeros
             rows = tf.shape(x)[0]
@@ -414,7 +412,7 @@ class Extended(tf_compat.one_device_extended()):
     def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
         del options
         step = step_lib.current()
-        # Inside of an optimizer, gradients were synchronised before.
+        # Inside an optimizer, gradients are already synchronised.
         if self._num_replicas_in_sync == 1 or step.is_applying:
             return value
         reduce = {tf.distribute.ReduceOp.SUM: step.all_reduce,
@@ -454,7 +452,7 @@ class Extended(tf_compat.one_device_extended()):
             if part.shape.rank == 0:
                 raise GraphError("A scalar cannot be gathered from all ranks; give it a dimension "
                                  "with tf.expand_dims, or use strategy.reduce.")
-            # The axis becomes the rows, and goes back to its place.
+            # The axis becomes the first dimension, and then returns to its place.
             front = list(range(part.shape.rank))
             front.insert(0, front.pop(axis))
             rows = tf.transpose(part, front) if axis else part
@@ -500,8 +498,8 @@ def _describe(variable: tf.Variable) -> str:
 
 
 def _without_numbers(description: str) -> str:
-    """Returns a description without the numbers that Keras has given to names.
+    """Returns a description without the numbers that Keras has appended to names.
 
-    They depend on what else the process has made: a rank that saves a model makes more of them.
+    They depend on everything else that the process has created: a rank that saves a model uses more numbers.
     """
     return re.sub(r"_\d+(?=[/'])", "", description)

@@ -1,4 +1,4 @@
-"""Tables as plain text, for whatever is printed: it imports nothing of this project, so that everything may use it."""
+"""Tables as plain text, for everything that is printed. Imports nothing of this project, so any module may use it."""
 
 from collections.abc import Collection
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int], indent: str = 
     """Returns the lines of a table, in which each column is as wide as its widest cell.
 
     Args:
-        rows: The cells of each line, of the header too; all have the same number.
-        left: The columns, counted from 0, whose cells begin in line. Those of all others end in line.
-        indent: What each line begins with.
+        rows: The cells of each line, including the header; all rows have the same number of cells.
+        left: The left-aligned columns, counted from 0. All others are right-aligned.
+        indent: Prefix of each line.
 
     Returns:
-        A line for each row, with two spaces between its cells and none at its end.
+        A line per row, with two spaces between cells and none at the end.
 
     Raises:
-        ValueError: If rows differ in the number of their cells.
+        ValueError: If rows have different numbers of cells.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [(indent + "  ".join(cell.ljust(width) if column in left else cell.rjust(width)

@@ -1,6 +1,4 @@
-"""Verify mode: compares, every so many steps, what was synchronised with a plain sum, and the weights
-of all ranks with each other.
-"""
+"""Verify mode: compares, at intervals, synchronised gradients with plain sums, and weights between ranks."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -18,22 +16,22 @@ class Verifier:
     """Adds checks to the steps of a strategy.
 
     Attributes:
-        every: From one check to the next, in synchronisations.
+        every: Synchronisations from one check to the next.
     """
 
     def __init__(self, every: int, rank: int) -> None:
         self.every = every
         self._rank = rank
-        # Functions cannot make variables of their own when they are traced again.
+        # Functions cannot create variables when they are traced again.
         with tf.device("CPU:0"):
             self._counts = tf.Variable(tf.zeros([_COUNTS], tf.int64), trainable=False)
 
     def is_due(self, name: str) -> tf.Tensor:
-        """Returns whether the check `name` is due, a scalar bool, and counts."""
-        # Names may share a count: it only has to be the same on all ranks.
+        """Returns whether the check `name` is due, a scalar bool; counts the call."""
+        # Names may share a count: it only must be the same on all ranks.
         count = zlib.crc32(name.encode()) % _COUNTS
         with tf.device("CPU:0"):
-            # Read what was counted: a graph that is put together by hand orders nothing else.
+            # Reads the count that it returns: a graph assembled by hand orders nothing else.
             counts = self._counts.scatter_nd_add([[count]], tf.ones([1], tf.int64)).read_value()
             return tf.equal(counts[count] % self.every, 0)
 
@@ -45,7 +43,7 @@ class Verifier:
         ops.verify(gradient, synchronised, site, contributes, is_due)
 
     def check_weights(self, weights: Mapping[str, tf.Variable], site: Callable[[str], str]) -> None:
-        """Compares variables with rank 0's, by checksums; only where these differ bit by bit.
+        """Compares variables with rank 0's by checksums, and bit by bit only where these differ.
 
         Args:
             weights: Variables by path.
@@ -66,8 +64,8 @@ class Verifier:
             of_rank_0 = ops.broadcast(mine, f"{weights_site}/{path}")
             ops.abort_unless(~is_different, tf.strings.format(
                 "verify: the variable '" + path + "' is not the same on all ranks: on rank "
-                + str(self._rank) + " it is up to {} away from rank 0's. It was changed outside of "
-                "synchronised steps; do what assigns it on all ranks.",
+                + str(self._rank) + " it is up to {} away from rank 0's. It was changed outside "
+                "synchronised steps; assign it on all ranks.",
                 tf.cast(tf.reduce_max(tf.abs(tf.cast(mine, tf.float64)
                                              - tf.cast(of_rank_0, tf.float64))), tf.float32)))
             return True

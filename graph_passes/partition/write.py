@@ -122,7 +122,7 @@ class GraphWriter:
         self._propagated = propagated
         self._native: dict[str, str] = {}  # by tensor: its name, if that has changed
         self._converted: dict[tuple[str, State] | tuple[str, State, str | None], str] = {}  # by (tensor, state)
-        self._at_hand: dict[str, bool] = {}  # by tensor: whether it is available whole without an exchange
+        self._available: dict[str, bool] = {}  # by tensor: whether it is available whole without an exchange
         # Tensors that some op needs whole: gathered anyway, or available.
         self._asked_for = {canonical(tensor) for name, outcome in propagated.outcomes.items()
                            for tensor, takes in zip(self._graph.inputs(self._graph.nodes[name]), outcome.takes)
@@ -183,7 +183,7 @@ class GraphWriter:
             dtype = propagate_lib.dtype_of(node, graph_lib.output_of(tensor))
             can_be_gathered = dtype in propagate_lib.GATHERED and state != OWN and not (
                 isinstance(state, Rows) and state.dimension and self._sizes.shape(tensor) is None)
-            if state != WHOLE and not can_be_gathered and not self._is_at_hand(tensor):
+            if state != WHOLE and not can_be_gathered and not self._is_available(tensor):
                 return None
         return [self.tensor(tensor, WHOLE) for tensor in outputs]
 
@@ -413,33 +413,33 @@ class GraphWriter:
                 prefix = f"{prefix}/for/{marker}"
             return self._from_whole(whole, state, dtype, prefix, Place(place.frame, marker))
         if isinstance(native, Rows):
-            if self._is_at_hand(name):
+            if self._is_available(name):
                 return self._again(name)
             return self.gathered(value, native.dimension, dtype, prefix, place, name)
         assert isinstance(native, Partial)
         return self.reduced(value, native, dtype, prefix, place, name)
 
-    def _is_at_hand(self, tensor: str) -> bool:
+    def _is_available(self, tensor: str) -> bool:
         """Whether a tensor is available whole without an exchange: by a little arithmetic on what every rank has."""
         stack = [canonical(tensor)]
         while stack:
             name = stack[-1]
             node = self._graph.node(name)
-            if name not in self._at_hand:
+            if name not in self._available:
                 if (name, WHOLE) in self._converted or self.native_state(name) == WHOLE:
-                    self._at_hand[name] = True
+                    self._available[name] = True
                 elif node.op not in _LITTLE or not isinstance(self.native_state(name), Rows):
-                    self._at_hand[name] = False
-            if name in self._at_hand:
+                    self._available[name] = False
+            if name in self._available:
                 stack.pop()
                 continue
             inputs = [t for t in map(canonical, self._graph.inputs(node)) if t not in self._asked_for]
-            missing = [t for t in inputs if t not in self._at_hand]
+            missing = [t for t in inputs if t not in self._available]
             if missing:
                 stack += missing
                 continue
-            self._at_hand[name] = all(self._at_hand[t] for t in inputs)
-        return self._at_hand[canonical(tensor)]
+            self._available[name] = all(self._available[t] for t in inputs)
+        return self._available[canonical(tensor)]
 
     def _again(self, tensor: str) -> str:
         """Computes a tensor a second time, whole."""
@@ -448,7 +448,7 @@ class GraphWriter:
             node = self._graph.node(stack[-1])
             inputs = self._graph.inputs(node)
             missing = [canonical(t) for t in inputs if self.native_state(t) != WHOLE
-                       and (canonical(t), WHOLE) not in self._converted and self._is_at_hand(t)]
+                       and (canonical(t), WHOLE) not in self._converted and self._is_available(t)]
             if missing:
                 stack += missing
                 continue

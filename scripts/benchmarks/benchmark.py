@@ -171,7 +171,7 @@ def main(_):
     rebuild = {name: seconds[p] for name, p in products.items()}
     if strategy.rank == 0:
         report(systems, measured, rebuild, cluster, rows)
-    recorded = timeline(systems, strategy) if _TIMELINE.value else ""
+    recorded = record_timeline(systems, strategy) if _TIMELINE.value else ""
     if strategy.rank == 0:
         print(recorded)
 
@@ -269,7 +269,7 @@ def _bytes_on_links():
     return sum(int(f[1]) + int(f[9]) for f in fields if f[0] != "lo")
 
 
-def timeline(systems, strategy):
+def record_timeline(systems, strategy):
     """Records steps of the first of our systems; returns the table of where their time went."""
     ours = next(system for system in systems.values() if _is_ours(system.name))
     with strategy.timeline(_TIMELINE.value) as recording:

@@ -100,7 +100,7 @@ def _rates(gbps, hosts):
     except ValueError:
         rates = []
     if not rates or not all(0.01 <= rate <= 100 for rate in rates):
-        raise SystemExit(f"{said} is no list of rates, expected numbers from 0.01 to 100: give one "
+        raise SystemExit(f"{said} is not a list of rates, expected numbers from 0.01 to 100: give one "
                          "for all hosts or one for each, with commas between them.")
     if len(rates) not in (1, hosts):
         raise SystemExit(f"{said} has {len(rates)} rates, expected 1 or {hosts}, the number of "

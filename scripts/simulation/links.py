@@ -107,7 +107,7 @@ class Network:
 
     def next_end(self, now):
         """Returns when the next message ends."""
-        is_shared_anew = False
+        needs_new_shares = False
         for pair in sorted(self._changed):
             bundle = self._bundles[pair]
             while bundle.waiting and (not bundle.active or bundle.width + bundle.waiting[0][3] <= 1 + 1e-9):
@@ -115,13 +115,13 @@ class Network:
                 heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
                 bundle.width += width
             if bool(bundle.active) != (pair in self._busy):
-                is_shared_anew = True
+                needs_new_shares = True
                 if bundle.active:
                     self._busy[pair] = bundle
                 else:
                     del self._busy[pair]
         self._changed.clear()
-        if is_shared_anew:
+        if needs_new_shares:
             for pair, rate in fair_rates(sorted(self._busy), self._sizes, self._rates).items():
                 self._busy[pair].rate = rate
         return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()),

@@ -396,7 +396,7 @@ def test_order_sums_beside_another_plug_in(monkeypatch, caplog):
     monkeypatch.setattr(grappler, "_is_plugged_in", False)
     monkeypatch.setattr(grappler, "_plug_in", lambda *arguments: False)
     grappler.order_sums()
-    assert "Ranks may get sums of different bits" in caplog.text and "another plug-in" in caplog.text
+    assert "Ranks may get sums with different bits" in caplog.text and "another plug-in" in caplog.text
 
 
 def packets(group):

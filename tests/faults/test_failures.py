@@ -68,7 +68,7 @@ def test_rank_that_never_comes():
 def test_other_variables_on_one_rank():
     outcome = launch.run(["small_programs.py", "build_other_variables"], ranks=2, timeout_s=60)
     assert outcome.status != 0
-    assert re.search(r"Rank 1 has created other variables than rank 0: number 0 is "
+    assert re.search(r"Rank 1 has created different variables than rank 0: number 0 is "
                      r"'\S*kernel' float32\[5, 3\] on rank 1, and '\S*kernel' float32\[4, 3\] on "
                      r"rank 0", outcome.own_lines[-1]), outcome.output
 
@@ -76,7 +76,7 @@ def test_other_variables_on_one_rank():
 def test_other_data_on_one_rank():
     outcome = launch.run(["small_programs.py", "read_other_data"], ranks=2, timeout_s=60)
     assert outcome.status != 0
-    assert "Rank 1 reads other data than rank 0: the first batch" in outcome.output
+    assert "Rank 1 reads different data than rank 0: the first batch" in outcome.output
     assert "set_random_seed" in outcome.output
 
 
@@ -108,30 +108,30 @@ def test_rank_that_stalls_in_a_callback_is_named():
 def test_what_one_rank_has_changed_is_named(every, when, before):
     outcome = launch.run(["small_programs.py", "change_learning_rate_on_rank_1", every], ranks=3, timeout_s=60)
     assert outcome.status != 0
-    assert (f"'sgd/learning_rate' is another one on rank 1 than on rank 0 at {when}, and 2 other variables differ; "
+    assert (f"'sgd/learning_rate' differs between rank 1 and rank 0 at {when}, and 2 other variables differ; "
             in outcome.own_lines[-1])
     assert f"they were the same at {before}" in outcome.own_lines[-1]
 
 
 REFUSALS = {
-    "outside": "model 'outside' was built outside of strategy.scope()",
+    "outside": "model 'outside' was built outside strategy.scope()",
     "layer_outside": "variable 'early/kernel' of model",
     "optimizer_outside": "optimizer 'early_sgd' of model",
     "jit": "model 'jitted' is compiled with jit_compile=True",
-    "own_train_function": "model 'own' overrides make_train_function with a function of its own",
-    "eager_after_graph": "'train_step' runs eagerly, but before it ran as a graph, in which each rank",
-    "apply_outside_run": "optimizer 'free' was asked to apply gradients outside of strategy.run",
+    "own_train_function": "model 'own' overrides make_train_function with its own function",
+    "eager_after_graph": "'train_step' runs eagerly, but it ran before as a graph, in which each rank",
+    "apply_outside_run": "optimizer 'free' was asked to apply gradients outside strategy.run",
     "scalars": "Add .batch(GLOBAL_BATCH_SIZE)",
     "files": "auto_shard_policy is FILE",
     "gather": "A scalar cannot be gathered from all ranks",
     "reduce_bytes": "'reduce' has dtype int8, which cannot be summed over ranks; cast it to one of",
     "gather_slices": "A RaggedTensor cannot be gathered from all ranks along axis 1",
     "from_function": "distribute_datasets_from_function has elements with the part",
-    "synchronize_outside_run": "strategy.synchronize was called outside of strategy.run",
+    "synchronize_outside_run": "strategy.synchronize was called outside strategy.run",
     "float8": "is overwritten with its gradient, as in layers that compute in float8",
-    "on_batch_outside": "model 'on_batch' was built outside of strategy.scope()",
-    "function_in_eager_run": "A tf.function was called inside of a strategy.run that runs eagerly",
-    "apply_in_condition": "optimizer 'sometimes' was asked to apply gradients inside of a tf.cond",
+    "on_batch_outside": "model 'on_batch' was built outside strategy.scope()",
+    "function_in_eager_run": "A tf.function was called inside a strategy.run that runs eagerly",
+    "apply_in_condition": "optimizer 'sometimes' was asked to apply gradients inside a tf.cond",
     "unequal_parts": "parts of a batch have [6, 7] rows",
     "server_out_of_range": "servers=[5], expected distinct ranks from 0 to 1",
     "no_rank_on_a_node": "ranks_per_node=0, expected a whole number, at least 1",

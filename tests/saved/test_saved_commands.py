@@ -259,11 +259,11 @@ def test_what_is_right_is_verified(verified, name, values):
 
 
 @pytest.mark.parametrize("name, message", [
-    ("doubled", r"variable 'dense1/kernel' is off by \S+ times what rounding explains"),
-    ("left_out", r"variable 'dense1/bias' is off by \S+ times what rounding explains"),
+    ("doubled", r"variable 'dense1/kernel' is off by \S+ times the rounding bound"),
+    ("left_out", r"variable 'dense1/bias' is off by \S+ times the rounding bound"),
     ("left_out", r"ranks have different bits of variable 'dense1/bias'"),
-    ("mixed_up", r"output 'loss' is off by \S+ times what rounding explains"),
-    ("other", r"'.*out_sgd' was made of another graph than '.*two'"),
+    ("mixed_up", r"output 'loss' is off by \S+ times the rounding bound"),
+    ("other", r"'.*out_sgd' was made from a different graph than '.*two'"),
 ])
 def test_what_is_wrong_is_not_verified(verified, name, message):
     assert re.search(f"^WRONG: {message}$", str(verified[name]), re.MULTILINE), verified[name]

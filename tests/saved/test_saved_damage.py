@@ -92,8 +92,8 @@ _FILES = {  # by name of the file: (content, or a function of the content of a v
     "text_as_binary.pb": ("graph_def_as_text", r"text_as_binary.pb' cannot be read as a GraphDef"),
     "meta_graph_as_graph.pb": ("v1_momentum", r"meta_graph_as_graph.pb' (cannot be read|holds a graph)"),
     "graph_as_meta_graph.meta": ("graph_def", r"graph_as_meta_graph.meta' (cannot be read|holds a)"),
-    "graph.h5": (b"", r"graph.h5' ends in none of .meta \(MetaGraph\), .pb and .pbtxt \(GraphDef\)"),
-    "graph": (b"", r"graph' ends in none of .meta"),
+    "graph.h5": (b"", r"graph.h5' does not end in .meta \(MetaGraph\), .pb or .pbtxt \(GraphDef\)"),
+    "graph": (b"", r"graph' does not end in .meta"),
 }
 
 
@@ -175,8 +175,8 @@ def _strip_to_what_exists(zoo, tmp_path):
 
 
 _SOURCES = {
-    _missing: r"no file '.*nothing.pb'; give a SavedModel's folder, a MetaGraph",
-    _folder_without_model: r"The folder '.*' has no saved_model.pb, so it is no SavedModel",
+    _missing: r"no file '.*nothing.pb'; give a SavedModel's directory, a MetaGraph",
+    _folder_without_model: r"The directory '.*' has no saved_model.pb, so it is not a SavedModel",
     _two_graphs: r"source' holds 2 graphs, expected one",
     _file_as_saved_model: r"graph.pb' is a GraphDef, expected a SavedModel",
     _folder_as_meta_graph: r"nested_functions' is a SavedModel, expected a MetaGraph",
@@ -241,10 +241,10 @@ _OPTIONS = [  # (name of a graph, options, the message)
         ({"inputs": {"x": 2}}, r"Input 'x' has 2 dimensions, but is declared to have rows in dimension 2"),
         ({"inputs": {"x": -1}}, r"Input 'x' has 2 dimensions, but is declared to have rows in dimension -1"),
         ({"inputs": {"x": "same", "y": "same"}}, r"No input of the step is known to have rows \(it has x \["),
-        ({"batch_size": 0}, r"batch_size=0, expected at least one row"),
-        ({"batch_size": "32"}, r"batch_size='32', expected at least one row"),
-        ({"batch_size": True}, r"batch_size=True, expected at least one row"),
-        ({"batch_size": 1 << 70}, r"batch_size=\d+, expected at least one row"),
+        ({"batch_size": 0}, r"batch_size=0, expected a whole number, at least one row"),
+        ({"batch_size": "32"}, r"batch_size='32', expected a whole number, at least one row"),
+        ({"batch_size": True}, r"batch_size=True, expected a whole number, at least one row"),
+        ({"batch_size": 1 << 70}, r"batch_size=\d+, expected a whole number, at least one row"),
         ({"wire_dtype": "int8"}, r"wire_dtype='int8', expected 'bfloat16' or None"),
         ({"wire_dtype": []}, r"wire_dtype=\[\], expected 'bfloat16' or None"),
         ({"engine": "other"}, r"engine='other', expected one of .*mpi"),
@@ -270,10 +270,10 @@ def test_wrong_options(name, options, expected, zoo, tmp_path):
     ("v1_momentum", "there.meta", r"there.meta' exists already"),
     ("v1_momentum", "link.meta", r"link.meta' exists already"),
     ("v1_momentum", "data.meta", r"data.index' exists already"),
-    ("nested_functions", "nowhere/target", r"target' cannot be written: there is no folder '.*nowhere'"),
-    ("v1_momentum", "nowhere/target.meta", r"there is no folder '.*nowhere'"),
-    ("graph_def", "nowhere/target.pb", r"there is no folder '.*nowhere'"),
-    ("graph_def", "there.meta/target.pb", r"there is no folder '.*there.meta'"),
+    ("nested_functions", "nowhere/target", r"target' cannot be written: there is no directory '.*nowhere'"),
+    ("v1_momentum", "nowhere/target.meta", r"there is no directory '.*nowhere'"),
+    ("graph_def", "nowhere/target.pb", r"there is no directory '.*nowhere'"),
+    ("graph_def", "there.meta/target.pb", r"there is no directory '.*there.meta'"),
     ("v1_momentum", "target.pb", r"target.pb' does not end in .meta"),
     ("graph_def", "target", r"target' ends neither in .pb nor in .pbtxt"),
     ("graph_def", "target.meta", r"target.meta' ends neither in .pb nor in .pbtxt"),

@@ -263,10 +263,10 @@ def test_next_one_removes_what_a_killed_one_left(able):
 @pytest.mark.parametrize("gbps, text", [
     (["1", "0.1"], r"--gbps=1,0.1 has 2 rates, expected 1 or 3, .*: give one rate for all hosts"),
     ([1, 0.1, 1, 1], r"--gbps=1,0.1,1,1 has 4 rates, expected 1 or 3"),
-    (["1", "fast", "1"], r"--gbps=1,fast,1 is no list of rates, expected numbers from 0.01 to 100"),
-    (["nan"], r"--gbps=nan is no list of rates"),
-    (1000, r"--gbps=1000 is no list of rates, .*: give one for all hosts or one for each, with"),
-    ([], r"--gbps= is no list of rates")])
+    (["1", "fast", "1"], r"--gbps=1,fast,1 is not a list of rates, expected numbers from 0.01 to 100"),
+    (["nan"], r"--gbps=nan is not a list of rates"),
+    (1000, r"--gbps=1000 is not a list of rates, .*: give one for all hosts or one for each, with"),
+    ([], r"--gbps= is not a list of rates")])
 def test_refusals_of_rates(gbps, text):
     with pytest.raises(SystemExit, match=text):
         emulated_cluster.EmulatedCluster(3, gbps)

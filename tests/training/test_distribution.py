@@ -105,9 +105,9 @@ RIGHT = ("methods", "structures", "traces", "within_a_function", "split_datasets
 REFUSED = {
     "different_rows": r"'x' has 4 rows.*'y' has 3|'y' has 3 rows.*'x' has 4",
     "ragged_rows": r"'x', a RaggedTensor, has rows; only dense tensors are partitioned",
-    "unknown_input": r"inputs= names 'y', which is no argument of '<lambda>'; its arguments are x",
+    "unknown_input": r"inputs= names 'y', which is not an argument of '<lambda>'; its arguments are x",
     "scalar_with_rows": r"'y' has 0 dimensions, and inputs= says that its rows are in dimension 0",
-    "other_structure": r"inputs= has another structure for 'x' than the argument itself",
+    "other_structure": r"inputs= has a different structure for 'x' than the argument itself",
     "no_rows": r"No input of '<lambda>' has rows",
 }
 
@@ -124,7 +124,7 @@ def test_what_it_takes(output, name):
 
 def test_a_pass_that_fails_on_one_rank_costs_speed_only(output):
     assert output.count("was not partitioned: ") == 1
-    assert "RuntimeError: no pass today" in output and "right, but no faster than one process" in output
+    assert "RuntimeError: no pass today" in output and "correct, but no faster than one process" in output
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -136,7 +136,7 @@ def test_refusals(output, name):
 
 @pytest.mark.parametrize("name, text", [
     ("without_grappler", "all right"),
-    ("other_batches", "Rank 1 calls '<lambda>' with other inputs than rank 0"),
+    ("other_batches", "Rank 1 calls '<lambda>' with different inputs than rank 0"),
     ("strict", "strict=True, but: The function '<lambda>' was not partitioned")])
 def test_other_options(name, text):
     outcome = launch.run(["distribute_programs.py", name], ranks=2, timeout_s=120)

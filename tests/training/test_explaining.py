@@ -148,7 +148,7 @@ def test_one_worker_sends_nothing():
 def test_inside_of_a_scope_is_refused():
     with poseidon.PoseidonStrategy(cluster=poseidon.Cluster(4)).scope():  # for four, but alone
         model = compiled()
-        with pytest.raises(poseidon.PoseidonError, match="call it outside of `with strategy.scope"):
+        with pytest.raises(poseidon.PoseidonError, match="call it outside `with strategy.scope"):
             poseidon.explain(model, 8, 4)
     assert poseidon.explain(model, 8, 4).decisions
 
@@ -159,19 +159,19 @@ def explain(**options):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: explain(batch_size=0), "batch_size=0, expected at least one row"),
+    (lambda: explain(batch_size=0), "batch_size=0, expected a whole number, at least one row"),
     (lambda: explain(workers=0), "workers=0, expected a whole number"),
     (lambda: explain(wire_dtype="float16"), "wire_dtype='float16', expected 'bfloat16' or None"),
-    (lambda: explain(batch_size=8.0), "batch_size=8.0, expected at least one row"),
+    (lambda: explain(batch_size=8.0), "batch_size=8.0, expected a whole number, at least one row"),
     (lambda: poseidon.explain("model.keras", 8, 4), "explain was given a str, expected a Keras model"),
     (lambda: poseidon.explain(compiled(jit_compile=True), 8, 4), "compiled with jit_compile=True"),
     (lambda: poseidon.explain(compiled(run_eagerly=True), 8, 4), "runs eagerly"),
     (lambda: poseidon.explain(compiled(), 8, 4, data=np.ones((4, 8))),
-     r"cannot be traced: .*; data has to be arrays as fit takes them: x, \(x, y\) or"),
+     r"cannot be traced: .*; data must be arrays as fit takes them: x, \(x, y\) or"),
     (lambda: poseidon.explain(compiled(loss=keras.losses.CTC()), 8, 4),
      r"give explain a .*data=\(x, y\)"),
     (lambda: poseidon.explain(keras.Model(SEQUENCE, keras.layers.Dense(3)(SEQUENCE)), 8, 4),
-     r"The shape of '\S*' is \(None, None, 4\), but what a step costs depends on all sizes"),
+     r"The shape of '\S*' is \(None, None, 4\), but the cost of a step depends on all sizes"),
     (lambda: explain(policy="best"), "policy='best', expected one of"),
     (lambda: explain(pins={"*": "fast"}), "The pin of"),
     (lambda: poseidon.explain(explain_models.Subclassed(), 8, 4), "give explain a batch: data="),

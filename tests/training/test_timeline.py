@@ -160,7 +160,7 @@ def test_prediction_for_another_scheme_is_left_away():
 
 def test_table_without_steps_or_with_too_many():
     assert table_lib.table([Rank("host", 0.0, ())], 0) == (
-        "No step was recorded: train inside of strategy.timeline.")
+        "No step was recorded: train inside strategy.timeline.")
     full = Rank("host", 0.0, (*two_layers(0), *two_layers(12)), dropped=1234)
     assert "full, and 1,234 later events are missing" in table_lib.table([full], 0)
 
@@ -223,7 +223,7 @@ def test_all_ranks_get_the_recordings_of_all(tmp_path):
 
     def train(rank):
         with recording.record(rank, tmp_path / "new" / "trace.json.gz", lambda: None) as mine:
-            assert str(mine) == "The timeline is not there yet: leave strategy.timeline first."
+            assert str(mine) == "The timeline is not complete yet: leave strategy.timeline first."
             for site in "aba":
                 rank.submit(site, np.ones(3, np.float32), is_gradient=True)()
         timelines[rank.rank] = mine
@@ -440,7 +440,7 @@ def test_no_exchange_ends_before_another_rank_has_begun_it(mode, recorded):
 
 
 def test_timeline_inside_of_another_is_refused(recorded):
-    assert re.search(r"strategy.timeline\('.*inner.json'\) was entered inside of another one; leave that one",
+    assert re.search(r"strategy.timeline\('.*inner.json'\) was entered inside another one; leave that one",
                      recorded[0][0]["nested"])
 
 

@@ -48,7 +48,7 @@ def test_gpus_in_use_are_refused(visible, monkeypatch):
 
     visible[:] = map(gpu, range(2))
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
-    with pytest.raises(PoseidonError, match="2 GPUs in use already.*all but /physical_device:GPU:1 .*CUDA_VISIBLE"):
+    with pytest.raises(PoseidonError, match="already uses 2 GPUs.*all but /physical_device:GPU:1 .*CUDA_VISIBLE"):
         gpus.take_own(1)
 
 

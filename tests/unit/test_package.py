@@ -48,7 +48,7 @@ def test_library_names_its_tensorflow():
 
 def test_library_for_another_tensorflow_is_refused():
     with pytest.raises(PoseidonError, match=r"built for TensorFlow 2\.20\.0, but TensorFlow "
-                                            r"2\.21\.0 is running\. Build it again"):
+                                            r"2\.21\.0 is running\. Rebuild it"):
         library.check_version("2.20.0", "2.21.0")
 
 
@@ -85,7 +85,7 @@ def test_launched_size(environment, expected):
     ("horovod", {"PMI_SIZE": "4"}, ("horovod", 4)),
     ("horovod", {}, ("horovod", 1)),
     ("mpi", {"HOROVOD_SIZE": "1"}, ("mpi", 1)),
-    ("mpi", {"HOROVOD_SIZE": "2"}, r"\(HOROVOD_SIZE=2\): launch with mpiexec, or leave engine away"),
+    ("mpi", {"HOROVOD_SIZE": "2"}, r"\(HOROVOD_SIZE=2\): launch with mpiexec, or omit engine"),
     (None, {"PMI_SIZE": "2", "HOROVOD_SIZE": "4"}, r"disagree, HOROVOD_SIZE=4 but PMI_SIZE=2: use one"),
     ("tcp", {}, r"engine='tcp', expected one of horovod, mpi"),
 ])

@@ -388,7 +388,7 @@ def test_pins_that_are_impossible_say_so():
     site = planning.Site("conv", "float32", 4, (3, 3, 8, 8), refusal="a convolution")
     decision, = plan_for([site], "auto", 4, pins=(("*", "sfb"),)).decisions
     assert decision.scheme == "ps"
-    assert decision.reason == "pinned to 'sfb', which it cannot: a convolution"
+    assert decision.reason == "pinned to 'sfb', which is not possible: a convolution"
 
 
 def test_pins_fit_every_site_of_a_variable():
@@ -398,8 +398,8 @@ def test_pins_fit_every_site_of_a_variable():
 
 
 @pytest.mark.parametrize("site, pin, reason", [
-    (dense_site(8, 8, 2), "sparse", "pinned to 'sparse', which it cannot: it is not slices"),
-    (TABLE, "sfb", "pinned to 'sfb', which it cannot: its gradient is slices")])
+    (dense_site(8, 8, 2), "sparse", "pinned to 'sparse', which is not possible: it is not slices"),
+    (TABLE, "sfb", "pinned to 'sfb', which is not possible: its gradient is slices")])
 def test_pins_of_another_kind_say_so(site, pin, reason):
     decision, = plan_for([site], "auto", 4, pins=(("*", pin),)).decisions
     assert (decision.scheme, decision.reason) == ("ps", reason)

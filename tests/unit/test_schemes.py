@@ -52,7 +52,7 @@ def test_an_engine_without_a_writer_is_not_planned_for(registered):
     assert schemes == ("ps", "sfb", "sparse")
     assert plan(SMALL, "auto", schemes=schemes).decisions[0].scheme == "ps"
     decision, = plan(SMALL, "ps", (("*", "gathered"),), schemes).decisions
-    assert decision.reason == "pinned to 'gathered', which it cannot: the engine cannot carry it out"
+    assert decision.reason == "pinned to 'gathered', which is not possible: the engine cannot carry it out"
 
 
 def test_it_trains_with_the_bits_of_the_parameter_server(tmp_path):

@@ -1,4 +1,4 @@
-"""The private names of TensorFlow and Keras that we use: one table for each, looked at as a whole before the first use.
+"""The private names of TensorFlow and Keras that we use: one table per library, checked as a whole before first use.
 
-Nothing outside of this package names them; `tests/unit/test_compat.py` sees to that.
+Nothing outside this package names them; `tests/unit/test_compat.py` checks that.
 """

@@ -19,7 +19,7 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name("keras.src.backend.tensorflow.core", "Variable._value",
          "assign state in its own precision: the public value is a copy where layers compute in half precision"),
     Name("keras.src.backend.tensorflow.optimizer", "TFOptimizer._distribution_strategy",
-         "refuse optimizers that were created outside of strategy.scope()"),
+         "refuse optimizers that were created outside strategy.scope()"),
     Name(_OPTIMIZER, "BaseOptimizer._trainable_variables", "synchronise gradients that come without variables"),
     Name(_OPTIMIZER, "BaseOptimizer._accumulated_gradients",
          "let every rank accumulate the gradients of its own rows"),
@@ -28,7 +28,7 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.batch_size",
          "know the batch size that gradients are planned for"),
     Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
-         "let all ranks go on at the epoch that rank 0 has restored"),
+         "let all ranks continue at the epoch that rank 0 has restored"),
     Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "build models that explain is given",
          ("self", "data_batch")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
@@ -51,7 +51,7 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 
 
 def accumulated_gradients(optimizer: Any) -> list[Any]:
-    """Returns the variables in which an optimizer accumulates gradients; only of one that is built and does so."""
+    """Returns the variables in which a built optimizer accumulates gradients; only for one that accumulates."""
     return optimizer._accumulated_gradients
 
 
@@ -61,20 +61,20 @@ def dataset_of(iterator: Any) -> "tf.data.Dataset":
 
 
 def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch at which `fit` begins, None for that which it was given."""
+    """Returns the epoch at which `fit` begins, None for its argument."""
     return model._initial_epoch
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Lets `fit` begin at another epoch, None for that which it was given."""
+    """Makes `fit` begin at another epoch, None for its argument."""
     model._initial_epoch = epoch
 
 
 def build(model: Any, specs: Any) -> None:
-    """Builds a compiled model, with its metrics and optimizer, for batches of some specs."""
+    """Builds a compiled model, with its metrics and optimizer, for batches with given specs."""
     model._symbolic_build(data_batch=specs)
 
 
 def functional(sequential: Any) -> Any:
-    """Returns the functional model that a `keras.Sequential` is inside, None of one that is not built."""
+    """Returns the functional model inside a `keras.Sequential`, None if it is not built."""
     return sequential._functional

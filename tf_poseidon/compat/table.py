@@ -18,9 +18,9 @@ class Name:
 
     Attributes:
         module: Where it is defined.
-        name: Its name there, with its class; also of an attribute that methods of the class give to its objects.
+        name: Its name there, with its class; may be an attribute that methods of the class assign to its objects.
         why: What we need it for, after "to".
-        parameters: Of a function, the parameters that it must have, or this version is another than we know.
+        parameters: For a function: the parameters that it must have, or this version is not one that we know.
     """
 
     module: str
@@ -37,9 +37,9 @@ class Table:
     """The private names of a library.
 
     Attributes:
-        library: What it is called.
-        requirement: The versions that have been tried, as pip writes them.
-        remedy: What to install instead of another version.
+        library: Its name.
+        requirement: The tested versions, in pip's notation.
+        remedy: What to install in place of another version.
         names: The `Name`s.
     """
 
@@ -49,10 +49,10 @@ class Table:
     names: tuple[Name, ...]
 
     def __getitem__(self, key: str) -> Any:
-        """Returns what a name of the table stands for; before the first one, checks the table.
+        """Returns the object of a name in the table; checks the table before the first one.
 
         Args:
-            key: The name, after the last part of its module's: "func_graph.FuncGraph".
+            key: The last part of the module's name, and the name: "func_graph.FuncGraph".
         """
         return self._found[key]
 
@@ -61,10 +61,10 @@ class Table:
         return self.check()
 
     def check(self) -> dict[str, Any]:
-        """Returns what all names stand for, by their keys.
+        """Returns the objects of all names, by their keys.
 
         Raises:
-            PoseidonError: If the installed version is not one of the requirement, or has other names.
+            PoseidonError: If the installed version does not meet the requirement, or lacks a name.
         """
         requirement = requirements.Requirement(self.requirement)
         if not requirement.specifier.contains(self.version, prereleases=True):
@@ -78,10 +78,10 @@ class Table:
         return importlib.import_module(requirements.Requirement(self.requirement).name).__version__
 
     def resolve(self, name: Name) -> tuple[Any, str, Any]:
-        """Returns (owner, attribute, value) of a `Name`; the value is None of an attribute that objects get.
+        """Returns (owner, attribute, value) of a `Name`; the value is None for an attribute of objects.
 
         Raises:
-            PoseidonError: If the installed version does not define it there, or with other parameters.
+            PoseidonError: If the installed version does not define it there, or with different parameters.
         """
         *path, attribute = name.name.split(".")
         try:

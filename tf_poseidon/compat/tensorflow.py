@@ -1,7 +1,7 @@
-"""The private names of TensorFlow that are used; those of its protocol buffers are in its files, and no part of this.
+"""The private names of TensorFlow that we use, except protocol buffers, which TensorFlow's files define.
 
-They are those of one series of TensorFlow, which is checked with the op library, or when one of them is used first.
-Nothing here imports TensorFlow before.
+They are those of one series of TensorFlow, which is checked with the op library, or at the first use of a name.
+Nothing here imports TensorFlow earlier.
 """
 
 from collections.abc import Iterable
@@ -31,12 +31,12 @@ _FRAMEWORK = f"{_PYTHON}.framework"
 _ONE_DEVICE = f"{_PYTHON}.distribute.one_device_strategy"
 _DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
 
-_OVERRIDE = "be asked as a strategy of several processes"
+_OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
-_TRACED = "take a traced function apart, and put it together again"
+_TRACED = "take a traced function apart, and reassemble it"
 
-# Datasets whose elements are batches; and those whose elements have as many rows as those that they are made from; of
-# `map` one hopes so.
+# Datasets whose elements are batches; and datasets that keep the number of rows of their input's elements, as `map`
+# is assumed to.
 _BATCHES = ("batch_op._BatchDataset", "batch_op._ParallelBatchDataset", "padded_batch_op._PaddedBatchDataset")
 _KEEP_ROWS = ("cache_op.CacheDataset", "dataset_ops._OptionsDataset", "filter_op._FilterDataset", "map_op._MapDataset",
               "map_op._ParallelMapDataset", "prefetch_op._PrefetchDataset", "repeat_op._RepeatDataset",
@@ -113,32 +113,32 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
 
 
 def one_device_extended() -> type:
-    """Returns the class of what extends a strategy of one device."""
+    """Returns the class that extends a strategy of one device."""
     return TABLE["one_device_strategy.OneDeviceExtended"]
 
 
 def func_graph(name: str) -> "tf.Graph":
-    """Returns a new graph of a function."""
+    """Returns a new function graph."""
     return TABLE["func_graph.FuncGraph"](name)
 
 
 def outer_graph(graph: "tf.Graph") -> "tf.Graph | None":
-    """Returns the graph in which a function's graph is under construction; None of one that is no function's."""
+    """Returns the graph in which a function's graph is under construction; None if `graph` is not a function's."""
     return graph.outer_graph if isinstance(graph, TABLE["func_graph.FuncGraph"]) else None
 
 
 def is_branch(graph: "tf.Graph") -> bool:
-    """Whether a graph is that of a branch of a tf.cond."""
+    """Whether a graph belongs to a branch of a tf.cond."""
     return isinstance(graph, TABLE["control_flow_v2_func_graphs.CondBranchFuncGraph"])
 
 
 def dismantle(graph: "tf.Graph") -> None:
-    """Frees what a function's graph holds; it cannot be used again."""
+    """Frees the contents of a function's graph, which cannot be used again."""
     TABLE["func_graph.dismantle_func_graph"](graph)
 
 
 def concrete_function(graph: "tf.Graph", function_type: Any) -> "tf.types.experimental.ConcreteFunction":
-    """Returns the ConcreteFunction of a function's graph, with the type of another."""
+    """Returns the ConcreteFunction of a function's graph, with another function's type."""
     return TABLE["concrete_function.ConcreteFunction.from_func_graph"](graph, function_type, {})
 
 
@@ -150,7 +150,7 @@ def run_independently(operation: "tf.Operation") -> None:
 
 
 def unconverted(function: T) -> T:
-    """Lets AutoGraph call a function, or an object that can be called, as it is; returns it."""
+    """Marks a callable so that AutoGraph calls it unconverted; returns it."""
     return TABLE["api.autograph_artifact"](function)
 
 
@@ -158,8 +158,8 @@ def optimize(config: "config_pb2.ConfigProto", meta_graph: "meta_graph_pb2.MetaG
     """Runs TensorFlow's graph optimizer.
 
     Args:
-        config: A `ConfigProto`, which says what runs.
-        meta_graph: A `MetaGraphDef`, whose collection "train_op" names what must stay.
+        config: A `ConfigProto`, which selects the optimizers.
+        meta_graph: A `MetaGraphDef`, whose collection "train_op" names the nodes to keep.
 
     Returns:
         A GraphDef.
@@ -168,12 +168,12 @@ def optimize(config: "config_pb2.ConfigProto", meta_graph: "meta_graph_pb2.MetaG
 
 
 def handle_data(tensor: "tf.Tensor") -> Any:
-    """Returns what the resource in a tensor of a graph holds: a `CppShapeInferenceResult.HandleData`."""
+    """Returns the contents of the resource in a graph's tensor: a `CppShapeInferenceResult.HandleData`."""
     return TABLE["handle_data_util.get_resource_handle_data"](tensor)
 
 
 def op_def(op: str) -> "op_def_pb2.OpDef | None":
-    """Returns the OpDef of an op's name; None of one that this process does not know."""
+    """Returns the OpDef of an op, by its name; None if this process does not know it."""
     return TABLE["op_def_registry.get"](op)
 
 
@@ -187,9 +187,9 @@ def execute(op: str, num_outputs: int, inputs: "Sequence[tf.Tensor]", attributes
 
     Args:
         op: Its name.
-        num_outputs: How many outputs it has.
-        inputs: Eager tensors, without lists of them.
-        attributes: Names and values of its attributes, in turn.
+        num_outputs: Number of its outputs.
+        inputs: Eager tensors, not nested in lists.
+        attributes: Names and values of its attributes, alternating.
 
     Returns:
         A list of eager tensors.
@@ -199,17 +199,17 @@ def execute(op: str, num_outputs: int, inputs: "Sequence[tf.Tensor]", attributes
 
 
 def global_seed() -> int | None:
-    """Returns what `tf.random.set_seed` was given; None without it."""
+    """Returns the seed of `tf.random.set_seed`; None if there is none."""
     return TABLE["context.global_seed"]()
 
 
-def tell_others(key: str, text: str) -> None:
-    """Notes a text with the coordination service of tf.distribute."""
+def publish_text(key: str, text: str) -> None:
+    """Publishes a text to all processes under a key, through tf.distribute's coordination service."""
     TABLE["context.context"]().set_config_key_value(key, text)
 
 
-def told_by_others(key: str, timeout_ms: int) -> str:
-    """Returns the text that a process has noted under a key, waiting for it."""
+def published_text(key: str, timeout_ms: int) -> str:
+    """Returns the text that a process publishes under a key; waits for it."""
     return TABLE["context.context"]().get_config_key_value(key, timeout_ms)
 
 
@@ -223,15 +223,15 @@ def batch_size(dataset: "tf.data.Dataset") -> int:
 
 
 def dataset_of(iterator: Any) -> "tf.data.Dataset | None":
-    """Returns the dataset that an iterator reads; None if that is unknown, or it is no iterator of TensorFlow."""
+    """Returns the dataset that an iterator reads; None if that is unknown, or the iterator is not TensorFlow's."""
     return getattr(iterator, "_dataset", None) if isinstance(iterator, TABLE["iterator_ops.OwnedIterator"]) else None
 
 
-def fingerprint(folder: str) -> bytes:
+def fingerprint(directory: str) -> bytes:
     """Returns the fingerprint of a SavedModel, serialized."""
-    return TABLE["fingerprinting.CreateFingerprintDef"](folder)
+    return TABLE["fingerprinting.CreateFingerprintDef"](directory)
 
 
 def xspace() -> Any:
-    """Returns an empty `XSpace`, what the profiler of TensorBoard reads."""
+    """Returns an empty `XSpace`, the format of TensorBoard's profiler."""
     return TABLE["xplane_pb2.XSpace"]()

@@ -1,6 +1,6 @@
-"""What moves bytes between the processes of a job: one module for each engine, found by its name.
+"""Engines move bytes between the processes of a job: one module per engine, found by its name.
 
-Another engine is another module in this package that has what `Engine` says.
+To add one: a module in this package that implements `Engine`.
 """
 
 from collections.abc import Mapping
@@ -22,23 +22,23 @@ DEFAULT = "mpi"
 
 
 class Engine(typing.Protocol):
-    """What a module of this package has.
+    """The interface of a module of this package.
 
     Attributes:
-        writer: What writes the ops by which gradients travel into a graph, a subclass of
+        writer: Writes the ops by which gradients travel into a graph, a subclass of
             `graph_passes.write.site_writer.SiteWriter`.
     """
 
     writer: "type[SiteWriter]"
 
     def launched_size(self, environment: Mapping[str, str]) -> tuple[int, str | None]:
-        """Returns (processes, variable): how many its launcher says it started, and where it says so.
+        """Returns (processes, variable): how many its launcher has started, and the environment variable with it.
 
         Without its launcher this is (1, None).
         """
 
     def local_rank(self, environment: Mapping[str, str]) -> int | None:
-        """Returns which of this machine's processes its launcher says this is, None if it does not say."""
+        """Returns this process's number on its machine, according to its launcher; None if it does not say."""
 
     def join(self, size: int, options: "JobOptions") -> "Communicator":
         """Returns the `Communicator` of this process in a job of `size` processes, with these `JobOptions`.
@@ -48,17 +48,17 @@ class Engine(typing.Protocol):
         """
 
     def register_ops(self) -> None:
-        """Makes the engine's own ops known to TensorFlow, and starts nothing.
+        """Registers the engine's own ops with TensorFlow; starts nothing.
 
         Raises:
             PoseidonError: If they are not installed.
         """
 
     def start_alone(self) -> None:
-        """Lets the engine's own ops run in a process that was started by itself."""
+        """Makes the engine's own ops run in a process that was launched alone."""
 
     def sum_in_place(self, communicator: "Communicator", site: str, value: "np.ndarray") -> None:
-        """Sums an array over all ranks as gradients are summed, to measure how long that takes."""
+        """Sums an array over all ranks the way gradients are summed, for measurements."""
 
 
 class Launch(typing.NamedTuple):
@@ -66,7 +66,7 @@ class Launch(typing.NamedTuple):
 
     Attributes:
         engine: Name of the engine.
-        size: How many processes there are.
+        size: Number of processes.
     """
 
     engine: str
@@ -87,27 +87,27 @@ def launch(engine: str | None = None, environment: Mapping[str, str] = os.enviro
     """Returns the `Launch` of this process.
 
     Args:
-        engine: Name of the engine to use; None for the one of the launcher.
+        engine: Name of the engine to use; None for that of the launcher.
         environment: The process's environment variables.
 
     Raises:
-        PoseidonError: If there is no such engine, or two launchers say different things.
+        PoseidonError: If there is no such engine, or two launchers disagree.
     """
     if engine is not None and engine not in names():
         raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(names())}, or None for that of "
                                  "the launcher.")
-    told = {name: load(name).launched_size(environment) for name in names()}
+    launched = {name: load(name).launched_size(environment) for name in names()}
     # A launcher that has started one process may have started another launcher in it.
-    told = {name: (size, variable) for name, (size, variable) in told.items() if size > 1}
-    if len({size for size, _ in told.values()}) > 1:
-        sizes = " but ".join(f"{variable}={size}" for size, variable in told.values())
+    launched = {name: (size, variable) for name, (size, variable) in launched.items() if size > 1}
+    if len({size for size, _ in launched.values()}) > 1:
+        sizes = " but ".join(f"{variable}={size}" for size, variable in launched.values())
         raise ConfigurationError(f"Two launchers have started this process and disagree, {sizes}: use one of "
                                  "them, mpiexec or horovodrun.")
-    launchers = [name for name in told if name != DEFAULT] or [DEFAULT]
-    size = max((size for size, _ in told.values()), default=1)
-    if engine == DEFAULT and told and DEFAULT not in told:
-        (launcher, (_, variable)), = told.items()
+    launchers = [name for name in launched if name != DEFAULT] or [DEFAULT]
+    size = max((size for size, _ in launched.values()), default=1)
+    if engine == DEFAULT and launched and DEFAULT not in launched:
+        (launcher, (_, variable)), = launched.items()
         raise ConfigurationError(
             f"engine='{DEFAULT}', but this is one of {size} processes that another launcher has started "
-            f"({variable}={size}): launch with mpiexec, or leave engine away to use '{launcher}'.")
+            f"({variable}={size}): launch with mpiexec, or omit engine to use '{launcher}'.")
     return Launch(engine or launchers[0], size)

@@ -1,8 +1,8 @@
 """Horovod as the engine: gradients travel by its ops, over whatever it was built with.
 
-Horovod has collectives only, in which all ranks take part. What a job needs beside them, such as
-agreeing, failing with a reason and leaving, is a matter of messages between two ranks. These travel over
-connections of our own, whose addresses the ranks tell each other over Horovod.
+Horovod only has collectives, in which all ranks take part. Everything else that a job needs, such as
+agreement, failing with a reason and leaving, takes messages between two ranks. These travel over
+connections of our own; ranks exchange the addresses over Horovod.
 """
 
 from collections.abc import Mapping
@@ -27,27 +27,27 @@ from tf_poseidon.options import JobOptions
 
 writer = horovod_ops.HorovodOps
 
-# What horovodrun --gloo tells its processes. With MPI it is mpiexec that starts them.
+# Set by horovodrun --gloo. With MPI, mpiexec starts the processes.
 _SIZE_VARIABLE = "HOROVOD_SIZE"
 
-# Where a rank can be reached: the addresses of its host, the port, and what it shows who it is by.
+# Where a rank can be reached: the addresses of its host, the port, and the token that identifies it.
 _Address = tuple[list[str], int, bytes]
 
 _TOKEN_BYTES = 16
 _CONNECT_S = 5.0
-# How long the program has to come to its end after the job has failed.
+# How long the program may take to end after the job has failed.
 _GRACE_S = 10.0
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
-    """Returns (processes, variable): how many horovodrun says it started, and where it says so."""
+    """Returns (processes, variable): how many horovodrun has started, and the environment variable with it."""
     if _SIZE_VARIABLE in environment:
         return int(environment[_SIZE_VARIABLE]), _SIZE_VARIABLE
     return 1, None
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Returns which of this machine's processes this is, as horovodrun or MPI's launcher says; None if unknown."""
+    """Returns this process's number on its machine, according to horovodrun or MPI's launcher; None if unknown."""
     found = environment.get("HOROVOD_LOCAL_RANK")
     return mpi.local_rank(environment) if found is None else int(found)
 
@@ -55,15 +55,15 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 def join(size: int, options: JobOptions) -> communicator_lib.Communicator:
     """Joins the job that this process was launched in.
 
-    Which ranks share a node is Horovod's matter.
+    Horovod decides which ranks combine.
 
     Raises:
-        PoseidonError: If Horovod is not installed, sees another number of processes than the launcher,
+        PoseidonError: If Horovod is not installed, sees a different number of processes than the launcher,
             or the ranks cannot connect.
     """
     hvd = _horovod()
     if not hvd.is_initialized():
-        # A rank that never comes is an error for Horovod too, after as long as for us.
+        # A rank that never joins is an error for Horovod too, after the same time as for us.
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(options.timeout_s / 2))))
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(max(2, int(options.timeout_s))))
         hvd.init()
@@ -84,7 +84,7 @@ def connect(options: JobOptions, may_leave: bool = False) -> communicator_lib.Co
         may_leave: Whether a rank may end its program before the others end theirs.
     """
     hvd = _horovod()
-    # Which ranks combine is Horovod's matter.
+    # Horovod decides which ranks combine.
     joined = communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, options.startup_timeout_s),
                                            dataclasses.replace(options, ranks_per_node=None))
     threading.Thread(target=_end_with_job, args=(joined, may_leave), daemon=True).start()
@@ -92,17 +92,17 @@ def connect(options: JobOptions, may_leave: bool = False) -> communicator_lib.Co
 
 
 def register_ops() -> None:
-    """Makes Horovod's ops known to TensorFlow."""
+    """Registers Horovod's ops with TensorFlow."""
     _horovod()
 
 
 def start_alone() -> None:
-    """Lets Horovod's ops run in a process that was started by itself."""
+    """Makes Horovod's ops run in a process that was launched alone."""
     _horovod().init()
 
 
 def sum_in_place(communicator: communicator_lib.Communicator, site: str, value: np.ndarray) -> None:
-    """Sums an array over all ranks, as gradients are; all ranks do it in the same order."""
+    """Sums an array over all ranks, as gradients are summed; all ranks must call it in the same order."""
     del communicator, site
     hvd = _horovod()
     hvd.allreduce(value, op=hvd.Sum)
@@ -118,7 +118,7 @@ def _horovod() -> types.ModuleType:
 
 
 def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | None]:
-    """Returns a connected socket for each rank, None for this one."""
+    """Returns a connected socket per rank, None for this one."""
     rank, deadline = hvd.rank(), time.monotonic() + timeout_s
     with socket.create_server(("", 0), backlog=hvd.size()) as listener:
         token = secrets.token_bytes(_TOKEN_BYTES)
@@ -132,7 +132,7 @@ def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | No
             if accepted is None:
                 missing = [r for r in range(rank + 1, len(sockets)) if sockets[r] is None]
                 raise JobError(
-                    f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections of "
+                    f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections from "
                     f"the ranks {missing}; let the hosts reach each other on all TCP ports.")
             peer, connection = accepted
             sockets[peer] = connection
@@ -144,15 +144,15 @@ def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | No
 
 
 def _addresses() -> list[str]:
-    """Returns the IPv4 addresses of this host, those that only it can reach first."""
-    import psutil  # with Horovod
+    """Returns the IPv4 addresses of this host, loopback addresses first."""
+    import psutil  # installed with Horovod
     found = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries
              if entry.family == socket.AF_INET}
     return sorted(found, key=lambda address: (not address.startswith("127."), address))
 
 
 def _connect_to(peer: int, rank: int, everyone: Sequence[_Address], deadline: float) -> socket.socket:
-    """Returns a connection to a lower rank, at whichever of its addresses it answers."""
+    """Returns a connection to a lower rank, at any of its addresses that answers."""
     addresses, port, token = everyone[peer]
     own = everyone[rank][2]
     failures = []
@@ -163,7 +163,7 @@ def _connect_to(peer: int, rank: int, everyone: Sequence[_Address], deadline: fl
                 with contextlib.ExitStack() as unless_proved:
                     connection = unless_proved.enter_context(
                         socket.create_connection((address, port), _CONNECT_S))
-                    # Many hosts have the same private addresses: whoever answers must know the tokens.
+                    # Many hosts have the same private addresses, so the peer must prove that it knows the tokens.
                     connection.sendall(rank.to_bytes(4, "big") + _proof(own, token))
                     if hmac.compare_digest(_read(connection, 32), _proof(token, own)):
                         unless_proved.pop_all()
@@ -179,7 +179,7 @@ def _connect_to(peer: int, rank: int, everyone: Sequence[_Address], deadline: fl
 
 def _accept(listener: socket.socket, rank: int, everyone: Sequence[_Address],
             deadline: float) -> tuple[int, socket.socket] | None:
-    """Returns (peer, connection) of a higher rank, or None if the time is over."""
+    """Returns (peer, connection) of a higher rank, or None after the deadline."""
     while (left := deadline - time.monotonic()) > 0:
         listener.settimeout(left)
         try:
@@ -193,13 +193,13 @@ def _accept(listener: socket.socket, rank: int, everyone: Sequence[_Address],
                         connection.sendall(_proof(own, token))
                         unless_proved.pop_all()
                         return peer, connection
-        except OSError:  # a stranger, or somebody who has given up
+        except OSError:  # a foreign connection, or a peer that has given up
             continue
     return None
 
 
 def _proof(mine: bytes, yours: bytes) -> bytes:
-    """Returns what only a rank of this job can say to another one."""
+    """Returns the proof by which a rank shows another that it belongs to this job."""
     return hmac.digest(mine, yours, "sha256")
 
 
@@ -214,9 +214,9 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def _end_with_job(communicator: communicator_lib.Communicator, may_leave: bool) -> None:
-    """Ends the process some time after the job has failed, but for the loss of a rank that may leave.
+    """Ends the process some time after the job has failed, unless a rank that may leave was lost.
 
-    Operations of Horovod that wait for a rank which never comes cannot be called back, and the program
+    Horovod's operations that wait for a rank that never comes cannot be cancelled, and the program
     waits for them.
     """
     while communicator.failure is None:

@@ -1,4 +1,4 @@
-"""MPI as the engine: whether this process was launched as one of several, and joining them."""
+"""MPI as the engine: detects whether this process was launched as one of several, and joins them."""
 
 from collections.abc import Mapping
 import ctypes
@@ -20,14 +20,14 @@ _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 # Slurm's srun.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
 
-# Where they say which of a machine's processes this is.
+# Where they give this process's number on its machine.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 writer = send_receive.SendReceive
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
-    """Returns (processes, variable): how many a launcher says it started, and where it says so."""
+    """Returns (processes, variable): how many a launcher has started, and the environment variable with it."""
     for variable in _SIZE_VARIABLES:
         if variable in environment:
             return int(environment[variable]), variable
@@ -35,7 +35,7 @@ def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Returns which of this machine's processes a launcher says this is, None if none says so."""
+    """Returns this process's number on its machine, according to a launcher; None if none says so."""
     return next((int(environment[name]) for name in _LOCAL_RANK_VARIABLES if name in environment), None)
 
 
@@ -43,7 +43,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     """Joins the job that this process was launched in.
 
     Raises:
-        PoseidonError: If there is no usable MPI, the ranks do not meet in time, or MPI sees another
+        PoseidonError: If there is no usable MPI, the ranks do not meet in time, or MPI sees a different
             number of processes than the launcher.
     """
     if not _TRANSPORT.exists():
@@ -62,26 +62,26 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     if joined.size != size:
         raise JobError(
             f"The launcher started {size} processes ({launched_size()[1]}={size}), but MPI sees "
-            f"{joined.size}: it belongs to another MPI than tf_poseidon was built with. Launch "
-            "with the mpiexec of that MPI (of the mpich wheel, the one beside python).")
+            f"{joined.size}: it belongs to a different MPI than tf_poseidon was built with. Launch "
+            "with the mpiexec of that MPI (for the mpich wheel, the one beside python).")
     return joined
 
 
 def register_ops() -> None:
-    """Nothing: there are none but ours."""
+    """Does nothing: this engine only has our ops."""
 
 
 def start_alone() -> None:
-    """Nothing, as above."""
+    """Does nothing, for the same reason."""
 
 
 def sum_in_place(communicator: "communicator.Communicator", site: str, value: np.ndarray) -> None:
-    """Sums an array over all ranks, as gradients are."""
+    """Sums an array over all ranks, as gradients are summed."""
     communicator.submit(site, value, out=value)()
 
 
 def _check_only_mpi() -> None:
-    """Refuses a second MPI: Horovod, for one, loads its own such that ours would call its functions."""
+    """Refuses a second MPI: Horovod, for example, loads its own in such a way that ours would call its functions."""
     libraries = set()
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -96,7 +96,7 @@ def _check_only_mpi() -> None:
 
 
 def _load_mpich_wheel() -> None:
-    """Loads libmpi from the mpich wheel, where the dynamic linker does not look by itself."""
+    """Loads libmpi from the mpich wheel, where the dynamic linker does not look."""
     try:
         files = importlib.metadata.files("mpich") or []
     except importlib.metadata.PackageNotFoundError:

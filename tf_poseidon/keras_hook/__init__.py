@@ -1,9 +1,9 @@
-"""The one package that touches Keras: where its trainer, callbacks and optimizers meet the job.
+"""The only package that touches Keras: it connects Keras' trainer, callbacks and optimizers to the job.
 
-The steps of `fit`, `evaluate` and `predict` are handed over as those of one process. Callbacks know one process only,
-batch normalisation keeps to each rank's rows, and in loops over `strategy.run` Keras clips gradients before it reduces
-them. `HOOKS` lists every function that is wrapped for that, and why. In a job of several processes, models can be
-trained and used under PoseidonStrategy only; whatever else Keras does passes through.
+The steps of `fit`, `evaluate` and `predict` are handed over as those of one process. Callbacks only know one process,
+batch normalisation uses each rank's own rows, and in loops over `strategy.run`, Keras clips gradients before it reduces
+them. `HOOKS` lists every function that is wrapped for this, and why. In a job of several processes, models can only be
+trained and used under PoseidonStrategy; everything else in Keras passes through.
 """
 
 from tf_poseidon.keras_hook.hooks import HOOKS

@@ -1,7 +1,7 @@
 """Batch normalisation, whose moments are those of each rank's rows unless it is synchronized.
 
-This is the one thing in which steps of `fit` on N processes differ from those of one by more than rounding. Its layer
-runs between `ops.own` and `ops.join`, and its moving statistics are averaged over the ranks.
+Only here, steps of `fit` on N processes differ from those of one process by more than rounding. The layer runs between
+`ops.own` and `ops.join`, and its moving statistics are averaged over the ranks.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _thread = threading.local()
 
 def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Tensor, training: bool | None = None,
          mask: tf.Tensor | None = None) -> tf.Tensor:
-    """Normalises each rank's rows by themselves."""
+    """Normalises each rank's rows separately."""
     is_of_all = layer.synchronized or getattr(_thread, "is_of_all", False) or getattr(
         tf.distribute.get_strategy().extended, "global_batch_norm", False)
     if not (training and layer.trainable and one_process.is_step()) or is_of_all or is_own():
@@ -40,7 +40,7 @@ def call(original: Callable[..., Any], layer: keras.layers.Layer, inputs: tf.Ten
 
 @contextlib.contextmanager
 def of_all_rows() -> Iterator[None]:
-    """While layers are traced as in a job with `global_batch_norm=True`."""
+    """A context in which layers are traced as in a job with `global_batch_norm=True`."""
     _thread.is_of_all = True
     try:
         yield
@@ -49,7 +49,7 @@ def of_all_rows() -> Iterator[None]:
 
 
 def is_own() -> bool:
-    """Whether a layer computes of each rank's rows by themselves in this thread."""
+    """Whether this thread is in a layer that computes each rank's rows separately."""
     return getattr(_thread, "is_own", False)
 
 

@@ -1,8 +1,8 @@
-"""Callbacks: one rank writes files, and all ranks stop alike and begin with the same state.
+"""Callbacks: one rank writes files, and all ranks stop together and begin with the same state.
 
-Callbacks run on every rank, where they see the same logs of epochs. Those that write files run on
-rank 0 only. Two callbacks of ours go around those of the user: the first makes the state of rank 0
-whole before it can be written, the last agrees on what the others have decided or restored.
+Callbacks run on every rank, where they see the same logs of epochs. Callbacks that write files only run
+on rank 0. Two of our callbacks enclose the user's: the first completes the state of rank 0 before it
+can be written, the last has ranks agree on what the others have decided or restored.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _WRITERS = tuple(
     for name in ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint",
                  "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
 
-# Classes whose methods for batches never stop anything. Not their subclasses.
+# Classes whose batch methods never stop training; their subclasses may.
 _PASSIVE = {*_WRITERS, keras.callbacks.History, keras.callbacks.ProgbarLogger}
 
 _BATCH_METHODS = {
@@ -42,9 +42,9 @@ def coordinate(callbacks: Any, communicator: Communicator,
     """Returns the callbacks that this rank runs.
 
     Args:
-        callbacks: What the user gave to fit, evaluate or predict.
+        callbacks: The user's argument of fit, evaluate or predict.
         communicator: This rank's communicator.
-        method: Which of these it is.
+        method: Name of that method.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if any(isinstance(callback, _Agree) for callback in callbacks.callbacks):
@@ -59,7 +59,7 @@ def coordinate(callbacks: Any, communicator: Communicator,
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
     }
-    # Users may give callbacks to one rank only.
+    # Users may give callbacks to a single rank.
     sums = communicator.sum(f"callbacks of {method}", np.array(list(mine.values()), np.int64))
     needs = {name for name, total in zip(mine, sums) if total}
     return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
@@ -72,7 +72,7 @@ def _acts_on_batches(callback: keras.callbacks.Callback, phase: str) -> bool:
 
 
 class _Complete(keras.callbacks.Callback):
-    """Runs first: makes the state of rank 0 that of the job, for those that write it."""
+    """Runs first: makes the state of rank 0 that of the job, for callbacks that write it."""
 
     def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
@@ -88,13 +88,13 @@ class _Complete(keras.callbacks.Callback):
 
 
 class _Agree(keras.callbacks.Callback):
-    """Runs last: lets all ranks begin with the state of rank 0, and stop if one of them stops."""
+    """Runs last: makes all ranks begin with the state of rank 0, and stop if one of them stops."""
 
     def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
         self._communicator = communicator
         self._restores = "restore" in needs
-        # Methods for batches are given only where they are needed: each is a small exchange.
+        # Batch methods are defined only if they are needed: each costs a small exchange.
         for phase in needs.intersection(_STOP):
             setattr(self, f"on_{phase}_batch_end", lambda *_, p=phase, **__: self._agree(p))
         self._has_shared = False
@@ -106,7 +106,7 @@ class _Agree(keras.callbacks.Callback):
         self._share()
 
     def _share(self) -> None:
-        if not self._has_shared:  # fit has, when it evaluates
+        if not self._has_shared:  # fit has already, when it evaluates
             self._has_shared = True
             share_state(self.model, self._communicator, self._restores)
 
@@ -122,7 +122,7 @@ class _Agree(keras.callbacks.Callback):
         self._agree("train")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._agree("train")  # also: what rank 0 writes at the end of an epoch is written
+        self._agree("train")  # also waits until rank 0 has written its files of this epoch
         compare_state(self.model, f"the end of epoch {epoch + 1}")
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -140,7 +140,7 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
     Args:
         model: The model.
         communicator: This rank's communicator.
-        is_expected: Whether that is usual, since rank 0 may have restored a checkpoint.
+        is_expected: Whether differences are normal, since rank 0 may have restored a checkpoint.
     """
     model.distribute_strategy.extended.broadcast_new_variables()
     variables = common_variables(model)
@@ -153,23 +153,23 @@ def share_state(model: keras.Model, communicator: Communicator, is_expected: boo
             variable.assign(value)
     if waits and not is_expected and communicator.rank == 0:
         _log.warning("%d variables of the model differed between the ranks, the first of them '%s'; "
-                     "all ranks go on with rank 0's.", len(waits), waits[0][0].path)
+                     "all ranks continue with rank 0's.", len(waits), waits[0][0].path)
 
 
 def compare_state(model: keras.Model, when: str) -> None:
-    """Ends the job if ranks differ in what they should have in common; `when` says when this is."""
+    """Ends the job if state differs that must be the same on all ranks; `when` describes the time of the check."""
     comparing.compare(model, common_variables(model), when)
 
 
 def common_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of a model and of its optimizers that all ranks have in common."""
+    """Returns the variables of a model and of its optimizers that are the same on all ranks."""
     local = {id(v) for v in _held_accumulators(model)}
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
     return list({id(v): v for v in candidates if id(v) not in local}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
-    """Moves accumulated gradients to rank 0; those that all ranks have loaded count once."""
+    """Moves accumulated gradients to rank 0; gradients that all ranks have loaded count once."""
     accumulators = _held_accumulators(model)
     differs = comparing.differ_from_rank_0(accumulators, communicator)
     for variable, is_own in zip(accumulators, differs):
@@ -179,9 +179,9 @@ def share_accumulators(model: keras.Model, communicator: Communicator) -> None:
 
 
 def fold_accumulators(model: keras.Model, communicator: Communicator) -> None:
-    """Moves the gradients that ranks have accumulated to rank 0; their sum stays what it is.
+    """Moves the gradients that ranks have accumulated to rank 0; their sum does not change.
 
-    So what rank 0 saves is what one process would, and any number of ranks can go on with it.
+    Rank 0 therefore saves what one process would, and any number of ranks can continue with it.
     """
     accumulators = _held_accumulators(model)
     waits = [communicator.submit(f"accumulator {i}", variable.numpy())
@@ -192,7 +192,7 @@ def fold_accumulators(model: keras.Model, communicator: Communicator) -> None:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Returns the optimizers of a model: the compiled one, and others among its attributes."""
+    """Returns the optimizers of a model: the compiled one, and those in other attributes."""
     found = {}
     for value in vars(model).values():
         values = value.values() if isinstance(value, dict) else value
@@ -208,7 +208,7 @@ def accumulators(model: keras.Model) -> list[tf.Variable]:
 
 
 def _held_accumulators(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables in which each rank adds up gradients of its own rows."""
+    """Returns the variables in which each rank accumulates the gradients of its own rows."""
     held = model.distribute_strategy.extended.held
     return [variable for variable in _accumulators(model) if held.holds(variable.value)]
 

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Whether a strategy is a PoseidonStrategy in a job of several processes."""
-    # By what it can do, since strategy.py imports the hooks.
+    # By its attributes, since strategy.py imports the hooks.
     return getattr(strategy.extended, "communicator", None) is not None
 
 
 @contextlib.contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """While a Keras object has another attribute, set past Keras, which would track it."""
+    """A context in which an attribute of a Keras object is replaced, without Keras, which would track it."""
     attributes = vars(owner)
     own = {name: attributes[name]} if name in attributes else {}
     attributes[name] = value

@@ -1,7 +1,7 @@
-"""Compares what all ranks should have in common: weights, statistics, states of optimizers, learning rates.
+"""Compares the state that must be the same on all ranks: weights, statistics, optimizer states, learning rates.
 
-Steps keep them the same. What a callback, say, does on one rank alone is found at the end of the epoch, or after a
-number of steps, before anybody trusts the result.
+Steps keep it the same. A change on one rank only, for example by a callback, is found at the end of the epoch, or
+after a number of steps, before the result is used.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import numpy as np
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import JobError
 
-# After how many calls of a training function: seldom enough that it costs nothing to speak of.
+# Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
 EVERY = 1000
 
 _last = weakref.WeakKeyDictionary()  # by model: when its variables were compared last
 
 
 def begin(model: keras.Model) -> None:
-    """Notes that the variables of a model were made the same."""
+    """Notes that the variables of a model are now the same on all ranks."""
     _last[model] = "the start of training"
 
 
@@ -31,7 +31,7 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
     Args:
         model: A Keras model in the scope of a `PoseidonStrategy`.
         variables: Keras variables, the same ones on all ranks.
-        when: Text that says when this is.
+        when: Text that describes the time of the comparison.
 
     Raises:
         PoseidonError: On all ranks, if some variable differs on some rank.
@@ -44,20 +44,20 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
     if not of_ranks.any():
         _last[model] = when
         return
-    # The smallest is most likely the cause: a learning rate, say, by which all weights came to differ.
+    # The smallest is most likely the cause: for example a learning rate, which has made all weights differ.
     differing = sorted(np.flatnonzero(of_ranks.any(0)), key=lambda i: np.prod(variables[i].shape))
     first, count = differing[0], len(differing)
     rank = int(np.flatnonzero(of_ranks[:, first])[0])
     raise JobError(
-        f"'{variables[first].path}' is another one on rank {rank} than on rank 0 at {when}"
+        f"'{variables[first].path}' differs between rank {rank} and rank 0 at {when}"
         + (f", and {count - 1} other variables differ" if count > 1 else "")
-        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside of the training "
-        "step has changed it on some ranks: a callback, say, that decides by the time or a file. Let it do the same on "
-        "all.")
+        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside the training "
+        "step has changed it on some ranks: for example a callback that depends on the time or a file. Make it do the "
+        "same on all ranks.")
 
 
 def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Communicator) -> np.ndarray:
-    """Returns an array of 0 and 1, for each variable whether this rank's differs."""
+    """Returns an array with 1 for each variable whose value on this rank differs from rank 0's, else 0."""
     mine = np.array([_checksum(variable) for variable in variables], np.int64)
     return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""Says how a model's gradients would travel, on any number of ranks: in one process, without any of them."""
+"""Explains how a model's gradients would travel on any number of ranks, in one process without other ranks."""
 
 from collections.abc import Mapping
 import contextlib
@@ -28,7 +28,7 @@ from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
 
-# What the names of a step's nodes begin with where `fit` runs it: Keras' two functions call it.
+# Prefix of the names of a step's nodes under `fit`: Keras' two functions call it.
 _CALLS = 2 * "StatefulPartitionedCall/"
 
 
@@ -38,33 +38,33 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
-    Traces the training step of `model.fit`, and runs the passes on it that `fit` runs; nothing is
-    computed and nothing is sent, but a model that is not built yet is built.
+    Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
+    computed and nothing is sent, but a model that is not yet built is built.
 
     ```python
     print(poseidon.explain(model, batch_size=32, workers=8, bandwidth_gbps=10))
     ```
 
     Args:
-        model: A Keras model. One that is not compiled is explained with the mean square of its outputs
-            as the loss.
+        model: A Keras model. If it is not compiled, the mean square of its outputs is the loss.
         batch_size: Rows of a full batch on each worker, K in the paper: `fit` is given
             batch_size * workers.
         workers: Number of ranks, P1.
-        bandwidth_gbps: What a node sends, and receives at the same time, in 10^9 bits per second.
-        policy, pins, wire_dtype, merge, global_batch_norm: As of `PoseidonStrategy`.
+        bandwidth_gbps: Bandwidth at which a node sends, and receives at the same time, in 10^9 bits per
+            second.
+        policy, pins, wire_dtype, merge, global_batch_norm: Same as in `PoseidonStrategy`.
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
-            None makes one by the inputs and outputs of the model, with whole numbers as targets of
+            None derives one from the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.
         servers: Number of ranks that are servers, P2; 0 for all.
         latency_us: Latency of a message in microseconds.
-        accelerators: Whether ranks compute on accelerators, as of `Cluster`.
-        ranks_per_node: How many ranks share a node, as of `Cluster`.
-        gflops: How fast a rank computes, in 10^9 operations per second: some 1,000 on a server's
+        accelerators: Whether ranks compute on accelerators, same as in `Cluster`.
+        ranks_per_node: How many ranks share a node, same as in `Cluster`.
+        gflops: How fast a rank computes, in 10^9 operations per second: about 1,000 on a server's
             processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
 
     Returns:
-        A `Plan`. Its `total_bytes` are what a node that is worker and server sends plus receives in a
+        A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
         step.
 
     Raises:
@@ -74,8 +74,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         raise ConfigurationError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
                                  "one from a file with keras.models.load_model.")
     if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise ConfigurationError(f"batch_size={batch_size!r}, expected at least one row for each worker, a "
-                                 "whole number.")
+        raise ConfigurationError(f"batch_size={batch_size!r}, expected a whole number, at least one row per "
+                                 "worker.")
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
@@ -83,7 +83,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
                                ranks_per_node)
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
-    # One worker alone would synchronise nothing: its step is partitioned as that of one of two.
+    # A single worker would synchronise nothing, so its step is partitioned for two.
     job = partitioning.Job(max(workers, 2), wire_dtype)
     with hooks.installed():
         try:
@@ -94,7 +94,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             raise
         except Exception as error:  # whatever Keras or the model itself says
             hint = ("if that is about inputs or targets, give explain a batch as fit takes it: "
-                    "data=(x, y)" if data is None else "data has to be arrays as fit takes them: x, "
+                    "data=(x, y)" if data is None else "data must be arrays as fit takes them: x, "
                     "(x, y) or (x, y, sample_weight)")
             text = str(error).strip().split("\n")[-1].strip().rstrip(".")
             raise GraphError(f"The training step of '{model.name}' cannot be traced: "
@@ -117,23 +117,23 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
     """Returns the model in a file that `model.save` has written.
 
     Raises:
-        PoseidonError: If it is no such file, or the model has classes that Keras does not know.
+        PoseidonError: If it is not such a file, or the model has classes that Keras does not know.
     """
     try:
         return keras.models.load_model(path)
     except Exception as error:  # Keras raises many kinds
         text = str(error).strip().split("\n")[0].rstrip(".")
-        raise GraphError(f"Keras cannot load '{path}': {text}; it has to be a model of "
-                         "model.save('model.keras'), and one with classes of your own is explained "
+        raise GraphError(f"Keras cannot load '{path}': {text}; give a model saved with "
+                         "model.save('model.keras'), or explain a model with classes of your own "
                          "by poseidon.explain(model, ...) in your program.") from error
 
 
 def _check_can_be_planned(model: keras.Model) -> None:
-    """Refuses what fit would refuse, or run without a plan."""
+    """Refuses models that fit would refuse, or run without a plan."""
     if tf.distribute.has_strategy():
-        raise GraphError("explain was called inside of a strategy's scope, where it would trace the step for "
-                         "that strategy's job: call it outside of `with strategy.scope():`.")
-    # Where there are accelerators, Keras says True of "auto" too, which is False inside of a strategy's scope.
+        raise GraphError("explain was called inside a strategy's scope, where it would trace the step for "
+                         "that strategy's job: call it outside `with strategy.scope():`.")
+    # With accelerators, Keras resolves "auto" to True, but inside a strategy's scope to False.
     if model.compiled and model.jit_compile and not tf.config.list_physical_devices("GPU"):
         raise GraphError(f"The model '{model.name}' is compiled with jit_compile=True, which fit "
                          "under PoseidonStrategy refuses; use compile(jit_compile=False).")
@@ -143,15 +143,15 @@ def _check_can_be_planned(model: keras.Model) -> None:
 
 
 def _element(model: keras.Model, data: Any) -> tuple[Any, ...]:
-    """Returns the specs of one row of a batch: nested like what `fit` hands to a step."""
+    """Returns the specs of one row of a batch, nested like the batches that `fit` hands to a step."""
     if data is not None:
         rows = tf.data.Dataset.from_tensor_slices(keras.tree.lists_to_tuples(data)).element_spec
         return rows if isinstance(rows, tuple) else (rows,)
     functional = keras_compat.functional(model) if isinstance(model, keras.Sequential) else model
     if not isinstance(functional, keras.Function):
         raise GraphError(
-            f"The model '{model.name}' does not say what its inputs are, since it was subclassed or is "
-            "not built; give explain a batch: data=(x, y).")
+            f"The inputs of the model '{model.name}' are unknown, since it was subclassed or is not built; "
+            "give explain a batch: data=(x, y).")
     x = keras.tree.map_structure(_row, functional.input)
     if not model.compiled:
         return (x,)
@@ -178,7 +178,7 @@ def _target(output: keras.KerasTensor, loss: Any) -> tf.TensorSpec:
 def _row(tensor: keras.KerasTensor) -> tf.TensorSpec:
     """Returns the spec of one row of a KerasTensor."""
     if None in tensor.shape[1:]:
-        raise GraphError(f"The shape of '{tensor.name}' is {tensor.shape}, but what a step costs "
+        raise GraphError(f"The shape of '{tensor.name}' is {tensor.shape}, but the cost of a step "
                          "depends on all sizes; give explain a batch: data=(x, y).")
     return tf.TensorSpec(tensor.shape[1:], tensor.dtype)
 
@@ -189,7 +189,7 @@ def _trace(model: keras.Model, element: Any, total: int) -> tf.types.experimenta
     with tf.Graph().as_default():  # where tensors take no memory
         batch = tf.nest.map_structure(
             lambda spec: tf.compat.v1.placeholder(spec.dtype, [total, *spec.shape]), element)
-    has_call = type(model).call is not keras.Model.call  # as that of a GAN has not
+    has_call = type(model).call is not keras.Model.call  # a GAN, for example, has none
     if model.compiled and has_call:
         specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
         with strategy.scope():
@@ -197,14 +197,14 @@ def _trace(model: keras.Model, element: Any, total: int) -> tf.types.experimenta
     step = model.train_step if model.compiled else lambda batch: _plain_step(model, batch)
     call = calls.Call(step, {}, (batch,), {})
     step = one_process.as_step(step)
-    if not hasattr(strategy.extended, "one_replica"):  # of plain Keras
+    if not hasattr(strategy.extended, "one_replica"):  # plain Keras
         return one_process.traced(step, call)
     with strategy.scope():
         return one_process.traced(step, call, strategy.extended.one_replica)
 
 
 def _plain_step(model: keras.Model, batch: tuple[Any, ...]) -> None:
-    """A training step of a model that is not compiled."""
+    """Runs a training step of a model that is not compiled."""
     with tf.GradientTape() as tape:
         outputs = keras.tree.flatten(model(batch[0], training=True))
         loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in outputs])
@@ -239,7 +239,7 @@ def _optimize(step: tf.types.experimental.ConcreteFunction) -> None:
 
 
 def _make_argument(node: node_def_pb2.NodeDef, index: int, tensor: tf.Tensor) -> None:
-    """Makes of a variable's placeholder what it is when a function runs: an argument, which knows what it holds."""
+    """Turns a variable's placeholder into an argument, as in a function that runs, with its handle's shape and type."""
     node.op = "_Arg"
     node.attr.clear()
     node.attr["T"].type = tensor.dtype.as_datatype_enum

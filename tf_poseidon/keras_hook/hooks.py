@@ -23,7 +23,7 @@ class Hook(table.Name):
 
     Attributes:
         wrapper: Called as wrapper(original, *args, **kwargs) in its place.
-        alone: Whether it is also of use to one process.
+        alone: Whether it is also useful in a job of one process.
     """
 
     wrapper: Callable[..., Any]
@@ -47,13 +47,13 @@ HOOKS = (
     Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
          "know the batch size that gradients are planned for", ("self",), wrapper=trainer.get_tf_dataset),
     Hook("keras.src.layers.normalization.batch_normalization", "BatchNormalization.call",
-         "normalise each rank's rows by themselves, unless synchronized", ("self", "inputs", "training", "mask"),
+         "normalise each rank's rows separately, unless synchronized", ("self", "inputs", "training", "mask"),
          wrapper=batch_normalization.call),
     Hook("keras.src.backend.tensorflow.core", "Variable._direct_assign",
-         "average moving statistics; in strategy.run, leave borrowed rows out of what is assigned", ("self", "value"),
+         "average moving statistics; in strategy.run, keep the results of padding rows out of state", ("self", "value"),
          wrapper=state.assign),
-    Hook("keras.src.random.seed_generator", "SeedGenerator.next", "in strategy.run, other random numbers on every rank",
-         ("self",), wrapper=state.next_seed),
+    Hook("keras.src.random.seed_generator", "SeedGenerator.next",
+         "in strategy.run, draw different random numbers on every rank", ("self",), wrapper=state.next_seed),
     Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply",
          "in strategy.run, synchronise before clipping and accumulation", ("self", "grads", "trainable_variables"),
          wrapper=optimizers.apply),
@@ -68,7 +68,7 @@ HOOKS = (
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """While the functions of HOOKS are wrapped."""
+    """A context in which the functions of HOOKS are wrapped."""
     replaced = install()
     try:
         yield
@@ -81,13 +81,13 @@ def install(alone: bool = False) -> list[tuple[type, str, Callable[..., Any]]]:
     """Wraps the functions of HOOKS, once per process.
 
     Args:
-        alone: Wrap only those that are of use to one process.
+        alone: Whether to wrap only those that are useful in a job of one process.
 
     Returns:
         (owner, attribute, function) of each that was not wrapped before.
 
     Raises:
-        PoseidonError: If this Keras is not one that the hooks, and `compat.keras`, were made for; then none is wrapped.
+        PoseidonError: If the hooks or `compat.keras` do not support this Keras; then none is wrapped.
     """
     keras_compat.TABLE.check()
     replaced = []

@@ -1,7 +1,7 @@
-"""Optimizers in steps of `strategy.run`: gradients are synchronised before anything is made of them.
+"""Optimizers in steps of `strategy.run`: gradients are synchronised before they are used.
 
-Keras alone clips first and sums then, and lets each replica decide whether its gradients are finite. Steps of `fit` are
-those of one process, and need none of this.
+Keras itself clips first and then sums, and each replica decides whether its own gradients are finite. Steps of `fit`
+are those of one process, and need none of this.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, g
     if step is None:
         if is_ours(keras_compat.strategy_of(optimizer)) and not one_process.is_inside():
             raise GraphError(
-                f"The optimizer '{optimizer.name}' was asked to apply gradients outside of "
+                f"The optimizer '{optimizer.name}' was asked to apply gradients outside "
                 "strategy.run, where they cannot be synchronised; call the training step as "
                 "strategy.run(step, args=(batch,)).")
         return original(optimizer, grads, trainable_variables)
@@ -36,7 +36,7 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, g
     variables = list(keras_compat.trainable_variables(optimizer) if trainable_variables is None
                      else trainable_variables)
     _check_variables(variables)
-    if not optimizer.built:  # some do not know before whom they wrap
+    if not optimizer.built:  # some only know their inner optimizers after this
         optimizer.build(variables)
         optimizer.built = True
     grads = step.synchronize(grads, variables)

@@ -13,13 +13,13 @@ from tf_poseidon.keras_hook import batch_normalization
 
 
 def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Tensor) -> Any:
-    """Keeps what a borrowed row computes out of state, and moving statistics equal on all ranks."""
+    """Keeps the results of padding rows out of state, and moving statistics equal on all ranks."""
     if batch_normalization.is_own():
         return original(variable, ops.join(value, by="mean"))
     step = step_lib.current()
     if step is None or step.is_applying:
         return original(variable, value)
-    # Not variable.value: where layers compute in half precision, that is a copy in half precision.
+    # Not variable.value: if layers compute in half precision, that is a copy in half precision.
     native = keras_compat.value(variable)
     if variable.aggregation != "sum":
         if not native.dtype.is_floating:  # seeds and counters of steps, the same on all ranks
@@ -30,10 +30,10 @@ def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Ten
 
 def next_seed(original: Callable[..., Any], generator: keras.random.SeedGenerator, *args: Any,
               **kwargs: Any) -> tf.Tensor:
-    """Draws other random numbers on every rank, from state that is equal on all of them."""
+    """Draws different random numbers on every rank, from state that is equal on all ranks."""
     seed = original(generator, *args, **kwargs)
     if step_lib.current() is None:
         return seed
     rank = tf.distribute.get_replica_context().replica_id_in_sync_group
-    # Any odd constant would do: it spreads the ranks over the range of seeds.
+    # Any odd constant works: it spreads the ranks over the range of seeds.
     return seed + tf.cast([(rank * 0x9E3779B1) % 2**31, 0], seed.dtype)

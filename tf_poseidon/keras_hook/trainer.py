@@ -1,4 +1,4 @@
-"""What Keras' fit, evaluate and predict do in a job of several processes."""
+"""Keras' fit, evaluate and predict in a job of several processes."""
 
 from collections.abc import Callable
 import functools
@@ -40,24 +40,24 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
 
 
 def check_model(model: keras.Model) -> tf.distribute.Strategy:
-    """Returns the strategy of a model that can be used in this job, or says why it cannot."""
+    """Returns the strategy of a model that can be used in this job; otherwise raises PoseidonError with the reason."""
     strategy = model.distribute_strategy
     if not is_ours(strategy):
         raise GraphError(
-            f"The model '{model.name}' was built outside of strategy.scope(), so its "
-            f"{runtime.communicator().size} processes would train apart from each other; build "
+            f"The model '{model.name}' was built outside strategy.scope(), so its "
+            f"{runtime.communicator().size} processes would train separately; build "
             "and compile it inside `with strategy.scope():`.")
     for variable in model.variables:
         if not strategy.extended.variable_created_in_scope(variable.value):
             raise GraphError(
-                f"The variable '{variable.path}' of model '{model.name}' was created outside of "
+                f"The variable '{variable.path}' of model '{model.name}' was created outside "
                 "strategy.scope(), so it may differ between processes; create all layers inside "
                 "`with strategy.scope():`.")
-    optimizer = getattr(model, "optimizer", None)  # of models that are not compiled, too
+    optimizer = getattr(model, "optimizer", None)  # None if the model is not compiled
     if optimizer is not None and not is_ours(keras_compat.strategy_of(optimizer)):
         raise GraphError(
-            f"The optimizer '{optimizer.name}' of model '{model.name}' was created outside of "
-            "strategy.scope(); create it inside `with strategy.scope():`, as the model.")
+            f"The optimizer '{optimizer.name}' of model '{model.name}' was created outside "
+            "strategy.scope(); create it inside `with strategy.scope():`, like the model.")
     if getattr(model, "jit_compile", False):
         raise GraphError(
             f"The model '{model.name}' is compiled with jit_compile=True, but XLA cannot compile "
@@ -70,7 +70,7 @@ _PHASES = {"fit": "train", "train_on_batch": "train", "evaluate": "test", "test_
 
 
 def _check_function(model: keras.Model, method: str) -> None:
-    """Refuses models that make functions of their own of global batches: nothing would say that these are those."""
+    """Refuses models that make their own training functions: nothing says that these take global batches."""
     phase = _PHASES[method]
     make = f"make_{phase}_function"
     if getattr(type(model), make) is getattr(keras.Model, make):
@@ -78,16 +78,16 @@ def _check_function(model: keras.Model, method: str) -> None:
     getattr(model, make)()
     if not getattr(getattr(model, f"{phase}_function"), "runs_steps", False):
         raise GraphError(
-            f"The model '{model.name}' overrides {make} with a function of its own, whose steps cannot be partitioned; "
+            f"The model '{model.name}' overrides {make} with its own function, whose steps cannot be partitioned; "
             f"override {phase}_step instead, or call super().{make}().")
 
 
 def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, iterator: Any = None,
                          data_batch: Any = None) -> Any:
-    """Builds the model by the shapes of the data; Keras would read a batch, and a generator lose it."""
+    """Builds the model from the shapes of the data; Keras would read a batch, which a generator would lose."""
     is_alone_or_ours = hasattr(model.distribute_strategy.extended, "communicator")
     if is_alone_or_ours and type(model).call is keras.Model.call:
-        return None  # its train_step calls other models, as that of a GAN: nothing to build
+        return None  # its train_step calls other models, as a GAN's does: nothing to build
     if iterator is not None and is_alone_or_ours:
         specs = keras.tree.map_structure(_tensor_spec, keras_compat.dataset_of(iterator).element_spec)
         shapes = [spec.shape for spec in keras.tree.flatten(specs) if spec is not None]
@@ -104,7 +104,7 @@ def _tensor_spec(spec: Any) -> Any:
 
 
 def get_tf_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
-    """Remembers the batch size of arrays, which their dataset does not tell."""
+    """Notes the batch size of arrays, which their dataset does not have."""
     dataset = original(adapter)
     data.batch_sizes[dataset] = adapter.batch_size
     return dataset
@@ -131,9 +131,9 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
 
     Args:
         strategy: The strategy.
-        function: Takes an iterator, or a list of batches.
+        function: A function that takes an iterator, or a list of batches.
         trains: Whether its steps train.
-        model: The model that they train; None if they train none.
+        model: The model that they train; None if they do not train.
     """
     if not is_ours(strategy):
         return function
@@ -155,6 +155,6 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
 
 
 def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets Keras read global batches: its functions are those of one process."""
+    """Makes Keras read global batches: its functions are those of one process."""
     with one_process.inside():
         original(iterator, *args, **kwargs)

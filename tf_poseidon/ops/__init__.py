@@ -1,6 +1,6 @@
 """The exchange ops: sums and broadcasts over the ranks of the job, in eager code and in graphs.
 
-Names of sites: every call of a step must have its own, equal on all ranks.
+Every call in a step must have its own name of a site, the same on all ranks.
 """
 
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
          wire_dtype: str | None = None) -> tf.Tensor:
     """Returns the sum of one variable's gradient over all ranks.
 
-    This is the marker of a gradient site, and by itself a complete synchronisation.
+    This is the marker of a gradient site, and already a complete synchronisation.
 
     Args:
         gradient: Dense tensor of any shape; half, bfloat16, float, double, int32 or int64.
-        site: The variable's path, and which synchronisation of it in the step this is.
+        site: The variable's path, and which of its uses in the step this is.
         contributes: Scalar bool; False leaves this rank out of the sum.
-        shape: What is known of the gradient's shape, for graph passes.
-        wire_dtype: "bfloat16" lets float and double travel rounded to it; None never rounds.
+        shape: The gradient's shape, as far as it is known, for graph passes.
+        wire_dtype: "bfloat16" rounds float and double to it for the wire; None never rounds.
 
     Returns:
         A tensor like `gradient`, with the same bits on all ranks.
@@ -43,14 +43,14 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
 
 def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, contributes: tf.Tensor | bool = True,
                 wire_dtype: str | None = None) -> tf.IndexedSlices:
-    """Returns the sum of one variable's gradient, which is slices, over all ranks.
+    """Returns the sum over all ranks of one variable's gradient in slices.
 
-    Like `sync`, a marker and by itself a complete synchronisation.
+    Like `sync`, this is a marker and already a complete synchronisation.
 
     Args:
-        gradient: `tf.IndexedSlices` of half, bfloat16, float or double. An index may occur often.
+        gradient: `tf.IndexedSlices` of half, bfloat16, float or double. An index may occur several times.
         shape: The shape of the variable, fully known.
-        site, contributes, wire_dtype: As for `sync`.
+        site, contributes, wire_dtype: Same as in `sync`.
 
     Returns:
         `tf.IndexedSlices` in which every index occurs once, with the same bits on all ranks.
@@ -58,7 +58,7 @@ def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, co
     shape = tf.TensorShape(shape)
     dtype = gradient.values.dtype
     travels_as = tf.as_dtype(wire_dtype) if wire_dtype and dtype.size > 2 else dtype
-    # Half the bytes of an index: TensorFlow gives 64 bits to all.
+    # Half the bytes of an index: TensorFlow always uses 64 bits.
     index_type = tf.int32 if shape[0] < 2**31 else tf.int64
     with tf.device("CPU:0"):
         indices, values = library.load()[0].poseidon_sync_slices(
@@ -81,13 +81,13 @@ def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
     """Returns the rows of all ranks, in rank order.
 
     Args:
-        value: Tensor of any type, text included, with rows that are not empty; a `tf.RaggedTensor`
+        value: Tensor of any type, including strings, with rows that are not empty; or a `tf.RaggedTensor`
             of such. Ranks may have different numbers of rows.
-        site: As for `all_reduce`.
-        contributes: Scalar bool; False takes none of this rank's rows.
+        site: Same as in `all_reduce`.
+        contributes: Scalar bool; False leaves this rank's rows out.
 
     Returns:
-        What `value` is, with the rows of all ranks.
+        The same kind of tensor as `value`, with the rows of all ranks.
     """
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensor.from_row_lengths(
@@ -101,7 +101,7 @@ def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
 
 
 def _all_gather_texts(value: tf.Tensor, site: str, contributes: tf.Tensor | bool) -> tf.Tensor:
-    """Gathers the bytes of all texts, and how many each of them has."""
+    """Gathers the bytes of all texts, and the length of each."""
     with tf.device("CPU:0"):
         texts = tf.reshape(value, [-1])
         lengths = all_gather(tf.strings.length(texts), f"{site}/lengths", contributes)
@@ -117,9 +117,9 @@ def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True
     """Returns the sum of a tensor over all ranks; like `sync`, but not the site of a gradient.
 
     Args:
-        value, site, contributes: As for `sync`.
-        ordered: Run in program order in a `tf.function`, so that its name may be used again there;
-            False starts it as soon as the value is there, as `sync` does.
+        value, site, contributes: Same as in `sync`.
+        ordered: Whether to run in program order in a `tf.function`, so that its name may be used again there;
+            False starts it as soon as the value is ready, as `sync` does.
 
     Returns:
         A tensor like `value`, with the same bits on all ranks.
@@ -138,14 +138,14 @@ def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True
 
 
 def own(value: tf.Tensor, joins: str = "rows") -> tf.Tensor:
-    """Begins what each rank computes of its own rows alone, in a function that is partitioned.
+    """Begins a computation of each rank over its own rows only, in a function that is partitioned.
 
-    What is computed from it sees this rank's rows only, until it leaves by `join`. Every tensor of which a gradient is
-    wanted goes in by this op. A function that is not partitioned computes of all rows.
+    Everything computed from the result sees only this rank's rows, up to `join`. Every tensor whose gradient is needed
+    must enter by this op. A function that is not partitioned computes over all rows.
 
     Args:
         value: Rows; or a value that all ranks have, such as a variable's.
-        joins: "rows" for rows, "sum" for what all ranks have: how its gradient leaves again.
+        joins: How its gradient leaves again: "rows" for rows, "sum" for a value that all ranks have.
 
     Returns:
         A tensor like `value`.
@@ -154,15 +154,15 @@ def own(value: tf.Tensor, joins: str = "rows") -> tf.Tensor:
 
 
 def join(value: tf.Tensor, by: str) -> tf.Tensor:
-    """Ends what `own` begins.
+    """Ends a computation that `own` begins.
 
     Args:
-        value: What this rank has computed of its own rows.
-        by: "rows": it has a row for each of this rank's; "sum": the ranks' values are added up; "mean": their mean is
-            taken, weighted by their rows, of floating-point values.
+        value: A tensor that this rank has computed from its own rows.
+        by: "rows": it has a row per row of this rank; "sum": the ranks' values are summed; "mean": the mean of the
+            ranks' floating-point values, weighted by their rows.
 
     Returns:
-        A tensor like `value`: that of all ranks.
+        A tensor like `value`, of all ranks.
     """
     return library.load()[0].poseidon_join(own=value, by=by)
 
@@ -176,14 +176,14 @@ def broadcast(value: tf.Tensor, site: str, root: int = 0) -> tf.Tensor:
 def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, strict: bool, whole: str = "") -> None:
     """Compares with rank 0, once, what the function under construction synchronises.
 
-    The graph pass also finds here what it has to know about the step.
+    The graph pass also reads here what it must know about the step.
 
     Args:
-        sites: A line of text for each site.
+        sites: A line of text per site.
         rows: Rows of a full global batch that one rank computes, rounded up, or None.
         static_rows: Rows that this rank's tensors are known to have, or None.
-        strict: Whether to fail when the graph was not rewritten.
-        whole: What every rank computes for the rows of all: text for the plan.
+        strict: Whether to fail if the graph was not rewritten.
+        whole: The ops that every rank computes for the rows of all, as text for the plan.
     """
     with tf.device("CPU:0"):
         library.load()[0].poseidon_agree(
@@ -193,11 +193,11 @@ def agree(sites: Iterable[str], rows: int | None, static_rows: int | None, stric
 
 def verify(gradient: tf.Tensor, synchronised: tf.Tensor, site: str, contributes: tf.Tensor | bool,
            is_due: tf.Tensor) -> tf.Operation | None:
-    """Ends the job if a gradient was not synchronised as it should be.
+    """Ends the job if a gradient was not synchronised correctly.
 
     Args:
         gradient: This rank's gradient, as given to `sync`.
-        synchronised: What came back.
+        synchronised: The result of `sync`.
         site, contributes: As given to `sync`.
         is_due: Scalar bool; nothing happens unless it is true.
     """
@@ -209,7 +209,7 @@ def verify(gradient: tf.Tensor, synchronised: tf.Tensor, site: str, contributes:
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
-    """Ends the job with a reason, a string tensor or Python string, unless a scalar is true."""
+    """Ends the job with a reason, a string tensor or Python string, unless a scalar bool is true."""
     def abort() -> bool:
         with tf.device("CPU:0"):
             library.load()[0].poseidon_abort(reason=reason)
@@ -221,8 +221,8 @@ def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
 def outer_product(u: tf.Tensor, v: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
     """Returns U^T V, the gradient of a dense layer from its sufficient factors.
 
-    On the CPU products are added in the order of the rows whatever the number of threads. Half and
-    bfloat16 are added in float with one rounding.
+    On the CPU, products are added in the order of the rows, on any number of threads. Half and
+    bfloat16 are added in float, and rounded once.
 
     Args:
         u: [K, M]; half, bfloat16, float or double.
@@ -241,7 +241,7 @@ def sum_of_rows(v: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
 
     Args:
         v: [K, N]; half, bfloat16, float or double.
-        dtype: As for `outer_product`.
+        dtype: Same as in `outer_product`.
 
     Returns:
         [N]; rows are added in their order.
@@ -258,7 +258,7 @@ def multiplying_device() -> tf.config.PhysicalDevice:
 
 
 def rounding() -> str:
-    """Returns how this process multiplies and adds factors, since other ways give other bits."""
+    """Returns how this process multiplies and adds factors, since different ways give different bits."""
     fused = library.load()[1].poseidon_has_fused_multiply_add
     fused.restype = ctypes.c_bool
     result = "rounded once" if fused() else "rounded twice"
@@ -272,12 +272,12 @@ def rounding() -> str:
 
 
 def _unordered(output: T) -> T:
-    """Frees a stateful op in a `tf.function` from running in program order.
+    """Exempts a stateful op in a `tf.function` from running in program order.
 
-    Its site must then be its own in the whole function, or two exchanges could be mixed up.
+    Its site must then be unique in the whole function; otherwise two exchanges could be mixed up.
 
     Automatic control dependencies put all stateful ops into one chain: each gradient would then
-    wait for the gradients before it, and nothing could travel while backpropagation goes on.
+    wait for the gradients before it, and nothing could travel while backpropagation continues.
     """
     if not tf.executing_eagerly():
         tf_compat.run_independently(getattr(output, "op", output))
@@ -301,7 +301,7 @@ def _join_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     by = op.get_attr("by").decode()
     if by == "mean":
         raise LookupError(
-            "The mean of what ranks have computed of their own rows has no gradient; it is for variables.")
+            "The mean of what ranks have computed from their own rows has no gradient; it is for variables.")
     return own(gradient, joins=by)
 
 

@@ -17,7 +17,7 @@ _log = logging.getLogger("tf_poseidon")
 _Warn = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
 
-_REBUILD = ("Build it again for the installed TensorFlow: `pip install --no-build-isolation "
+_REBUILD = ("Rebuild it for the installed TensorFlow: `pip install --no-build-isolation "
             "--force-reinstall --no-deps .` in its source tree.")
 
 
@@ -30,8 +30,8 @@ def load() -> tuple[types.ModuleType, ctypes.CDLL]:
         as a `ctypes.CDLL` for its C functions.
 
     Raises:
-        PoseidonError: If the library is missing, or built for another TensorFlow; or this TensorFlow is one that we do
-            not know.
+        PoseidonError: If the library is missing, or built for another TensorFlow; or if the installed TensorFlow is
+            not supported.
     """
     if not _PATH.exists():
         raise ConfigurationError(
@@ -40,14 +40,14 @@ def load() -> tuple[types.ModuleType, ctypes.CDLL]:
     check_version(built_for(_PATH.read_bytes()), tf.__version__)
     tf_compat.TABLE.check()
     try:
-        # TensorFlow first: it makes wrappers only for ops that its own loading registers.
+        # TensorFlow first: it creates wrappers only for ops that its own loading registers.
         ops, functions = tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
     except (tf.errors.NotFoundError, OSError) as error:
         raise ConfigurationError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
                                  f"{tf.__version__}: {error}. {_REBUILD}") from error
     functions.poseidon_set_warn.argtypes = [_Warn]
     functions.poseidon_set_warn(_warn)
-    atexit.register(functions.poseidon_set_warn, _Warn())  # no thread may enter Python once it ends
+    atexit.register(functions.poseidon_set_warn, _Warn())  # no thread may enter Python after it ends
     return ops, functions
 
 

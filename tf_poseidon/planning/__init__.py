@@ -1,8 +1,8 @@
-"""Deciding how each gradient travels: pure Python, without TensorFlow.
+"""Decides how each gradient travels, in pure Python without TensorFlow.
 
-A training graph is described by its `Site`s, the machines by a `Cluster`, and a `Plan` holds a
-`Decision` for each site. All are frozen values. Ranks plan apart from each other and must come to the
-same plan, so planning depends on its arguments alone.
+`Site`s describe a training graph, a `Cluster` describes the machines, and a `Plan` holds a `Decision`
+per site. All are frozen values. Ranks plan separately and must arrive at the same plan, so planning
+depends only on its arguments.
 """
 
 from tf_poseidon.planning.cluster import Cluster

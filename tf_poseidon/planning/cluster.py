@@ -1,4 +1,4 @@
-"""What a plan is made for: how many ranks there are, and how fast they are."""
+"""The cluster that a plan is made for: the number of ranks, and their speeds."""
 
 import dataclasses
 import math
@@ -15,20 +15,20 @@ Shape = tuple[int, int, int]
 class Cluster:
     """The ranks that train together.
 
-    `poseidon.calibrate()` measures one. The defaults are those of servers with a 10 Gbit/s Ethernet.
+    `poseidon.calibrate()` measures one. The defaults describe servers with 10 Gbit/s Ethernet.
 
     Attributes:
         workers: Number of ranks, P1 in the paper. Every rank computes.
-        servers: Number of ranks that hold KV pairs as well, P2; 0 for all. There are no ranks that
-            only serve.
-        bandwidth_gbps: What a node can send, and receive at the same time, in 10^9 bits per second.
-        latency_us: From one rank's sending a small message to another's having it, in microseconds.
+        servers: Number of ranks that also hold KV pairs, P2; 0 for all. No rank is only a server.
+        bandwidth_gbps: Bandwidth at which a node can send, and receive at the same time, in 10^9 bits per
+            second.
+        latency_us: Time from one rank's sending a small message to another's receiving it, in microseconds.
         gflops: How fast a rank multiplies matrices, in 10^9 additions and multiplications per second.
-        accelerators: Whether ranks compute on accelerators, which go on undisturbed while processors
-            exchange; then what backpropagation hides of an exchange costs nothing.
-        ranks_per_node: How many ranks share a node and its link; the last may have fewer. They combine what
-            they have before it leaves the node: add up dense gradients, and lay factors end to end. What
-            they exchange with each other costs nothing.
+        accelerators: Whether ranks compute on accelerators, which continue undisturbed while processors
+            exchange; then the part of an exchange that backpropagation hides costs nothing.
+        ranks_per_node: How many ranks share a node and its link; the last node may have fewer. They combine
+            their contributions before these leave the node: they sum dense gradients, and concatenate
+            factors. Exchanges inside the node cost nothing.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -68,20 +68,20 @@ class Cluster:
 
     @property
     def server_nodes(self) -> int:
-        """How many nodes have servers, if these are spread evenly."""
+        """Number of nodes with servers, if servers are spread evenly."""
         return min(self.servers, self.nodes)
 
     @property
     def shape(self) -> Shape:
-        """What decides how bytes are cut and routed: (workers, servers, ranks that combine)."""
+        """The values on which the cutting and routing of tensors depend: (workers, servers, ranks that combine)."""
         return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
 
     def send_seconds(self, num_bytes: float) -> float:
-        """Returns how long a node takes to send as many bytes while it receives as many."""
+        """Returns how long a node takes to send `num_bytes` while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
 
     def compute_seconds(self, operations: float) -> float:
-        """Returns how long a rank takes for as many additions and multiplications."""
+        """Returns how long a rank takes for a number of additions and multiplications."""
         return operations / (self.gflops * 1e9)
 
     @property

@@ -1,13 +1,14 @@
-"""What exchanges cost, in bytes and in seconds.
+"""The cost of exchanges, in bytes and in seconds.
 
-Bytes are table 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, in bytes instead of numbers. Symbols
-as there: a layer's gradient is M x N, K is the batch of one worker, P1 the number of workers and P2 the
+Bytes follow table 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, in bytes instead of numbers. The symbols
+are the paper's: a layer's gradient is M x N, K is the batch of one worker, P1 the number of workers and P2 the
 number of servers. All bytes are what one node, both worker and server, sends plus receives in a step. Ranks
-of one node combine what they have before it leaves the node: then P1 and P2 count nodes, and K a node's rows.
+of one node combine their contributions before these leave the node: then P1 and P2 count nodes, and K is a
+node's rows.
 
-Seconds are what the paper leaves out: the time until a message is there, and the arithmetic by which
-every rank makes the gradients of the other ranks anew. They are those of one gradient by itself; what of
-them backpropagation hides depends on all gradients of a step (step_time.py).
+Seconds cover what the paper leaves out: latency, and the arithmetic by which every rank rebuilds the other ranks'
+gradients. They are those of one gradient alone; how much backpropagation hides depends on all gradients of a step
+(step_time.py).
 """
 
 import dataclasses
@@ -17,13 +18,13 @@ from tf_poseidon.planning.cluster import Cluster
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one exchange costs a rank in a step.
+    """The cost of one exchange for a rank in a step.
 
     Attributes:
         num_bytes: Payload that its node sends plus receives, if it is worker and server.
-        latency: Seconds until the messages that follow each other are there, without their bytes.
-        transfer: Seconds for these bytes.
-        rebuild: Seconds for the arithmetic that one process alone would not have.
+        latency: Seconds of latency of all consecutive messages.
+        transfer: Seconds to transfer the payload.
+        rebuild: Seconds of arithmetic that one process alone would not need.
     """
 
     num_bytes: float
@@ -36,18 +37,18 @@ class Cost:
         return self.latency + self.transfer + self.rebuild
 
 
-# What is done to a tensor: servers sum it, and all get the sum; all get what each rank has; all get what rank 0 has.
+# Servers sum a tensor, and all ranks get the sum; all ranks get every rank's tensor; all ranks get rank 0's tensor.
 SUM, GATHER, BROADCAST = "sum", "gather", "broadcast"
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What ranks exchange for one site, whatever the cluster.
+    """What ranks exchange for one site, independent of the cluster.
 
     Attributes:
         kind: SUM, GATHER or BROADCAST.
-        num_bytes: Bytes of what one rank gives.
-        operations: Additions and multiplications by which a rank makes something of what each other rank gave.
+        num_bytes: Bytes of one rank's contribution.
+        operations: Additions and multiplications by which a rank processes the contribution of each other rank.
         can_wait: Whether the message can wait for others, to travel as one with them.
     """
 
@@ -59,7 +60,7 @@ class Traffic:
     def cost(self, cluster: Cluster) -> Cost:
         """Returns the `Cost` in a step."""
         seconds = cluster.latency_seconds if cluster.nodes > 1 else 0.0
-        if self.kind == BROADCAST:  # what the node that sends most sends
+        if self.kind == BROADCAST:  # of the node that sends most
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
         if self.kind == SUM:  # to the server and back: two messages
@@ -74,8 +75,8 @@ class Traffic:
 def parameter_server(num_bytes: float, p1: int, p2: int) -> float:
     """Returns 2 MN (P1 + P2 - 2) / P2, for a gradient of `num_bytes`.
 
-    A node's part as a worker is 2 MN (P2 - 1) / P2, since it holds one of P2 shards itself, and as a
-    server 2 MN (P1 - 1) / P2.
+    A node contributes 2 MN (P2 - 1) / P2 as a worker, since it holds one of P2 shards itself, and
+    2 MN (P1 - 1) / P2 as a server.
     """
     return 2 * num_bytes * (p1 + p2 - 2) / p2
 
@@ -86,10 +87,10 @@ def factor_broadcasting(num_bytes: float, p1: int) -> float:
 
 
 def dense_bytes(num_bytes: float, cluster: Cluster) -> float:
-    """Returns what a node sends plus receives for a tensor of `num_bytes` that servers sum."""
+    """Returns the bytes that a node sends plus receives for a tensor of `num_bytes` that servers sum."""
     return parameter_server(num_bytes, cluster.nodes, cluster.server_nodes)
 
 
 def gathered_bytes(num_bytes: float, cluster: Cluster) -> float:
-    """Returns what a node sends plus receives where each rank gives `num_bytes` to all."""
+    """Returns the bytes that a node sends plus receives if each rank sends `num_bytes` to all ranks."""
     return factor_broadcasting(num_bytes * cluster.ranks_per_node, cluster.nodes)

@@ -1,4 +1,4 @@
-"""What is decided about one site: its scheme, with the reason."""
+"""The decision about one site: its scheme, with the reason."""
 
 import dataclasses
 
@@ -15,14 +15,13 @@ class Decision:
     Attributes:
         site: Name of the site.
         scheme: Name of the scheme, a key of `schemes.SCHEMES`.
-        cost: The predicted `Cost` of a step with full batches; None if that is not known before the
-            step. Of "sparse" an upper bound: slices with the same index are added up before they are
-            sent.
+        cost: The predicted `Cost` of a step with full batches; None if unknown before the step. For
+            "sparse" an upper bound: slices with the same index are summed before they are sent.
         reason: Why, in a sentence.
-        carried: What it holds for its scheme alone; None if that is nothing.
-        runner_up: Name of the scheme that came second, None if there was no other.
-        runner_up_cost: Its `Cost`.
-        group: The name of the group of messages that it travels with; None if it leaves at once.
+        carried: What it holds only for its scheme, or None.
+        runner_up: Name of the second-best scheme, None if there was no other.
+        runner_up_cost: The runner-up's `Cost`.
+        group: Name of the group of messages that it travels with; None if it leaves at once.
     """
 
     site: str
@@ -51,7 +50,7 @@ class Decision:
 
     @property
     def seconds(self) -> float | None:
-        """Predicted time of this exchange by itself, rebuilding included; None if unknown."""
+        """Predicted time of this exchange alone, including rebuilding; None if unknown."""
         return None if self.cost is None else self.cost.seconds
 
     def __str__(self) -> str:

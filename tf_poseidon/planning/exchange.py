@@ -1,4 +1,4 @@
-"""What ranks exchange in a step beside gradients: rows that an op needs whole, largest values, random numbers."""
+"""What ranks exchange in a step besides gradients: rows that an op needs whole, largest values, random numbers."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import Traffic
 
-# What they are for, as `Exchange.scheme`.
+# Their purposes, as `Exchange.scheme`.
 PURPOSES = (GATHER, BROADCAST)
 
 
@@ -19,13 +19,13 @@ class Exchange:
 
     Attributes:
         site: Its name.
-        scheme: "gather": all ranks get what each has; "broadcast": all get what rank 0 has.
+        scheme: "gather": all ranks get every rank's tensor; "broadcast": all ranks get rank 0's.
         dtype: Name of its dtype.
         itemsize: Bytes of an element.
-        shape: What one rank with a full batch has of it; None if that is unknown.
-        operations, depth, is_waited_for: As of `Site`.
-        group: As of `Decision`.
-        pin: The scheme that a pin asks for, and that only a gradient can have.
+        shape: The shape of its part on one rank with a full batch; None if unknown.
+        operations, depth, is_waited_for: Same as in `Site`.
+        group: Same as in `Decision`.
+        pin: The scheme that a pin asks for, which only a gradient can have.
     """
 
     site: str
@@ -41,24 +41,24 @@ class Exchange:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of what one rank has, None if that is unknown."""
+        """Bytes of one rank's part, None if unknown."""
         return None if self.shape is None else self.itemsize * math.prod(self.shape)
 
     @property
     def traffic(self) -> Traffic | None:
-        """What ranks exchange, None if that is not known before the step."""
+        """What ranks exchange, None if unknown before the step."""
         return None if self.num_bytes is None else Traffic(self.scheme, self.num_bytes)
 
     @property
     def reason(self) -> str:
         """Why it is exchanged, in a sentence."""
         if self.scheme == GATHER:
-            reason = "what comes next needs that of all ranks"
+            reason = "later ops need the values of all ranks"
         else:
-            reason = "each rank would have another value: all take that of rank 0"
-        return reason + (f"; pinned to '{self.pin}', which it cannot: it is no gradient" if self.pin else "")
+            reason = "each rank would have a different value: all take rank 0's"
+        return reason + (f"; pinned to '{self.pin}', which is not possible: it is not a gradient" if self.pin else "")
 
     def cost(self, cluster: Cluster) -> Cost | None:
-        """Returns the `Cost` in a step; None if that is not known before the step."""
+        """Returns the `Cost` in a step; None if unknown before the step."""
         traffic = self.traffic
         return None if traffic is None else traffic.cost(cluster)

@@ -1,9 +1,9 @@
-"""Which small messages wait for each other, to travel as one.
+"""Chooses the small messages that wait for each other, to travel as one.
 
-Every message costs a latency. If the next one is there sooner than that, waiting for it is less
+Every message costs a latency. If the next one is ready sooner than that, waiting for it is cheaper
 (MG-WFBP: S. Shi, X. Chu and B. Li, INFOCOM 2019, arXiv 1811.11141, theorem 1). Their messages follow each
 other on a link; ours are small enough to share a packet, and larger ones leave at once. A message never waits
-for one that is computed from it: only those wait for each other before which as many exchanges have happened.
+for one that is computed from it: messages wait for each other only if the same number of exchanges precedes them.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 
-# What travels inside of packets, and how much of it fits into one: kInlineBytes and kMaxPacketBytes
-# in kernels/communicator/frame.h.
+# The largest message that travels inside a packet, and the capacity of a packet: kInlineBytes and
+# kMaxPacketBytes in kernels/communicator/frame.h.
 LARGEST_MESSAGE = 32 << 10
 LARGEST_GROUP = 128 << 10
 
 
 class _Message(typing.NamedTuple):
-    """What a rank sends to one other at once."""
+    """What a rank sends to one other rank at once."""
 
     site: str
     num_bytes: float
@@ -33,7 +33,7 @@ class _Message(typing.NamedTuple):
 
 def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Sequence[Exchange],
                 cluster: Cluster) -> tuple[tuple[Decision, ...], tuple[Exchange, ...]]:
-    """Returns (decisions, exchanges) with `group` set where messages shall travel together.
+    """Returns (decisions, exchanges) with `group` set where messages travel together.
 
     Args:
         decisions: `Decision`s.
@@ -41,7 +41,7 @@ def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges:
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    # Ties in the order of backpropagation, which is that of the variables from last to first.
+    # Ties are in the order of backpropagation, from the last variable to the first.
     small = [_Message(site.name, num_bytes, site.operations, site.depth)
              for decision, site in reversed(list(zip(decisions, sites, strict=True)))
              if (num_bytes := _message_bytes(decision, site)) is not None and site.depth is not None]
@@ -63,9 +63,9 @@ def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges:
 
 
 def _message_bytes(decision: Decision, site: Site) -> float | None:
-    """Returns what a rank sends to one other at once, None if it sends nothing or that is unknown.
+    """Returns the bytes that a rank sends to one other rank at once, None if it sends nothing or they are unknown.
 
-    A gradient that is summed counts as one piece: as small as it is, it is not cut.
+    A gradient that is summed counts as one piece: it is too small to be cut.
     """
     if decision.leader or decision.cost is None:
         return None

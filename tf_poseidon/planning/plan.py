@@ -1,4 +1,4 @@
-"""What will be done: the scheme of every site, with the reason."""
+"""The plan: the scheme of every site, with the reason."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class Plan:
     `print(plan)` shows it as a table.
 
     Attributes:
-        policy: What has decided, a key of `policies.POLICIES`.
+        policy: The policy that has decided, a key of `policies.POLICIES`.
         cluster: The `Cluster` that it is made for.
         sites: The `Site`s that it is made for.
-        decisions: One for each site, in the order of the sites.
-        operations: Additions and multiplications of a step of one rank; None if that is unknown.
-        refusal: Why the graph is not rewritten, or empty. Then all sites travel dense.
-        exchanges: What ranks exchange beside gradients, `Exchange`s: their scheme is what they are for.
-        whole: The `WholeOp`s of the step: what every rank computes for the rows of all.
+        decisions: One per site, in the order of the sites.
+        operations: Additions and multiplications of one rank's step; None if unknown.
+        refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
+        exchanges: What ranks exchange besides gradients, `Exchange`s: their scheme is their purpose.
+        whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
     """
 
     policy: str
@@ -67,13 +67,13 @@ class Plan:
 
     @property
     def compute_seconds(self) -> float | None:
-        """Predicted time of a step of one rank by itself, None if its arithmetic is unknown."""
+        """Predicted time of a step on a single rank, None if its arithmetic is unknown."""
         times = self._times()
         return None if times is None else times[1]
 
     @property
     def is_slower_than_one_process(self) -> bool | None:
-        """Whether one process would be done with the rows of all ranks sooner; None if unknown."""
+        """Whether one process would finish the rows of all ranks sooner; None if unknown."""
         times = self._times()
         if times is None:
             return None
@@ -87,25 +87,25 @@ class Plan:
         return step_time.step_seconds(sent, self.cluster, self.operations)
 
     def agreement_text(self) -> str:
-        """Returns the text that ranks compare: a line for each site, in the order of their names."""
+        """Returns the text that ranks compare: a line per site, in the order of their names."""
         decisions = sorted(self.decisions, key=lambda d: d.site)
         return "\n".join([describe(self.cluster.shape), *map(str, decisions)])
 
     @property
     def digest(self) -> str:
-        """A short text that two plans have in common if they do the same to the same graph."""
+        """A short text that is the same for two plans if they do the same to the same graph."""
         sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
         return hashlib.sha256("\n".join([self.agreement_text(), *sites]).encode()).hexdigest()[:16]
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
-        """Refuses a graph, or a job, that the plan was not made for.
+        """Refuses a graph or a job that the plan was not made for.
 
         Args:
             sites: The `Site`s of the graph.
             cluster: The `Cluster` of the job.
 
         Raises:
-            PoseidonError: With the first difference.
+            PoseidonError: For the first difference.
         """
         mine, job = self.cluster.shape, cluster.shape
         if mine != job:
@@ -120,7 +120,7 @@ class Plan:
                     f"{found.get(name, 'missing')} in the graph; make a plan for this graph.")
 
     def _fingerprints(self, sites: Iterable[Site]) -> dict[str, str]:
-        """Returns what of some sites matters to the decisions of this plan, by name."""
+        """Returns {name of a site: the properties that matter to this plan's decisions, as text}."""
         decisions = {d.site: (d.scheme, d.carried) for d in self.decisions}
         fingerprints = {}
         for site in sites:
@@ -129,7 +129,7 @@ class Plan:
         return fingerprints
 
     def diff(self, other: "Plan") -> str:
-        """Returns what another plan does differently: a line for each site, empty if nothing."""
+        """Returns what another plan does differently: a line per site, empty if nothing."""
         lines = []
         if (a := str(self.cluster)) != (b := str(other.cluster)):
             lines.append(f"cluster: {a} -> {b}")
@@ -141,7 +141,7 @@ class Plan:
         return "\n".join(lines)
 
     def predictions(self) -> dict[str, Any]:
-        """Returns what the table says, as values for JSON."""
+        """Returns the contents of the table as values for JSON."""
         def cost(cost: Cost | None) -> dict[str, float] | None:
             return None if cost is None else {"bytes": cost.num_bytes, "seconds": cost.seconds}
 
@@ -164,10 +164,10 @@ class Plan:
         """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`.
 
         Args:
-            path: Where to; a file that is there is replaced.
+            path: The file to write; an existing file is replaced.
 
         Raises:
-            PoseidonError: If the plan is that of a graph that was not rewritten.
+            PoseidonError: If the plan belongs to a graph that was not rewritten.
         """
         if self.refusal:
             raise PlanError(f"There is no plan to save, since the graph was not rewritten: "
@@ -179,7 +179,7 @@ class Plan:
         """Returns the plan in a file.
 
         Raises:
-            PoseidonError: If the file is no plan, one of another version, or was changed.
+            PoseidonError: If the file is not a plan, has another version, or was changed.
         """
         try:
             text = pathlib.Path(path).read_text()
@@ -198,10 +198,10 @@ class Plan:
 
     @classmethod
     def from_text(cls, text: str) -> "Plan":
-        """Returns the plan that `to_text` has made text of.
+        """Returns the plan in a text of `to_text`.
 
         Raises:
-            PoseidonError: If it is no plan, one of another version, or was changed.
+            PoseidonError: If it is not a plan, has another version, or was changed.
         """
         try:
             fields = plan_file.from_text(text)
@@ -211,25 +211,25 @@ class Plan:
             if is_unchanged:
                 plan._check_decisions()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"The plan is damaged ({error!r}); make it anew.") from error
+            raise PlanError(f"The plan is damaged ({error!r}); make a new one.") from error
         if not is_unchanged:
             raise PlanError(f"The plan was changed after it was saved: its digest says {digest}, but "
                             f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
         return plan
 
     def _check_decisions(self) -> None:
-        """Refuses what a person could have written, but nobody could follow.
+        """Refuses hand-written plans that no job could follow.
 
         Raises:
-            PoseidonError: With the first decision that is wrong.
-            ValueError: If a value has another type, or sites have the same name.
+            PoseidonError: For the first decision that is not possible.
+            ValueError: If a value has the wrong type, or sites have the same name.
         """
         if not isinstance(self.policy, str):
             raise ValueError(f"its policy is {self.policy!r}")
         decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
         if len(decisions) < len(self.sites):
             raise ValueError("its sites are not distinct")
-        str(self)  # numbers have to be numbers
+        str(self)  # fails unless numbers are numbers
         for site, decision in zip(self.sites, self.decisions, strict=True):
             scheme = SCHEMES.get(decision.scheme)
             leader = None if decision.leader is None else decisions.get(decision.leader)
@@ -267,14 +267,14 @@ class Plan:
                           *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation()])
 
     def _whole_ops(self) -> list[str]:
-        """Returns what every rank computes for the rows of all, as lines of text."""
+        """Returns the ops that every rank computes for the rows of all ranks, as lines of text."""
         if not self.whole:
             return []
-        return ["computed by every rank for the rows of all, since nobody has said how to partition it:",
+        return ["computed by every rank for the rows of all ranks, for lack of a partitioning rule:",
                 *(f"  {op}" for op in self.whole)]
 
     def _expectation(self) -> list[str]:
-        """Returns what the step is expected to take, as lines of text."""
+        """Returns the expected time of the step, as lines of text."""
         times = self._times()
         if times is None:
             return []

@@ -1,4 +1,4 @@
-"""Plans as text: JSON with one site, or other exchange, to a line, so that people and `diff` can read it."""
+"""Plans as text: JSON with one line per site or other exchange, so that people and `diff` can read it."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from tf_poseidon.planning.whole_op import WholeOp
 
 VERSION = 1
 
-# The parts of a plan, and what a line of each is made of.
+# The lists of a plan besides its sites; each value is a line.
 _LISTS = ("exchanges", "whole")
 
 
 def to_text(head: Mapping[str, Any], sites: Sequence[Site], decisions: Sequence[Decision],
             exchanges: Sequence[Exchange], whole: Sequence[WholeOp]) -> str:
-    """Returns a plan as text; `head` is what it has only one of."""
+    """Returns a plan as text; `head` has its fields that occur once."""
     head = {"tf_poseidon_plan": VERSION, **head}
     lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     entries = [json.dumps({"site": _filled(site), "decision": _filled(decision)})
@@ -41,7 +41,7 @@ def from_text(text: str) -> dict[str, Any]:
     """Returns the fields of a plan, by name; and its "digest", None if it has none.
 
     Raises:
-        PoseidonError: If the text is no plan, or one of another version.
+        PoseidonError: If the text is not a plan, or has another version.
         KeyError, TypeError, ValueError, AttributeError: If it is damaged.
     """
     try:
@@ -52,7 +52,7 @@ def from_text(text: str) -> dict[str, Any]:
                         "tf-poseidon explain --plan.") from error
     if version != VERSION:
         raise PlanError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
-                        "make the plan anew.")
+                        "make a new plan.")
     return {"policy": fields["policy"], "cluster": Cluster(**fields["cluster"]),
             "sites": tuple(_site(dict(entry["site"])) for entry in fields["sites"]),
             "decisions": tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
@@ -63,7 +63,7 @@ def from_text(text: str) -> dict[str, Any]:
 
 
 def _filled(value: Any) -> dict[str, Any]:
-    """Returns the attributes that are not at their defaults, by name; of a decision, what it carries is among them."""
+    """Returns the attributes that differ from their defaults, by name; for a decision, including what it carries."""
     filled: dict[str, Any] = {}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)

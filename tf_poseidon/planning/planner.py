@@ -1,4 +1,4 @@
-"""What makes the plans of a job: a policy, or a plan that was made before."""
+"""Makes the plans of a job: by a policy, or from a given plan."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -16,8 +16,8 @@ class Planner:
 
     Attributes:
         cluster: The `Cluster` to plan for.
-        policy: As for `make_plan`.
-        pins, merge, schemes: As for `make_plan`.
+        policy: Same as in `make_plan`.
+        pins, merge, schemes: Same as in `make_plan`.
         given: A `Plan` to follow instead.
     """
 
@@ -43,7 +43,7 @@ class Planner:
             dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
     def by_policy(self) -> "Planner":
-        """Returns one that follows no given plan, for graphs that it was not made of."""
+        """Returns a planner that follows no given plan, for graphs that the plan was not made for."""
         return dataclasses.replace(self, given=None)
 
     def refusal(self, reason: str) -> Plan:

@@ -1,6 +1,6 @@
-"""The policies: what chooses a scheme for each site.
+"""The policies: the rules that choose the scheme of each site.
 
-A policy is a function of a site, of what each scheme costs that could carry it, and of the cluster; it returns the
+A policy is a function of a site, of the cost of each scheme that could carry it, and of the cluster; it returns the
 name of a scheme and why. To add one: a function, and a line in `POLICIES`.
 """
 
@@ -38,7 +38,7 @@ def _ps(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 
 
 def _sfb(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
-    """Factors wherever that is possible; slices where they are fewer bytes."""
+    """Factors wherever possible; slices where they have fewer bytes."""
     if SPARSE in costs:
         return _sparse(site, costs, cluster)
     if SFB in costs:
@@ -49,8 +49,8 @@ def _sfb(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 def _paper(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
     """Algorithm 1 of H. Zhang et al., USENIX ATC 2017, section 3.2, to the letter.
 
-    SFB if 2 K (P1 - 1)(M + N) <= 2 MN (P1 + P2 - 2) / P2, else PS. It counts numbers, and so takes
-    those of factors and gradient to be equally long. K, P1 and P2 are those of nodes, see cost.py.
+    SFB if 2 K (P1 - 1)(M + N) <= 2 MN (P1 + P2 - 2) / P2, else PS. It counts numbers, and so assumes
+    the same bytes per number for factors and gradient. K, P1 and P2 are those of nodes, see cost.py.
     """
     if SPARSE in costs:
         return _sparse(site, costs, cluster)
@@ -69,7 +69,7 @@ def _paper(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 
 
 def _sparse(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
-    """Compares bytes, as Algorithm 1 does: all slices to all, or the dense gradient."""
+    """Compares bytes, as Algorithm 1 does: all slices to all ranks, or the dense gradient."""
     assert site.slices is not None  # else slice broadcasting has no cost
     sparse, ps = costs[SPARSE].num_bytes, costs[PS].num_bytes
     relation = "at most" if sparse <= ps else "more than"
@@ -79,7 +79,7 @@ def _sparse(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
 
 
 def _auto(site: Site, costs: Costs, cluster: Cluster) -> tuple[str, str]:
-    """Compares seconds, rebuilding included; of equals, servers have the least to do."""
+    """Compares seconds, including rebuilding; among equals, prefers the scheme with the least work for servers."""
     del site, cluster
     scheme = min(costs, key=lambda name: (costs[name].seconds, name == PS))
     texts = []
@@ -104,13 +104,13 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
 
     Args:
         sites: The `Site`s.
-        policy: "auto" (whatever takes least time), "ps" (always the parameter server), "sfb" (factors
-            wherever it is possible) or "paper" (Algorithm 1: whatever sends fewer numbers). "sfb" and
-            "paper" let gradients that are slices travel as those where that is fewer bytes.
+        policy: "auto" (the fastest), "ps" (always the parameter server), "sfb" (factors wherever
+            possible) or "paper" (Algorithm 1: whichever sends fewer numbers). "sfb" and "paper" send
+            gradients that are slices as slices if these have fewer bytes.
         cluster: The `Cluster` to plan for.
-        pins: (pattern, scheme) pairs; the first pattern that fits the path of a variable decides it,
-            as far as that is possible. Patterns are those of file names: "*", "?" and "[...]".
-        operations: Additions and multiplications of the step, None if that is unknown.
+        pins: (pattern, scheme) pairs; the first pattern that matches the path of a variable decides its
+            scheme, if possible. Patterns are those of file names: "*", "?" and "[...]".
+        operations: Additions and multiplications of the step, None if unknown.
         merge: Whether small messages wait for each other, see merging.py.
         exchanges: The other `Exchange`s of the graph.
         schemes: Names of the schemes that the engine can carry out; None for all.
@@ -140,12 +140,11 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
 
 def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
                   exchanges: Sequence[Exchange]) -> Sequence[Decision]:
-    """Returns the decisions, changed one by one while that makes the step shorter; as they are if not by 5 %.
+    """Returns the decisions, changed one by one while that shortens the step; unchanged if it gains less than 5 %.
 
-    By itself a gradient may take less time as factors. But its bytes are hidden by backpropagation where
-    links are fast, and the arithmetic of rebuilding it never is; or a link that is busy anyway makes bytes
-    dearer than they are alone. What is expected is not sure to 5 %, and factors leave more of the links to
-    others.
+    Alone, a gradient may take less time as factors. But where links are fast, backpropagation hides its bytes,
+    and never the arithmetic of rebuilding it; and on a link that is busy anyway, bytes cost more than they do
+    alone. The estimate is not accurate to 5 %, and factors leave more of the links to others.
     """
     def seconds(decisions: Sequence[Decision]) -> float:
         sent = step_time.messages(decisions, sites, exchanges, chooser.cluster)
@@ -170,7 +169,7 @@ def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Seq
 
 @dataclasses.dataclass(frozen=True)
 class _Chooser:
-    """Chooses the scheme of each site; fields as the arguments of `make_plan`."""
+    """Chooses the scheme of each site; the fields are arguments of `make_plan`."""
 
     policy: str
     cluster: Cluster
@@ -178,7 +177,7 @@ class _Chooser:
     schemes: tuple[str, ...]
 
     def decisions(self, sites: Sequence[Site], changed: Mapping[str, str] | None = None) -> list[Decision]:
-        """Returns the `Decision`s for some sites; those in `changed` travel otherwise than the policy says."""
+        """Returns the `Decision`s for sites; {site: scheme} in `changed` overrides the policy."""
         changed = changed or {}
         by_name = {site.name: site for site in sites}
         alone = {site.name: self._decide(site, changed.get(site.name)) for site in sites if site.bias_of is None}
@@ -186,9 +185,9 @@ class _Chooser:
                 self._follow(site, by_name[site.bias_of], alone[site.bias_of]) for site in sites]
 
     def costs(self, site: Site) -> dict[str, Cost]:
-        """Returns the `Cost` of each scheme that a site can travel by, by its name.
+        """Returns {name of a scheme: `Cost`} of all schemes by which a site can travel.
 
-        Empty if that of the parameter server is unknown; then there is none to compare with.
+        Empty if the cost of the parameter server is unknown; then there is nothing to compare with.
         """
         schemes = (SCHEMES[name] for name in self.schemes)
         possible = [scheme for scheme in schemes if not scheme.mismatch(site) and not scheme.refusal(site)]
@@ -197,7 +196,7 @@ class _Chooser:
         return costs if PS in costs else {}
 
     def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:
-        """Returns the `Decision` for a bias: it uses the exchange of its layer if the scheme of that allows it."""
+        """Returns the `Decision` for a bias: it uses the exchange of its layer if the layer's scheme allows it."""
         if _pin(site.name, self.pins) in (None, decision.scheme):
             followed = decision.by.follow(site, leader)
             if followed is not None:
@@ -212,7 +211,7 @@ class _Chooser:
         elif pin is not None:
             wanted = SCHEMES[pin]
             why_not = wanted.mismatch(site) or wanted.refusal(site) or "the engine cannot carry it out"
-            scheme, reason = PS, f"pinned to '{pin}', which it cannot: {why_not}"
+            scheme, reason = PS, f"pinned to '{pin}', which is not possible: {why_not}"
         elif len(costs) <= 1:
             scheme, reason = PS, _why_dense(site)
         else:
@@ -228,13 +227,13 @@ class _Chooser:
 
 
 def _why_dense(site: Site) -> str:
-    """Returns why no scheme but the parameter server can carry a gradient: the first refusal of one of its kind."""
+    """Returns why only the parameter server can carry a gradient: the first refusal of a scheme for its kind."""
     return next((reason for scheme in SCHEMES.values()
                  if not scheme.mismatch(site) and (reason := scheme.refusal(site))), "")
 
 
 def _pin(name: str, pins: Pins) -> str | None:
-    """Returns the scheme that a site, or an exchange, is pinned to, or None."""
+    """Returns the scheme to which a site or an exchange is pinned, or None."""
     names = {name, name.partition("#")[0], name.removeprefix("rows/")}  # its own, and those of its variable
     return next((scheme for pattern, scheme in pins
                  if pattern in names or any(fnmatch.fnmatchcase(n, pattern) for n in names)), None)

@@ -11,9 +11,9 @@ class Factors:
     Attributes:
         m: M, columns of U.
         n: N, columns of V.
-        k: K, rows that one worker has in a full batch; None if that is not known before the step.
-        itemsize: Bytes of an element on its way.
-        extra_bytes: What has to travel with the factors whatever K is.
+        k: K, rows that one worker has in a full batch; None if unknown before the step.
+        itemsize: Bytes of an element on the wire.
+        extra_bytes: Bytes that travel with the factors, independent of K.
     """
 
     m: int
@@ -24,7 +24,7 @@ class Factors:
 
     @property
     def rows(self) -> int:
-        """K where it is known."""
+        """K, which must be known."""
         assert self.k is not None
         return self.k
 
@@ -36,11 +36,11 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
-    """A gradient that is some rows of a variable, each with its index: that of an embedding.
+    """A gradient of some rows of a variable, each with its index, such as an embedding's.
 
     Attributes:
-        k: Rows that one worker has in a full batch, before those with the same index are added up;
-            None if that is not known before the step.
+        k: Rows that one worker has in a full batch, before rows with the same index are summed;
+            None if unknown before the step.
         row_bytes: Bytes of a row and its index.
     """
 
@@ -49,34 +49,33 @@ class Slices:
 
     @property
     def rows(self) -> int:
-        """`k` where it is known."""
+        """`k`, which must be known."""
         assert self.k is not None
         return self.k
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one worker's slices, when no index occurs twice."""
+        """Bytes of one worker's slices, if no index occurs twice."""
         return self.rows * self.row_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A gradient to be synchronised.
+    """A gradient to synchronise.
 
     Attributes:
-        name: The path of its variable, and which synchronisation of it in the step this is.
+        name: The path of its variable, and which of its uses in the step this is.
         dtype: Name of its dtype.
-        itemsize: Bytes of an element on its way.
-        shape: Its shape, None where that is unknown.
+        itemsize: Bytes of an element on the wire.
+        shape: Its shape, None if unknown.
         factors: Its factors, or None.
         slices: Its slices, or None.
-        refusal: Why there are none, a sentence.
-        bias_of: Name of the site one of whose factors this gradient is the sum of the rows of: a
-            dense layer's bias.
-        operations: Additions and multiplications that have to be done before the gradient is there,
-            those of the forward pass included.
-        depth: How many exchanges come one after the other before it; None in a loop.
-        is_waited_for: Whether the step computes nothing until it is there.
+        refusal: Why it has neither, as a sentence.
+        bias_of: For a dense layer's bias: the name of the layer's site. The bias' gradient is the sum of the rows of
+            one of that site's factors.
+        operations: Additions and multiplications before the gradient is ready, including those of the forward pass.
+        depth: How many exchanges precede it one after the other; None in a loop.
+        is_waited_for: Whether the step computes nothing until its exchange is complete.
     """
 
     name: str
@@ -93,7 +92,7 @@ class Site:
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of the dense gradient, None where its shape is unknown."""
+        """Bytes of the dense gradient, None if its shape is unknown."""
         if self.shape is None:
             return None if self.factors is None else self.factors.m * self.factors.n * self.itemsize
         return math.prod(self.shape) * self.itemsize

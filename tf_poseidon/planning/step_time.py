@@ -1,8 +1,8 @@
-"""How long a step is expected to take when exchanges go on while it computes.
+"""The expected time of a step whose exchanges overlap its computation.
 
 Wait-free backpropagation (H. Zhang et al., USENIX ATC 2017, section 3.1): a gradient leaves as soon as
-it is there, and a rank's link carries one after the other. Rebuilding takes the processor from
-backpropagation, whenever it happens. What is waited for stops computing until it is there.
+it is ready, and a rank's link carries one after the other. Rebuilding takes processor time from
+backpropagation, whenever it happens. The step does not compute until an exchange that it waits for is complete.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Message:
 
     Attributes:
         cost: Its `Cost`.
-        operations, depth, is_waited_for: As of `Site`.
+        operations, depth, is_waited_for: Same as in `Site`.
     """
 
     cost: Cost

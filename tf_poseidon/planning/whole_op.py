@@ -1,4 +1,4 @@
-"""What a step computes on every rank, as one process does: ops that nobody has said how to partition."""
+"""Ops of a step that run whole on every rank, as in one process, because they have no partitioning rule."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -7,12 +7,12 @@ import json
 
 @dataclasses.dataclass(frozen=True)
 class WholeOp:
-    """An op whose inputs, cut into rows, are gathered, and that every rank runs for the rows of all.
+    """An op whose inputs are gathered from all ranks, and that every rank runs for the rows of all ranks.
 
     Attributes:
-        node: Its name.
-        op: Its op.
-        bytes_per_row: How large its inputs are for each row of the batch; None if that is unknown.
+        node: Name of its node.
+        op: Name of the op.
+        bytes_per_row: Bytes of its inputs per row of the batch; None if unknown.
     """
 
     node: str
@@ -30,5 +30,5 @@ def dumps(ops: Sequence[WholeOp]) -> str:
 
 
 def loads(text: str) -> tuple[WholeOp, ...]:
-    """Returns the `WholeOp`s of `dumps`."""
+    """Returns the `WholeOp`s in a text of `dumps`."""
     return tuple(WholeOp(**fields) for fields in json.loads(text or "[]"))

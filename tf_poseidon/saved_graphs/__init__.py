@@ -1,4 +1,4 @@
-"""Saved training graphs: rewriting them for several ranks, and looking at what was rewritten.
+"""Saved training graphs: rewrites them for several ranks, and inspects and verifies the results.
 
-`rewriting.py` is where to start.
+Start with `rewriting.py`.
 """

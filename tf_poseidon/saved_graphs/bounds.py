@@ -1,7 +1,7 @@
-"""How far floats may be from those of one process: as far as rounding explains.
+"""Bounds on the difference of floats from those of one process: the effect of rounding.
 
-Nothing is known about a step, so that is measured: its original runs again, twice, with its numbers changed in the last
-place. The bound of a value is a factor times the sum of what that changes in it and a last place of its largest number.
+Nothing is known about a step, so the effect is measured: its original runs twice more, with its numbers changed in the
+last place. The bound of a value is a factor times the sum of its largest change and a last place of its largest number.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from tf_poseidon.saved_graphs import formats
 # ("variable" or "output", its name).
 Key = tuple[str, str]
 
-# How often the original runs with other last places, and how much more than it shows then may come of rounding.
+# How often the original runs with other last places; and the factor between the observed change and the bound.
 RERUNS, _FACTOR = 2, 32
 # From the narrowest: bfloat16 has fewer bits than half.
 _FLOATS = (tf.bfloat16, tf.half, tf.float32, tf.float64)
@@ -29,7 +29,7 @@ _COMPLEX = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 
 def changed(value: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
-    """Returns an array of which each element is a last place larger or smaller; only of floats."""
+    """Returns an array with each element a last place larger or smaller, if they are floats."""
     if not _is_float(value.dtype):
         return value
     signs = rng.choice([-1, 1], value.shape)
@@ -39,11 +39,11 @@ def changed(value: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.n
 
 def measured(exact: Mapping[Key, np.ndarray], others: Sequence[Mapping[Key, np.ndarray]],
              epsilon: float) -> dict[Key, float]:
-    """Returns how far floats may be from those of one process, by the keys of `exact`; of what is no float, nothing.
+    """Returns the bounds on the difference of floats from those of one process, by key; other types have none.
 
     Args:
         exact: The values of one process, arrays by key.
-        others: The same of runs with other last places.
+        others: The same values from runs with other last places.
         epsilon: The last place of 1.
     """
     found = {}
@@ -56,7 +56,7 @@ def measured(exact: Mapping[Key, np.ndarray], others: Sequence[Mapping[Key, np.n
 
 
 def error(value: np.ndarray, wanted: np.ndarray, bound: float) -> float:
-    """Returns the largest error in parts of its bound; infinite where only one of both is finite."""
+    """Returns the largest error as a fraction of its bound; infinite if only one of both values is finite."""
     value, wanted = _wide(value), _wide(wanted)
     if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):
         return np.inf
@@ -65,14 +65,14 @@ def error(value: np.ndarray, wanted: np.ndarray, bound: float) -> float:
 
 
 def num_finite(value: np.ndarray) -> int:
-    """Returns how many elements are finite: those whose errors count."""
+    """Returns the number of finite elements, whose errors count."""
     return int(np.isfinite(_wide(value)).sum())
 
 
 def epsilon(graph: formats.Saved, targets: Iterable[str]) -> float:
-    """Returns the last place of 1 in the narrowest type of floats that a step computes with.
+    """Returns the last place of 1 in the narrowest floating-point type of a step.
 
-    That of the rewritten graph: it may round what ranks exchange.
+    Give it the rewritten graph, which may round the tensors that ranks exchange.
     """
     found = set()
     for node in _nodes_of_step(graph, targets):
@@ -84,7 +84,7 @@ def epsilon(graph: formats.Saved, targets: Iterable[str]) -> float:
 
 
 def _nodes_of_step(graph: formats.Saved, targets: Iterable[str]) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes that some tensors need, and those of the functions that these call."""
+    """Returns the nodes that given tensors need, and those of the functions that these nodes call."""
     main = {node.name: node for node in graph.graph_def.node}
     functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
     queue, found = [graph_lib.node_of(target) for target in targets], {}
@@ -112,5 +112,5 @@ def _wide(value: np.ndarray) -> np.ndarray:
 
 
 def _largest(difference: np.ndarray) -> float:
-    """Returns the largest magnitude among what is finite."""
+    """Returns the largest magnitude of the finite elements."""
     return float(np.max(np.abs(difference), where=np.isfinite(difference), initial=0))

@@ -1,6 +1,6 @@
-"""Compares what a step has given on all ranks: with what it gives in one process, and between ranks.
+"""Compares the results of a step on all ranks with those of one process, and between ranks.
 
-What is found is noted in a `verifying.Verification`.
+Differences are noted in a `verifying.Verification`.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ def with_one_process(result: "Verification", values: Mapping[tuple[str, str], np
 
     Args:
         result: The `Verification`.
-        values: What there is after a step, arrays by (kind, name).
-        expected, allowed: The same of one process, and how far floats may be from that: of `Reference.step`.
+        values: Variables and outputs after a step, arrays by (kind, name).
+        expected, allowed: The same in one process, and the bounds on the difference of floats: from `Reference.step`.
     """
     for key, wanted in expected.items():
         value = values.get(key)
@@ -39,12 +39,12 @@ def with_one_process(result: "Verification", values: Mapping[tuple[str, str], np
 
 
 def between_ranks(result: "Verification", step: int, values: Mapping[tuple[str, str], np.ndarray]) -> None:
-    """Notes what ranks do not have with the same bits; all of them have to call it.
+    """Notes values whose bits differ between ranks; all ranks must call it.
 
     Args:
         result: The `Verification`.
         step: Number of the step.
-        values: What there is after it, arrays by (kind, name).
+        values: Variables and outputs after it, arrays by (kind, name).
     """
     communicator, keys = runtime.communicator(), sorted(values)
     if communicator is None or not keys:

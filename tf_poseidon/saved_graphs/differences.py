@@ -1,4 +1,4 @@
-"""Says what a rewritten graph has that the original has not."""
+"""Lists what was inserted into a rewritten graph."""
 
 import dataclasses
 import os
@@ -16,8 +16,8 @@ class Difference:
     """What was inserted into a graph. `print(difference)` shows it as tables.
 
     Attributes:
-        steps: The `inserted.Step`s, what was rewritten.
-        others: What else differs, sentences; empty if nothing does.
+        steps: The `inserted.Step`s that were rewritten.
+        others: All other differences, as sentences; empty if there are none.
     """
 
     steps: tuple[inserted.Step, ...]
@@ -31,23 +31,23 @@ class Difference:
 
 
 def diff(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Difference:
-    """Returns the `Difference` between a graph and the one that it was rewritten to.
+    """Returns the `Difference` between a graph and its rewritten version.
 
     Args:
         source: Path of the original.
         target: Path of the rewritten graph.
 
     Raises:
-        PoseidonError: If the second was not rewritten.
+        PoseidonError: If `target` was not rewritten.
     """
-    library.load()  # what was inserted are ops of ours
+    library.load()  # the inserted ops are ours
     original, rewritten = formats.read(source).graph_def, formats.read(target).graph_def
     if not strip.is_rewritten(rewritten):
-        raise GraphError(f"'{target}' was not rewritten; give the original first, and what was made of it second.")
+        raise GraphError(f"'{target}' was not rewritten; give the original first, and the rewritten graph second.")
     noted = strip.strip(rewritten)
     if noted.SerializeToString(deterministic=True) != original.SerializeToString(deterministic=True):
         return Difference(inserted.steps(original, rewritten), (
-            f"'{target}' was made of another graph than '{source}'", *inserted.others(original, noted)))
+            f"'{target}' was made from a different graph than '{source}'", *inserted.others(original, noted)))
     return Difference(inserted.steps(original, rewritten), tuple(inserted.others(original, rewritten)))
 
 

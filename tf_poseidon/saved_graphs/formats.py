@@ -1,6 +1,6 @@
 """Reads and writes the files that hold training graphs: SavedModel, MetaGraphDef and GraphDef.
 
-What is written appears whole or not at all: it is made under another name and then renamed.
+A file or directory is written whole or not at all: under a temporary name, and then renamed.
 """
 
 import abc
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=message.Message)
 
 
 def read(path: str | os.PathLike[str]) -> "Saved":
-    """Returns the graph in a file or folder, a `SavedModel`, `MetaGraph` or `GraphDef`.
+    """Returns the graph in a file or directory, a `SavedModel`, `MetaGraph` or `GraphDef`.
 
     Raises:
         PoseidonError: If there is none, or it cannot be read.
@@ -35,20 +35,20 @@ def read(path: str | os.PathLike[str]) -> "Saved":
     if os.path.isdir(path):
         return SavedModel(path)
     if not os.path.exists(path):
-        raise GraphError(f"There is no file '{path}'; give a SavedModel's folder, a MetaGraph (.meta) or a "
+        raise GraphError(f"There is no file '{path}'; give a SavedModel's directory, a MetaGraph (.meta) or a "
                          "GraphDef (.pb, .pbtxt).")
     for suffixes, kind in (((".meta",), MetaGraph), ((".pb", ".pbtxt"), GraphDef)):
         if path.endswith(suffixes):
             return kind(path)
-    raise GraphError(f"'{path}' ends in none of .meta (MetaGraph), .pb and .pbtxt (GraphDef), and is no folder "
-                     "of a SavedModel; name it after what it is.")
+    raise GraphError(f"'{path}' does not end in .meta (MetaGraph), .pb or .pbtxt (GraphDef), and is not the directory "
+                     "of a SavedModel; give it the suffix of its format.")
 
 
 class Saved(abc.ABC):
     """A saved graph.
 
     Attributes:
-        path: Where it was read.
+        path: Where it was read from.
     """
 
     kind = ""
@@ -59,7 +59,7 @@ class Saved(abc.ABC):
     @property
     @abc.abstractmethod
     def graph_def(self) -> graph_pb2.GraphDef:
-        """The GraphDef, to be read or changed in place."""
+        """The GraphDef, which may be changed in place."""
 
     @property
     def has_functions(self) -> bool:
@@ -71,8 +71,8 @@ class Saved(abc.ABC):
         """Returns the tensors, or nodes, that make each step, by name of the step.
 
         Args:
-            signature: Name of a signature, or several; None for the usual one, if there is.
-            train_op: Names of update ops to take instead.
+            signature: Name of a signature, or several; None for the usual one, if it exists.
+            train_op: Names of update ops to use instead.
 
         Raises:
             PoseidonError: If the graph does not have them.
@@ -83,11 +83,11 @@ class Saved(abc.ABC):
             return {"train_op": names}
         names = ("train",) if signature is None else (signature,) if isinstance(signature, str) else signature
         if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
-            raise GraphError(f"signature={signature!r}, expected the name of a signature, or a list of some.")
+            raise GraphError(f"signature={signature!r}, expected the name of a signature, or a list of names.")
         return {name: self._outputs(name) for name in names}
 
     def targets(self, signature: str | Sequence[str] | None = None, train_op: Sequence[str] = ()) -> tuple[str, ...]:
-        """Returns the names of what makes a training step; arguments as of `steps`."""
+        """Returns the names of the tensors, or nodes, that make a training step; arguments as in `steps`."""
         return tuple(dict.fromkeys(target for targets in self.steps(signature, train_op).values()
                                    for target in targets))
 
@@ -103,7 +103,7 @@ class Saved(abc.ABC):
         outputs = [info.name for info in signatures[name].outputs.values()]
         if not outputs:
             raise GraphError(f"Signature '{name}' of '{self.path}' returns nothing, so nothing says what runs "
-                             "when it is called; let it return the loss.")
+                             "when it is called; make it return the loss.")
         return tuple(sorted(outputs))
 
     def checkpoint(self) -> tuple[str, str, str] | None:
@@ -118,15 +118,15 @@ class Saved(abc.ABC):
 
     @abc.abstractmethod
     def write(self, target: str | os.PathLike[str]) -> None:
-        """Writes it to another path, with what belongs to it.
+        """Writes the graph to another path, with the files that belong to it.
 
         Raises:
-            PoseidonError: If there is something already, or it cannot be written.
+            PoseidonError: If the path exists, or cannot be written.
         """
 
 
 class SavedModel(Saved):
-    """A folder of a SavedModel, of TensorFlow 1 or 2."""
+    """The directory of a SavedModel, of TensorFlow 1 or 2."""
 
     kind = "SavedModel"
     _PROTO, _TEXT, _FINGERPRINT = "saved_model.pb", "saved_model.pbtxt", "fingerprint.pb"
@@ -135,7 +135,7 @@ class SavedModel(Saved):
         super().__init__(path)
         files = [name for name in (self._PROTO, self._TEXT) if os.path.exists(os.path.join(path, name))]
         if not files:
-            raise GraphError(f"The folder '{path}' has no {self._PROTO}, so it is no SavedModel.")
+            raise GraphError(f"The directory '{path}' has no {self._PROTO}, so it is not a SavedModel.")
         self._file = files[0]
         self._proto = _parse(os.path.join(path, self._file), saved_model_pb2.SavedModel)
         if len(self._proto.meta_graphs) != 1:
@@ -162,17 +162,17 @@ class SavedModel(Saved):
 
     def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target).rstrip("/")
-        with _whole(target) as folder:
+        with _whole(target) as directory:
             others = shutil.ignore_patterns(self._PROTO, self._TEXT, self._FINGERPRINT)
-            shutil.copytree(self.path, folder, ignore=others)
-            _serialize(self._proto, os.path.join(folder, self._file))
+            shutil.copytree(self.path, directory, ignore=others)
+            _serialize(self._proto, os.path.join(directory, self._file))
             if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
-                with open(os.path.join(folder, self._FINGERPRINT), "wb") as file:
-                    file.write(tf_compat.fingerprint(folder))
+                with open(os.path.join(directory, self._FINGERPRINT), "wb") as file:
+                    file.write(tf_compat.fingerprint(directory))
 
 
 class MetaGraph(Saved):
-    """A file of a MetaGraphDef, and the checkpoint of the same name."""
+    """The file of a MetaGraphDef, and the checkpoint of the same name."""
 
     kind = "MetaGraph"
 
@@ -196,7 +196,7 @@ class MetaGraph(Saved):
             raise GraphError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
         prefix, own = target.removesuffix(".meta"), self.path.removesuffix(".meta")
         with contextlib.ExitStack() as stack:
-            # The graph last: who finds it finds its checkpoint too.
+            # The graph is renamed last: when it exists, so does its checkpoint.
             meta = stack.enter_context(_whole(target))
             _serialize(self._proto, meta)
             for file in sorted(glob.glob(glob.escape(own) + ".index")
@@ -212,7 +212,7 @@ class MetaGraph(Saved):
 
 
 class GraphDef(Saved):
-    """A file of a GraphDef, as text if its name ends in .pbtxt."""
+    """The file of a GraphDef, as text if its name ends in .pbtxt."""
 
     kind = "GraphDef"
 
@@ -240,7 +240,7 @@ def _collected(meta_graph: meta_graph_pb2.MetaGraphDef) -> tuple[str, ...]:
 
 
 def _parse(path: str, kind: type[M]) -> M:
-    """Returns the message in a file; one without any node is none."""
+    """Returns the protocol buffer in a file."""
     proto = kind()
     try:
         with open(path, "rb") as file:
@@ -267,13 +267,13 @@ def _serialize(proto: message.Message, path: str, is_text: bool | None = None) -
 
 @contextlib.contextmanager
 def _whole(target: str) -> Iterator[str]:
-    """Gives a path to write to, which becomes `target` at the end; nothing stays after a failure."""
-    folder, name = os.path.split(target)
+    """A context with a path to write to, which becomes `target` at the end; nothing remains after a failure."""
+    directory, name = os.path.split(target)
     if os.path.lexists(target):
         raise GraphError(f"'{target}' exists already; remove it, or name another.")
-    if not name or not os.path.isdir(folder or "."):
-        raise GraphError(f"'{target}' cannot be written: there is no folder '{folder}'.")
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    if not name or not os.path.isdir(directory or "."):
+        raise GraphError(f"'{target}' cannot be written: there is no directory '{directory}'.")
+    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.rename(temporary, target)

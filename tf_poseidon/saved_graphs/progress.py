@@ -11,7 +11,7 @@ from rich import progress
 
 @contextlib.contextmanager
 def shown() -> Iterator[Callable[[str], None]]:
-    """Gives a function that is told what is done next; it shows that and how long it takes."""
+    """A context with a function to call with the name of each phase; it shows the phase and its time."""
     columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
     with progress.Progress(*columns, console=console.Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("loading TensorFlow")

@@ -1,4 +1,4 @@
-"""Runs the original of a rewritten graph in one process: what each step of the latter is compared with."""
+"""Runs the original of a rewritten graph in one process, as the reference for each step of the rewritten graph."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,11 +21,11 @@ class Reference:
 
         Args:
             original: The graph, of `formats.read`.
-            what: What makes a step, as `running.runner` takes it by name.
+            what: The keyword arguments of `running.runner` that define a step.
             epsilon: The last place of 1 in the numbers of the rewritten step, see `bounds.epsilon`.
-            seed: What decides which numbers are a last place larger, and which smaller.
+            seed: Seed for the choice of numbers that are a last place larger or smaller.
         """
-        # Each in a runner of its own, so that seeded random ops are where they are in the rewritten graph.
+        # Each run has its own runner, so that seeded random ops have the same state as in the rewritten graph.
         self._runners = [running.runner(original, **what) for _ in range(1 + bounds.RERUNS)]
         self._epsilon = epsilon
         self._rng = np.random.default_rng([seed, 1])
@@ -55,7 +55,7 @@ class Reference:
 
 
 def run_step(runner: running.Runner, batch: Arrays) -> dict[tuple[str, str], np.ndarray]:
-    """Runs a step; returns what there is afterwards, arrays by ("variable" or "output", name)."""
+    """Runs a step; returns its variables and outputs afterwards, arrays by ("variable" or "output", name)."""
     outputs = runner.run(batch)
     return {**{("variable", name): value for name, value in zip(runner.variables, runner.state())},
             **{("output", name): value for name, value in outputs.items()}}

@@ -1,4 +1,4 @@
-"""Rewrites saved training graphs, which know nothing of other ranks, so that they train on several."""
+"""Rewrites saved training graphs of one process so that they train on several ranks."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ S = TypeVar("S", bound=formats.Saved)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a rewritten graph exchanges. `print(report)` shows it.
+    """The exchanges of a rewritten graph. `print(report)` shows them.
 
     Attributes:
-        steps: The `graph_passes.saved.rewriting.Step`s by name: signatures, or "train_op".
+        steps: The `graph_passes.saved.rewriting.Step`s by name: that of a signature, or "train_op".
     """
 
     steps: dict[str, rewriting_lib.Step]
@@ -52,26 +52,26 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
     ```
 
     Every rank then loads the result, after `poseidon.load_ops()`, and calls the same signature with the same
-    global batch, as one process would; each computes its rows of it.
+    global batch, as one process would; each rank computes its rows.
 
     Args:
-        source: The folder of a SavedModel with a signature that runs a training step: forward,
+        source: The directory of a SavedModel with a signature that runs a training step: forward,
             backward, and the update of the variables.
-        target: The folder to write; it must not exist.
+        target: The directory to write; it must not exist.
         signature: Name of that signature, or a list of several.
         **options:
-            workers: Number of ranks to plan for; any number can run the result. Needed without `plan`.
-            inputs: Which inputs have rows, by name: "rows", "same", or the dimension that they are in. By
-                default those whose first dimension is unknown; if there is none, all that have a
-                dimension, if their first one is the same.
-            batch_size: Rows of a full batch on each worker, K; factors are exchanged only where it is known.
-            bandwidth_gbps, latency_us, gflops, accelerators, servers, ranks_per_node: As of
+            workers: Number of ranks to plan for; any number can run the result. Required without `plan`.
+            inputs: Which inputs have rows, by name: "rows", "same", or the dimension of the rows. By
+                default those whose first dimension is unknown; if there are none, all that have a
+                dimension, if their first ones are the same.
+            batch_size: Rows of a full batch on each worker, K; factors are exchanged only if it is known.
+            bandwidth_gbps, latency_us, gflops, accelerators, servers, ranks_per_node: Same as in
                 `poseidon.explain`.
-            policy, pins, merge, wire_dtype, strict: As of `PoseidonStrategy`.
-            engine: "mpi", the default, or "horovod": the result holds that engine's ops, and runs after
+            policy, pins, merge, wire_dtype, strict: Same as in `PoseidonStrategy`.
+            engine: "mpi", the default, or "horovod": the result contains that engine's ops, and runs after
                 `poseidon.load_ops(engine=...)` for it.
-            plan: A `Plan`, or the file of one, to follow instead; of one step only.
-            progress: A function called with what is done next.
+            plan: A `Plan`, or its file, to follow instead; for a single step only.
+            progress: A function that is called with the name of each phase.
 
     Returns:
         A `Report`.
@@ -91,12 +91,12 @@ def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike
         source: A file "PREFIX.meta"; the checkpoint PREFIX is copied if there is one.
         target: The file to write, "PREFIX.meta" too.
         train_op: Names of the ops, or tensors, that make a step; by default those of `signature`, or else of
-            the collection "train_op", which optimizers fill. Whatever else the program fetches is
-            there under its name, and what it has of one process.
+            the collection "train_op", which optimizers fill. Everything else that the program fetches keeps
+            its name, and the value that it has in one process.
         signature: Name of a signature, or a list of several.
-        **options: As of `rewrite_saved_model`.
+        **options: Same as in `rewrite_saved_model`.
 
-    Returns, Raises: As `rewrite_saved_model`.
+    Returns, Raises: Same as `rewrite_saved_model`.
     """
     return _rewrite(_of_kind(source, formats.MetaGraph), target, signature, train_op, **options)
 
@@ -105,15 +105,16 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
                       **options: Any) -> Report:
     """Rewrites a GraphDef.
 
-    Whoever runs it gives all ranks the same initial values: only what a step assigns is kept equal.
+    The program that runs it must give all ranks the same initial values: only values that a step assigns are kept
+    equal.
 
     Args:
         source: A file of a GraphDef, .pb or .pbtxt.
         target: The file to write.
         train_op: Names of the ops that make a step.
-        **options: As of `rewrite_saved_model`.
+        **options: Same as in `rewrite_saved_model`.
 
-    Returns, Raises: As `rewrite_saved_model`.
+    Returns, Raises: Same as `rewrite_saved_model`.
     """
     if not train_op:
         raise GraphError("A GraphDef does not say what makes a training step; name its update ops: train_op.")
@@ -122,7 +123,7 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
 
 def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
             signature: str | Sequence[str] | None = None, train_op: str | Sequence[str] = (), **options: Any) -> Report:
-    """Rewrites whatever a path holds; arguments as those of the functions above."""
+    """Rewrites a graph of any kind; arguments as in the functions above."""
     graph = formats.read(source)
     if isinstance(graph, formats.GraphDef) and not train_op:
         raise GraphError(f"'{source}' does not say what makes a training step; name its update ops with "
@@ -131,7 +132,7 @@ def rewrite(source: str | os.PathLike[str], target: str | os.PathLike[str],
 
 
 def strip(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes the graph that a rewritten one was made of: the same, node for node.
+    """Writes the original of a rewritten graph: the same, node for node.
 
     Raises:
         PoseidonError: If it was not rewritten.
@@ -168,33 +169,33 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
     engine.register_ops()
     for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1)):
         if value != default and engine.writer.has_to_agree:
-            raise ConfigurationError(f"{name}={value!r} is for the engine 'mpi' only; leave it away.")
+            raise ConfigurationError(f"{name}={value!r} is for the engine 'mpi' only; omit it.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
                                    or not 1 <= batch_size < 1 << 31):
-        raise ConfigurationError(f"batch_size={batch_size!r}, expected at least one row for each worker.")
+        raise ConfigurationError(f"batch_size={batch_size!r}, expected a whole number, at least one row per worker.")
     if not isinstance(pins or {}, dict):
         raise ConfigurationError(f"pins={pins!r}, expected a dictionary of patterns and schemes.")
     if plan is not None:
         plan = plan if isinstance(plan, planning.Plan) else planning.Plan.load(plan)
         planner = planning.Planner(plan.cluster, given=plan)
     elif workers is None:
-        raise ConfigurationError("Neither a number of workers nor a plan is given; say for how many ranks to plan.")
+        raise ConfigurationError("Neither a number of workers nor a plan is given; give one of the two.")
     else:
         cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
                                    ranks_per_node)
         planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
     if not isinstance(inputs or {}, dict):
-        raise ConfigurationError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension for a name.")
+        raise ConfigurationError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension per name.")
     if os.path.lexists(target):
         raise ConfigurationError(f"'{target}' exists already; remove it, or name another.")
     if not graph.graph_def.node:
         raise GraphError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
-    library.load()  # TensorFlow has to know our ops
+    library.load()  # TensorFlow must know our ops
     steps = graph.steps(signature, train_op)
     if plan is not None and len(steps) > 1:
         raise ConfigurationError(f"A plan is given, but {len(steps)} steps are rewritten ({', '.join(steps)}); a plan "
-                                 "is one of a single step.")
+                                 "is for a single step.")
     options = rewriting_lib.Options(planner, grappler.add_shapes, inputs or {}, batch_size, wire_dtype, strict,
                             engine.writer, progress)
     with garbage.unsearched():

@@ -18,12 +18,12 @@ v1 = tf.compat.v1
 
 def runner(graph: formats.Saved, signature: str | None = None, train_op: Sequence[str] = (),
            initializer: Sequence[str] | None = None) -> "Runner":
-    """Returns what runs a graph of `formats.read`.
+    """Returns a runner of a graph of `formats.read`.
 
     Args:
         graph: The graph.
-        signature, train_op: What makes a step, as for `rewriting.rewrite`.
-        initializer: Names of ops that give variables their first values, where there is no checkpoint.
+        signature, train_op: The step, as in `rewriting.rewrite`.
+        initializer: Names of ops that initialise variables, if there is no checkpoint.
     """
     if graph.has_functions:
         return _FunctionRunner(graph, signature)
@@ -35,12 +35,12 @@ class _FunctionRunner:
 
     Attributes:
         inputs: (dtype, shape) of the step's inputs, by name.
-        variables: Names of the variables that the step uses, each another one.
+        variables: Distinct names of the variables that the step uses.
     """
 
     def __init__(self, graph: formats.Saved, signature: str | None) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        path = f"{self._folder.name}/model"
+        self._directory = tempfile.TemporaryDirectory()
+        path = f"{self._directory.name}/model"
         graph.write(path)
         self._model = tf.saved_model.load(path)
         name = signature or "train"
@@ -49,7 +49,7 @@ class _FunctionRunner:
         self._step = self._model.signatures[name]
         specs = self._step.structured_input_signature[1]
         self.inputs = {key: (spec.dtype, spec.shape) for key, spec in specs.items()}
-        # The same variable may be captured twice, and its name be taken by another.
+        # The same variable may be captured twice, and two variables may have the same name.
         self._variables = list({id(v): v for v in self._step.variables}.values())
         self.variables = _numbered(v.name.partition(":")[0] for v in self._variables)
 
@@ -69,14 +69,14 @@ class _FunctionRunner:
 
 
 class _SessionRunner:
-    """Runs a graph of TensorFlow 1; attributes and methods as those of `_FunctionRunner`.
+    """Runs a graph of TensorFlow 1; attributes and methods as in `_FunctionRunner`.
 
     Its variables are all that have a value: a rewritten graph may need fewer than the original.
     """
 
     def __init__(self, graph: formats.Saved, targets: Iterable[str], initializer: Sequence[str] | None) -> None:
         config = v1.ConfigProto(intra_op_parallelism_threads=1)
-        options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them by themselves
+        options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them
         config.graph_options.rewrite_options.disable_meta_optimizer = options.get("disable_meta_optimizer", False)
         self._graph = tf.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
@@ -90,25 +90,25 @@ class _SessionRunner:
         elif restore:
             self._session.run(restore[0], {restore[1]: restore[2]})
         elif not is_restored:
-            raise GraphError(f"'{graph.path}' has no checkpoint; name the op that gives its variables their "
-                             "first values with --initializer.")
+            raise GraphError(f"'{graph.path}' has no checkpoint; name the op that initialises its variables "
+                             "with --initializer.")
         ready = self._session.run(self._is_ready)
         self._used = [i for i, is_ready in enumerate(ready) if is_ready]
         self.variables = [self._names[i] for i in self._used]
 
     def _load(self, graph: formats.Saved) -> bool:
-        """Loads a graph; returns whether its variables have values then."""
+        """Loads a graph; returns whether its variables then have values."""
         if not isinstance(graph, formats.SavedModel):
             tf.import_graph_def(graph.graph_def, name="")
             return False
-        with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/model"
+        with tempfile.TemporaryDirectory() as directory:
+            path = f"{directory}/model"
             graph.write(path)
             v1.saved_model.load(self._session, graph.tags, path)
         return True
 
     def _make_accessors(self) -> None:
-        """Adds what reads and assigns each variable, and finds the inputs."""
+        """Adds ops that read and assign each variable, and finds the inputs."""
         self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
         needed = _needed(self._targets.values())
         for op in self._graph.get_operations():
@@ -137,7 +137,7 @@ class _SessionRunner:
                           {self._feeds[i]: value for i, value in zip(self._used, state)})
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        values = self._session.run(self._targets, inputs)  # None of an op
+        values = self._session.run(self._targets, inputs)  # None for an op
         return {name: _array(value) for name, value in values.items() if value is not None}
 
 
@@ -145,7 +145,7 @@ Runner = _FunctionRunner | _SessionRunner
 
 
 def _numbered(names: Iterable[str]) -> list[str]:
-    """Returns names of which each is there once: the second "v" is "v (2)"."""
+    """Returns distinct names: the second "v" becomes "v (2)"."""
     counts, found = collections.Counter(), []
     for name in names:
         counts[name] += 1
@@ -154,12 +154,12 @@ def _numbered(names: Iterable[str]) -> list[str]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """Returns a value as an array; strings as objects, since NumPy cuts off the zeros that end its own."""
+    """Returns a value as an array; strings as objects, since NumPy's strings lose trailing zeros."""
     return np.asarray(value, object if isinstance(value, bytes) else None)
 
 
 def _needed(targets: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
-    """Returns the operations that some tensors or operations need."""
+    """Returns the operations that given tensors or operations need."""
     queue, seen = [getattr(target, "op", target) for target in targets], set()
     while queue:
         op = queue.pop()
@@ -170,17 +170,17 @@ def _needed(targets: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
 
 
 def random_inputs(inputs: Mapping[str, tuple[tf.DType, tf.TensorShape]], rows: int, seed: Any) -> dict[str, np.ndarray]:
-    """Returns random arrays for the inputs of a step: normal numbers, and zeros and ones of integers.
+    """Returns random arrays for the inputs of a step: normal floats; zeros and ones for integers and bools.
 
     Args:
         inputs: (dtype, shape) by name.
-        rows: The first dimension where it is unknown.
-        seed: What decides them.
+        rows: The first dimension, if it is unknown.
+        seed: Seed of the random numbers.
     """
     rng, arrays = np.random.default_rng(seed), {}
     for name, (dtype, shape) in sorted(inputs.items()):
         if shape.rank is None or None in shape.as_list()[1:]:
-            raise GraphError(f"The shape of input '{name}' is {shape}, so it cannot be made up; give a file of "
+            raise GraphError(f"The shape of input '{name}' is {shape}, so it cannot be generated; give a file of "
                              "arrays with --arrays.")
         sizes = [rows if size is None else size for size in shape.as_list()]
         if dtype.is_floating:
@@ -188,6 +188,6 @@ def random_inputs(inputs: Mapping[str, tuple[tf.DType, tf.TensorShape]], rows: i
         elif dtype.is_integer or dtype.is_bool:
             arrays[name] = rng.integers(0, 2, sizes).astype(dtype.as_numpy_dtype)
         else:
-            raise GraphError(f"Input '{name}' has dtype {dtype.name}, so it cannot be made up; give a file of "
+            raise GraphError(f"Input '{name}' has dtype {dtype.name}, so it cannot be generated; give a file of "
                              "arrays with --arrays.")
     return arrays

@@ -1,8 +1,8 @@
-"""Compares a rewritten graph, on as many ranks as there are, with the one that it was made of in one process.
+"""Compares a rewritten graph on all ranks of the job with its original in one process.
 
-The rewritten graph runs on all ranks. Before each of its steps rank 0 gives the original the same variables, and runs
-it on the same global batch (`reference.py`). `bounds.py` says how far floats may be from those of one process, and
-`comparing.py` how far they are, and whether all ranks have the same bits.
+The rewritten graph runs on all ranks. For each of its steps, rank 0 gives the original the same variables, and runs
+it on the same global batch (`reference.py`). `bounds.py` bounds the difference of floats from those of one process;
+`comparing.py` measures it, and compares the bits of all ranks.
 """
 
 from collections.abc import Iterator
@@ -28,21 +28,22 @@ from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import reference
 from tf_poseidon.saved_graphs import running
 
-# What random ops without a seed get.
+# The seeds of random ops that have none.
 _SEEDS = (87654321, 1)
 
 
 @dataclasses.dataclass
 class Verification:
-    """What a verification has found. `print(verification)` shows it.
+    """The result of a verification. `print(verification)` shows it.
 
     Attributes:
         size: Number of ranks.
         steps: Number of steps.
-        errors: By ("variable" or "output", its name): (number of values compared, the largest error in parts of its
-            bound). Floats are compared where one process has finite ones; of what is no float, an error is infinite.
-        differing: Variables and outputs that ranks have with different bits, sorted.
-        failures: What is wrong, sentences; empty if nothing is.
+        errors: By ("variable" or "output", its name): (number of compared values, the largest error as a fraction of
+            its bound). Floats are compared where those of one process are finite; for other types, any error is
+            infinite.
+        differing: Variables and outputs whose bits differ between ranks, sorted.
+        failures: What is wrong, as sentences; empty if nothing is.
     """
 
     size: int
@@ -57,7 +58,7 @@ class Verification:
         lines = [f"{self.steps} steps on {self.size} ranks, against the original in one process:",
                  *tables.aligned(rows, left=(0, 1, 3), indent="  ")]
         lines.append("on all ranks: " + ("the same bits" if not self.differing else
-                                         "other bits of " + ", ".join(name for _, name in self.differing)))
+                                         "different bits of " + ", ".join(name for _, name in self.differing)))
         return "\n".join([*lines, *(f"WRONG: {failure}" for failure in self.failures),
                           "wrong" if self.failures else "all right"])
 
@@ -65,21 +66,22 @@ class Verification:
 def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signature: str | None = None,
            train_op: Sequence[str] = (), initializer: Sequence[str] = (), batch_size: int = 4, steps: int = 2,
            inputs: Mapping[str, npt.ArrayLike] | None = None, seed: int = 0, engine: str | None = None) -> Verification:
-    """Runs a rewritten graph, and the original in one process, and compares them. All ranks have to call it.
+    """Runs a rewritten graph, and the original in one process, and compares them. All ranks must call it.
 
     Args:
         source: Path of the original graph.
-        target: Path of the rewritten one.
-        signature, train_op: What makes a step, as for `rewriting.rewrite`; of several signatures, one.
-        initializer: Names of ops that give variables their first values, where there is no checkpoint.
-        batch_size: Rows for each rank, where the graph leaves their number open.
+        target: Path of the rewritten graph.
+        signature, train_op: The step, as in `rewriting.rewrite`; a single signature.
+        initializer: Names of ops that initialise variables, if there is no checkpoint.
+        batch_size: Rows per rank, if the graph leaves their number open.
         steps: Number of steps.
-        inputs: By name, the arrays of the global batch, which every step gets; random numbers if they are missing.
-        seed: What decides the random numbers.
-        engine: As of `job.load_ops`.
+        inputs: The arrays of the global batch of every step, by name; None for random numbers.
+        seed: Seed of the random numbers.
+        engine: Same as in `job.load_ops`.
 
     Returns:
-        A `Verification`. Errors are there on rank 0, which computes the reference; what ranks have differently on all.
+        A `Verification`. Only rank 0, which computes the reference, has errors; all ranks have differences between
+        ranks.
 
     Raises:
         PoseidonError: If the graphs cannot be compared.
@@ -90,14 +92,14 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
                                  "one.")
     for name, value in (("batch_size", batch_size), ("steps", steps)):
         if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{name}={value!r}, expected 1 at least.")
+            raise ConfigurationError(f"{name}={value!r}, expected at least 1.")
     original, rewritten = formats.read(source), formats.read(target)
     if not strip.is_rewritten(rewritten.graph_def):
         raise ConfigurationError(f"'{target}' was not rewritten, so there is nothing to verify; give the original "
-                                 "first, and what was made of it second.")
+                                 "first, and the rewritten graph second.")
     result = Verification(size, steps)
     if _bytes(strip.strip(rewritten.graph_def)) != _bytes(original.graph_def):
-        result.failures.append(f"'{target}' was made of another graph than '{source}'")
+        result.failures.append(f"'{target}' was made from a different graph than '{source}'")
         return result
     epsilon = bounds.epsilon(rewritten, rewritten.targets(signature, train_op))
     for graph in (original, rewritten):
@@ -115,7 +117,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
             if one_process:
                 comparing.with_one_process(result, values, *one_process.step(batch, before))
     result.failures += [
-        f"{kind} '{name}' is off by {error:.3g} times what rounding explains" if np.isfinite(error) else
+        f"{kind} '{name}' is off by {error:.3g} times the rounding bound" if np.isfinite(error) else
         f"{kind} '{name}' has values that are not those of one process"
         for (kind, name), (_, error) in result.errors.items() if not error <= 1]
     result.failures += [f"ranks have different bits of {kind} '{name}'" for kind, name in result.differing]
@@ -123,7 +125,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
 
 
 def _set_seeds(graph_def: graph_pb2.GraphDef) -> None:
-    """Gives random ops a seed that have none, so that every process draws the same numbers."""
+    """Gives a seed to random ops that have none, so that every process draws the same numbers."""
     for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
         for node in nodes:
             if node.op in sources.UNSEEDED and not node.attr["seed"].i and not node.attr["seed2"].i:
@@ -141,7 +143,7 @@ def _checked(inputs: Mapping[str, npt.ArrayLike],
 
 @contextlib.contextmanager
 def _unoptimised() -> Iterator[None]:
-    """While TensorFlow runs graphs as they are: otherwise both would be rounded in other places."""
+    """A context in which TensorFlow runs graphs unoptimised: otherwise the two would round in different places."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:

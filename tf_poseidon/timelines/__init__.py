@@ -1,1 +1,1 @@
-"""The timeline of steps: what every rank did when, as a trace to look at and a table to read."""
+"""The timeline of steps: what every rank did, and when, as a trace and as a table."""

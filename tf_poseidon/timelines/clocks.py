@@ -1,4 +1,4 @@
-"""Puts what ranks have recorded on one clock, that of rank 0."""
+"""Converts the recordings of all ranks to rank 0's clock."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ def clock_offset(own: Sequence[tuple[float, float]],
                  of_rank_0: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Returns (time, offset, error): by how much this rank's clock was ahead of rank 0's, and when.
 
-    In an exchange of all with all, nobody is done before everybody has begun. So the offset is at least this
-    rank's beginning minus rank 0's end, and at most this rank's end minus rank 0's beginning: of some tries
-    the one with the shortest round trip counts (F. Cristian, "Probabilistic clock synchronization", 1989).
+    In an all-to-all exchange, no rank finishes before all have begun. So the offset is at least this rank's
+    beginning minus rank 0's end, and at most this rank's end minus rank 0's beginning. Of several tries, the
+    one with the shortest round trip counts (F. Cristian, "Probabilistic clock synchronization", 1989).
 
     Args:
-        own: (begin, end) of some exchanges, in seconds of this rank's clock.
-        of_rank_0: The same of rank 0.
+        own: (begin, end) of several exchanges, in seconds of this rank's clock.
+        of_rank_0: The same exchanges on rank 0, in seconds of its clock.
     """
     bounds = [(begin - end_0, end - begin_0, (begin + end) / 2)
               for (begin, end), (begin_0, end_0) in zip(own, of_rank_0, strict=True)]
@@ -30,7 +30,7 @@ def aligned(recorded: Sequence[Mapping[str, Any]]) -> list[Rank]:
     """Returns the `Rank`s with all times on rank 0's clock.
 
     Args:
-        recorded: For each rank what it has sent, see `_record`.
+        recorded: The recording of each rank, see `recording.record`.
     """
     ranks = []
     for rank, mine in enumerate(recorded):

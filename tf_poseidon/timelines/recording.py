@@ -1,4 +1,4 @@
-"""Recording the timeline of a job: what `strategy.timeline` does."""
+"""Records the timeline of a job, for `strategy.timeline`."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from tf_poseidon.timelines import trace
 from tf_poseidon.timelines import xplane
 from tf_poseidon.timelines.steps import Rank
 
-# What it exchanges itself: no part of training.
+# Exchanges of the recording itself, which are not part of training.
 _CLOCKS, _LENGTHS, _EVENTS = (f"strategy.timeline/{what}" for what in ("clocks", "lengths", "events"))
 SITES = frozenset({_CLOCKS, _LENGTHS, _EVENTS})
 
@@ -32,13 +32,13 @@ _TRIES = 30
 
 
 class Timeline:
-    """What `strategy.timeline` gives: the recorded steps, once it was left.
+    """The result of `strategy.timeline`: the recorded steps, once its context is left.
 
-    `print(timeline)` shows where this rank's steps went.
+    `print(timeline)` shows where the time of this rank's steps went.
 
     Attributes:
         path: The file of the trace, which rank 0 writes.
-        ranks: The recorded `Rank`s; empty before the end.
+        ranks: The recorded `Rank`s; empty until the context is left.
     """
 
     def __init__(self, path: pathlib.Path, rank: int) -> None:
@@ -49,18 +49,18 @@ class Timeline:
         """Returns the table of a rank as text.
 
         Args:
-            rank: Whose; None for this one.
+            rank: The rank; None for this one.
             plan: The `Plan` that its steps have followed; None for `strategy.plan`.
         """
         if not self.ranks:
-            return "The timeline is not there yet: leave strategy.timeline first."
+            return "The timeline is not complete yet: leave strategy.timeline first."
         return table_lib.table(self.ranks, self._rank if rank is None else rank, plan or self._plan)
 
     def __str__(self) -> str:
         return self.table()
 
     def finish(self, ranks: list[Rank], plan: planning.Plan | None) -> None:
-        """Takes what was recorded, and writes the trace on rank 0."""
+        """Takes the recorded steps, and writes the trace on rank 0."""
         self.ranks, self._plan = ranks, plan
         if self._rank == 0:
             self._write(trace.trace(ranks))
@@ -87,7 +87,7 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
         plan: A function that returns the `Plan` at the end.
     """
     if communicator in _recording:
-        raise ConfigurationError(f"strategy.timeline('{path}') was entered inside of another one; leave that one "
+        raise ConfigurationError(f"strategy.timeline('{path}') was entered inside another one; leave that one "
                                  "first.")
     path = pathlib.Path(path)
     if communicator.rank == 0:  # now, not after hours of training
@@ -113,7 +113,7 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
 
 
 def _try_clocks(communicator: Communicator) -> list[tuple[float, float]]:
-    """Returns (begin, end) of some exchanges of all with all, in seconds of this rank's clock."""
+    """Returns (begin, end) of several all-to-all exchanges, in seconds of this rank's clock."""
     communicator.record_events(_TRIES)
     for _ in range(_TRIES):
         communicator.submit_factors(_CLOCKS, [np.zeros((1, 1), np.uint8)])()
@@ -123,7 +123,7 @@ def _try_clocks(communicator: Communicator) -> list[tuple[float, float]]:
 
 
 def _gather(communicator: Communicator, value: Any) -> list[Any]:
-    """Returns the values of all ranks, which JSON can express, in rank order."""
+    """Returns the values of all ranks in rank order; JSON must be able to express them."""
     data = zlib.compress(json.dumps(value).encode())
     lengths, = communicator.submit_factors(_LENGTHS, [np.array([[len(data)]])])()
     everything, = communicator.submit_factors(_EVENTS, [np.frombuffer(data, np.uint8).reshape(-1, 1)])()

@@ -1,14 +1,14 @@
-"""What a rank has recorded, cut into steps: values that the trace and the table are made of.
+"""The recording of a rank, cut into steps, from which the trace and the table are made.
 
-The communicator notes events while somebody records. A rank's step is cut into segments that follow each
+The communicator notes events while a recording runs. A rank's step is cut into segments that follow each
 other without a gap:
 
-    forward    from the end of the step before to the first exchange
+    forward    from the end of the previous step to the first exchange
     backward   from one exchange to the next
-    wait       after the last one, until what is under way is there; and while rows wait for one
-    rebuild    the same, but meanwhile a gradient was made of factors
+    wait       after the last one, until all exchanges in flight have completed; and while rows wait for one
+    rebuild    the same, while a gradient is rebuilt from factors
 
-Computing has no other marks than what leaves it: gradients, and what else a step partitioned by rows exchanges.
+Computing is only visible by its exchanges: gradients, and whatever else a step partitioned by rows exchanges.
 """
 
 import bisect
@@ -20,23 +20,23 @@ import typing
 from tf_poseidon import planning
 from tf_poseidon.planning import exchange
 
-# Rows of what a step exchanges; and all rows.
+# The rows of a step's exchanges; and all rows.
 EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.PURPOSES)
 ROWS = (*EXCHANGES, "calls", "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")
 
 
 class Event(typing.NamedTuple):
-    """Something of one site on one rank, in seconds of rank 0's clock.
+    """An event of one site on one rank, in seconds of rank 0's clock.
 
     Attributes:
-        row: "ps", "sfb" or "sparse" when a gradient was exchanged so, "gather" or "broadcast" when a step
-            exchanged something else, from when it was ready; "calls" for other exchanges; "rebuild" when a
-            gradient was made of what others have sent.
+        row: "ps", "sfb" or "sparse" for a gradient's exchange by that scheme, "gather" or "broadcast" for another
+            exchange of a step, from when its tensor was ready; "calls" for other exchanges; "rebuild" for rebuilding
+            a gradient from the factors of other ranks.
         site: Name of the site.
         begin: When it began.
-        end: When it was done.
-        num_bytes: Of an exchange, this rank's tensor or factors.
+        end: When it ended.
+        num_bytes: For an exchange: bytes of this rank's tensor or factors.
         is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly, or rows wait for it.
     """
 
@@ -50,14 +50,14 @@ class Event(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """What one rank has recorded.
+    """The recording of one rank.
 
     Attributes:
         host: Name of its host.
         begin: When it began to record, in seconds of rank 0's clock.
         events: Its `Event`s, in the order in which they began.
-        clock_error: By how many seconds its times may be off those of rank 0.
-        dropped: Events that came when there was no room left.
+        clock_error: Largest error of its times on rank 0's clock, in seconds.
+        dropped: Number of events beyond the capacity.
     """
 
     host: str
@@ -68,7 +68,7 @@ class Rank:
 
     @functools.cached_property
     def steps(self) -> "list[Step]":
-        """The `Step`s. A site that is exchanged again begins the next one."""
+        """The `Step`s. A site that is exchanged again begins the next step."""
         exchanges, seen = [], set()
         for event in self.events:
             if event.row in EXCHANGES:
@@ -86,12 +86,12 @@ class Rank:
         for parts in zip(exchanges, rebuilds):
             steps.append(Step(*parts, _segments(now, *parts)))
             now = steps[-1].end
-        # What came when there was no room left is missing in the last one.
+        # The last step lacks the events beyond the capacity.
         return steps[:-1] if self.dropped else steps
 
 
 class Segment(typing.NamedTuple):
-    """A part of a step: "forward", "backward", "wait" or "rebuild", as above, and for which site."""
+    """A part of a step: its kind, "forward", "backward", "wait" or "rebuild" as above, and its site."""
 
     kind: str
     site: str
@@ -104,9 +104,9 @@ class Step:
     """One step of one rank.
 
     Attributes:
-        exchanges: The `Event`s of what it exchanged, in the order in which that was ready.
-        rebuilds: Those of rebuilding gradients.
-        segments: `Segment`s that follow each other, from its beginning to its end.
+        exchanges: The `Event`s of its exchanges, in the order in which their tensors were ready.
+        rebuilds: The `Event`s of rebuilding gradients.
+        segments: Consecutive `Segment`s, from its beginning to its end.
     """
 
     exchanges: list[Event]
@@ -123,15 +123,15 @@ class Step:
 
     @property
     def last_ready(self) -> float:
-        """When the last exchange began; computing ends there, as far as is known."""
+        """When the last exchange began, the last known time of computing."""
         return self.exchanges[-1].begin
 
     def seconds(self, *kinds: str) -> float:
-        """Returns how long all segments of some kinds are."""
+        """Returns the total seconds of the segments of given kinds."""
         return sum(s.end - s.begin for s in self.segments if s.kind in kinds)
 
     def hidden(self, event: Event) -> tuple[float, float]:
-        """Returns (begin, end) of an exchange's time while the step went on computing."""
+        """Returns (begin, end) of the part of an exchange during which the step continued to compute."""
         return event.begin, event.begin if event.is_blocking else min(event.end, self.last_ready)
 
 
@@ -165,6 +165,6 @@ def _segments(now: float, exchanges: Sequence[Event], rebuilds: Sequence[Event])
             until(cut, "rebuild", running.site)
         elif waits:
             until(cut, "wait", waits[0].site)
-        else:  # all is there, and rows are copied for what is rebuilt next
+        else:  # all exchanges have completed, and rows are copied for the next gradient to rebuild
             until(cut, "rebuild", rebuilds[num_begun].site)
     return segments

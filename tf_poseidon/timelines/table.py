@@ -1,4 +1,4 @@
-"""Where the steps of a rank went, as a table."""
+"""Where the time of a rank's steps went, as a table."""
 
 import collections
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from tf_poseidon.timelines import steps as steps_lib
 
 
 def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
-    """Returns where the steps of one rank went, as text.
+    """Returns where the time of one rank's steps went, as text.
 
-    Times are means, in milliseconds, over the half of the steps whose duration is in the middle: medians of
-    parts would not add up, and lose what is sometimes here and sometimes there.
+    Times are means, in milliseconds, over the middle half of the steps by duration: medians of parts would
+    not add up to the whole, and would hide delays that move from part to part.
 
     Args:
         ranks: The `Rank`s.
-        rank: Whose steps.
+        rank: The rank whose steps are shown.
         plan: The `Plan` that they followed, or None.
     """
     steps = sorted(ranks[rank].steps, key=lambda step: step.end - step.begin)
     if not steps:
-        return "No step was recorded: train inside of strategy.timeline."
+        return "No step was recorded: train inside strategy.timeline."
     num_steps, quarter = len(steps), len(steps) // 4
     steps = steps[quarter:num_steps - quarter]
     error = 2 * max(other.clock_error for other in ranks)
@@ -37,7 +37,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
               if exchange.site in values and exchange.scheme == values[exchange.site]["row"]
               and (cost := exchange.cost(plan.cluster)) is not None}
 
-    # In the order of backpropagation, with what is made of a gradient's factors after it.
+    # In the order of backpropagation, with riders after their leaders.
     def place(site: str) -> tuple[float, bool, str]:
         leader = decisions[site].leader if site in decisions else None
         return values[leader if leader in values else site]["ready"], bool(leader), site
@@ -81,7 +81,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
 
 
 def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
-    """Returns {site: {column: mean over the steps, in seconds; of "row" the last one}}."""
+    """Returns {site: {column: mean over the steps, in seconds; for "row" the last one}}."""
     values = collections.defaultdict(dict)
 
     def add(site: str, column: str, seconds: float) -> None:
@@ -99,7 +99,7 @@ def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
         for event in step.rebuilds:
             add(event.site, "rebuild", event.end - event.begin)
             if event.site not in exchanged:
-                values[event.site]["row"] = planning.SFB  # what is made of another site's factors
+                values[event.site]["row"] = planning.SFB  # rebuilt from another site's factors
                 add(event.site, "ready", event.begin - step.begin)
         for segment in step.segments:
             column = {"backward": "compute", "wait": "exposed"}.get(segment.kind)
@@ -109,7 +109,7 @@ def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
 
 
 def _exchanges(ranks: Sequence[steps_lib.Rank]) -> dict[str, list[tuple[steps_lib.Event, ...]]]:
-    """Returns {site: for each time that it was exchanged, the `Event`s of all ranks}."""
+    """Returns {site: the `Event`s of all ranks, per exchange}."""
     of_ranks = [collections.defaultdict(list) for _ in ranks]
     for rank, of_rank in zip(ranks, of_ranks):
         for step in rank.steps:
@@ -120,9 +120,9 @@ def _exchanges(ranks: Sequence[steps_lib.Rank]) -> dict[str, list[tuple[steps_li
 
 
 def _slowest(exchanges: Sequence[Sequence[steps_lib.Event]]) -> tuple[int, float]:
-    """Returns (the rank whose tensor is the last, by how many seconds after that of the median rank).
+    """Returns (the rank whose tensor comes last, by how many seconds after that of the median rank).
 
-    Of an even number of ranks, the median is the earlier of the two in the middle.
+    For an even number of ranks, the median is the earlier of the two in the middle.
     """
     later = [statistics.median(events[rank].begin - statistics.median_low(e.begin for e in events)
                                for events in exchanges) for rank in range(len(exchanges[0]))]
@@ -130,12 +130,12 @@ def _slowest(exchanges: Sequence[Sequence[steps_lib.Event]]) -> tuple[int, float
 
 
 def _arrivals(exchanges: Sequence[Sequence[steps_lib.Event]], rank: int) -> list[float]:
-    """Returns the seconds from when all ranks' gradients were ready to when a rank had the sum."""
+    """Returns, per exchange, the seconds from when all ranks' gradients were ready to when a rank had the sum."""
     return [max(0.0, events[rank].end - max(e.begin for e in events)) for events in exchanges]
 
 
 def _covered(step: steps_lib.Step) -> float:
-    """Returns how long something was under way while the step went on computing."""
+    """Returns how long anything was in flight while the step continued to compute."""
     total = reached = 0.0
     for begin, end in sorted(map(step.hidden, step.exchanges)):
         total += max(0.0, end - max(begin, reached))
@@ -144,5 +144,5 @@ def _covered(step: steps_lib.Step) -> float:
 
 
 def _ms(seconds: float | None) -> str:
-    """Returns seconds as milliseconds, and nothing of None."""
+    """Returns seconds as text in milliseconds, "" for None."""
     return "" if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"

@@ -10,8 +10,8 @@ from tf_poseidon.timelines import steps as steps_lib
 def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
     """Returns the recording of all ranks as the object of a Chrome trace.
 
-    A rank is a process of it, with a thread for computing and one for each kind of exchange; where several
-    exchanges are under way at a time, with more of that kind.
+    A rank is a process of the trace, with one thread for computing and one per kind of exchange, or several
+    if several exchanges of a kind are in flight at the same time.
     """
     origin = min(rank.begin for rank in ranks)
     events = []

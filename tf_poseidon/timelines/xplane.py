@@ -1,4 +1,4 @@
-"""A Chrome trace as an XSpace, which the profiler of TensorBoard reads: it no longer reads Chrome traces."""
+"""A Chrome trace as an XSpace for TensorBoard's profiler, which no longer reads Chrome traces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from tf_poseidon.compat import tensorflow as tf_compat
 
 SUFFIX = ".xplane.pb"
 
-_PLANE = "/device:CUSTOM:"  # planes whose names begin otherwise are taken for a host, or a device of XLA
+_PLANE = "/device:CUSTOM:"  # planes with other prefixes are taken for a host, or a device of XLA
 
 
 def xspace(trace: Mapping[str, Any]) -> Any:
-    """Returns what `trace.trace` returns as an `XSpace`: processes are planes, threads lines."""
+    """Returns the result of `trace.trace` as an `XSpace`: processes become planes, threads become lines."""
     space = tf_compat.xspace()
     planes, lines, numbers = {}, {}, {}
 

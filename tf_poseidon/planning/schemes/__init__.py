@@ -1,4 +1,4 @@
-"""The schemes: the ways in which gradients are synchronised, a file for each.
+"""The schemes: the ways in which gradients are synchronised, one file per scheme.
 
 To add one: a file here, a line below, and a writer of its nodes in graph_passes/write/writers.py. Policies consider it
 from then on, so printed plans and golden texts change.

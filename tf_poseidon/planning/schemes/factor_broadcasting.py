@@ -1,7 +1,8 @@
-"""Sufficient factor broadcasting: all ranks get the factors of all, and each makes the gradient of them.
+"""Sufficient factor broadcasting: all ranks get the factors of all ranks, and each rebuilds the gradient from them.
 
-A gradient U^T V of few rows K has far more numbers than U [K, M] and V [K, N]. A dense layer's bias is the sum of
-the rows of one of these factors, and costs nothing where they travel (H. Zhang et al., USENIX ATC 2017, section 3.2).
+If K is small, a gradient U^T V has far more numbers than U [K, M] and V [K, N]. The gradient of a dense layer's bias is
+the sum of the rows of one of these factors, so it costs nothing if they travel (H. Zhang et al., USENIX ATC 2017,
+section 3.2).
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ class Rider(Carried):
     """What the decision of a bias holds.
 
     Attributes:
-        rides_on: The site whose factors it is computed from.
+        rides_on: The site from whose factors it is computed.
     """
 
     rides_on: str
@@ -33,7 +34,7 @@ class Rider(Carried):
 
 
 class FactorBroadcasting(Scheme):
-    """Takes gradients that are products of factors, and the biases of such."""
+    """Takes gradients that are products of factors, and those of their biases."""
 
     name = "sfb"
     manner = "as factors"
@@ -45,7 +46,7 @@ class FactorBroadcasting(Scheme):
 
     def refusal(self, site: Site) -> str:
         if site.factors is None:
-            return site.refusal or "it is no product of factors"
+            return site.refusal or "it is not a product of factors"
         return UNKNOWN_ROWS if site.factors.k is None else ""
 
     def traffic(self, site: Site) -> Traffic:

@@ -7,7 +7,7 @@ from tf_poseidon.planning.site import Site
 
 
 class ParameterServer(Scheme):
-    """Takes any gradient: what no other scheme can take travels by it."""
+    """Takes any gradient, and so all that no other scheme can take."""
 
     name = "ps"
     manner = "dense"

@@ -1,4 +1,4 @@
-"""What a scheme is: all that planning knows of one way in which gradients are synchronised."""
+"""The interface of a scheme: everything that planning knows about one way of synchronising gradients."""
 
 import abc
 import dataclasses
@@ -12,9 +12,9 @@ UNKNOWN_ROWS = "the number of rows is not known before the step; end the dataset
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """What a decision holds for its scheme alone. A scheme that needs something derives a class with fields.
+    """What a decision holds only for its scheme. A scheme that needs this derives a class with fields.
 
-    Plans compare it as text, `str(carried)`, and files hold its fields.
+    Plans compare it as text, `str(carried)`; files hold its fields.
     """
 
     @property
@@ -27,9 +27,9 @@ class Scheme(abc.ABC):
     """One way in which gradients are synchronised.
 
     Attributes:
-        name: What plans, pins and policies call it.
+        name: Its name in plans, pins and policies.
         manner: How a gradient travels, as an adverb: "dense".
-        row: In which row of a timeline its exchanges are; those of its messages.
+        row: The row of a timeline with the exchanges of its messages.
         carried: The class of what its decisions hold for it; None if they hold nothing.
     """
 
@@ -39,44 +39,44 @@ class Scheme(abc.ABC):
     carried: type[Carried] | None = None
 
     def mismatch(self, site: Site) -> str:
-        """Returns why this is no scheme for gradients of such a kind, a sentence without its end; else ""."""
+        """Returns why this scheme cannot carry gradients of this kind, as a clause; "" if it can."""
         del site
         return ""
 
     def refusal(self, site: Site) -> str:
-        """Returns why a gradient of the right kind cannot travel so, a sentence without its end; else ""."""
+        """Returns why a gradient of the right kind cannot travel by this scheme, as a clause; "" if it can."""
         del site
         return ""
 
     @abc.abstractmethod
     def traffic(self, site: Site) -> Traffic | None:
-        """Returns what ranks exchange for a gradient that can travel so; None if that is not known before the step."""
+        """Returns what ranks exchange for a gradient that can travel by it; None if unknown before the step."""
 
     def common(self, site: Site, carried: Carried | None) -> str:
-        """Returns what ranks have to have in common beside type and shape, as text: not rows, they may change."""
+        """Returns the text that must be the same on all ranks, besides type and shape; not rows, which may change."""
         del site, carried
         return ""
 
     def follow(self, site: Site, leader: Site) -> tuple[Carried, str] | None:
-        """Returns what lets a site use the exchange of another that travels so, and why that is right.
+        """Returns how a site uses the exchange of another site that travels by this scheme, and why that is correct.
 
         Args:
             site: A site with `bias_of`.
-            leader: The site that it is the bias of.
+            leader: The site whose bias it is.
 
         Returns:
-            (what its decision carries, a sentence without its end), or None if it has an exchange of its own.
+            (what its decision carries, the reason as a clause), or None if it has its own exchange.
         """
         del site, leader
         return None
 
     def can_follow(self, site: Site, carried: Carried, leader: Site | None) -> bool:
-        """Whether a decision that was read from a file can be followed, given the site whose exchange it uses.
+        """Whether a decision from a file can be followed, given the site whose exchange it uses.
 
         Args:
             site: The site.
             carried: What its decision holds.
-            leader: The site `carried.leader`, if that exists, travels by this scheme and has an exchange of its own.
+            leader: The site `carried.leader`, if it exists, travels by this scheme and has its own exchange.
         """
         del site, carried, leader
         return False

@@ -1,4 +1,4 @@
-"""Slices to all: each rank gets the rows of an embedding that the others have changed, with their indices."""
+"""Slices to all: each rank gets the other ranks' rows of an embedding's gradient, with their indices."""
 
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import Traffic
@@ -9,7 +9,7 @@ from tf_poseidon.planning.site import Site
 
 
 class SliceBroadcasting(Scheme):
-    """Takes gradients that are slices. Its bytes are an upper bound: slices of one index are added up before."""
+    """Takes gradients that are slices. Its bytes are an upper bound: slices with the same index are summed first."""
 
     name = "sparse"
     manner = "as slices"
