@@ -264,11 +264,11 @@ class PartKernel : public OpKernel {
     // As part_of_rank in tf_poseidon/data.py.
     const int64_t base = total / communicator->size(), extra = total % communicator->size();
     const int64_t count = base + (rank < extra ? 1 : 0);
-    const bool borrows = count == 0 && total > 0;
+    const bool is_padding = count == 0 && total > 0;
     part->vec<int64_t>()(0) = total;
     part->vec<int64_t>()(1) = count == 0 ? 0 : rank * base + std::min<int64_t>(rank, extra);
-    part->vec<int64_t>()(2) = borrows ? 1 : count;
-    contributes->scalar<bool>()() = total == 0 ? rank == 0 : !borrows;
+    part->vec<int64_t>()(2) = is_padding ? 1 : count;
+    contributes->scalar<bool>()() = total == 0 ? rank == 0 : !is_padding;
     is_first->scalar<bool>()() = rank == 0;
   }
 
