@@ -6,6 +6,7 @@ import weakref
 
 import tensorflow as tf
 
+from tf_poseidon import fingerprints
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -167,7 +168,7 @@ def join_datasets(dataset: tf.data.Dataset, size: int, name: str) -> tf.data.Dat
 
     @tf.autograph.experimental.do_not_convert
     def count(_: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
-        return _num_rows(tf.nest.flatten(batch)[0]), batch
+        return fingerprints.num_rows(tf.nest.flatten(batch)[0]), batch
 
     @tf.autograph.experimental.do_not_convert
     def join(count: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
@@ -218,7 +219,7 @@ def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
         size: Number of ranks.
         usual_total: Rows of a global batch, -1 if unknown.
     """
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if not fingerprints.is_missing(leaf)]
     static_totals = {leaf.shape[0] for leaf in leaves} - {None}
     if len(static_totals) > 1:
         raise GraphError(
@@ -230,34 +231,22 @@ def split_batch(batch: Any, rank: int, size: int, usual_total: int = -1) -> Any:
         begin, length = (begin, count) if count > 0 else (0, min(1, total))
         never_empty = total >= size
     else:
-        total, never_empty = _num_rows(leaves[0]), False
+        total, never_empty = fingerprints.num_rows(leaves[0]), False
         same = [tf.debugging.assert_equal(
-            _num_rows(leaf), total, "The parts of a batch must have the same first dimension.")
+            fingerprints.num_rows(leaf), total, "The parts of a batch must have the same first dimension.")
                 for leaf in leaves[1:]]
         with tf.control_dependencies(same):
             begin, count = part_of_rank(tf.identity(total), rank, size)
         begin, length = tf.where(count > 0, begin, 0), tf.maximum(count, 1)
 
     def split(leaf: Any) -> Any:
-        if _is_missing(leaf):
+        if fingerprints.is_missing(leaf):
             return leaf
         return Rows(_slice_rows(leaf, begin, length), tf.cast(count, tf.int32),
                     tf.cast(total, tf.int32), tf.cast(tf.minimum(total, size), tf.int32),
                     never_empty, usual_total)
 
     return tf.nest.map_structure(split, batch)
-
-
-def _is_missing(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, tf.experimental.Optional)
-
-
-def _num_rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int32)
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.cast(leaf.dense_shape[0], tf.int32)
-    return tf.shape(leaf)[0]
 
 
 def _slice_rows(leaf: Any, begin: tf.Tensor | int, length: tf.Tensor | int) -> Any:
@@ -273,23 +262,12 @@ def _check_first(index: tf.Tensor, batch: Any, rank: int, name: str) -> Any:
     """Returns `batch`; compares the first one with rank 0's."""
 
     def check() -> bool:
-        mine = checksum(batch)
-        is_same = tf.equal(mine, ops.broadcast(mine, f"{name}/first_batch"))
-        ops.abort_unless(is_same, (
-            f"Rank {rank} reads different data than rank 0: the first batch of {name} differs. All "
-            "ranks must read the same global batches in the same order. Seed whatever shuffles or "
-            "generates the data: keras.utils.set_random_seed(...) before the dataset is created, "
-            "shuffle(seed=...), a seeded generator."))
+        mine = fingerprints.fingerprint(batch)
+        text = fingerprints.difference(f"the first batch of {name}", mine, ops.broadcast(mine, f"{name}/first_batch"))
+        ops.abort_unless(text == "", f"Rank {rank} has different data than rank 0: " + text)
         return True
 
     passed = tf.cond(index == 0, check, lambda: True)
     with tf.control_dependencies([passed]):  # no batch is returned before it is compared
-        return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
-
-
-def checksum(batch: Any) -> tf.Tensor:
-    """Returns an int64 that depends on every bit of a nested structure of tensors."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if not _is_missing(leaf)]
-    hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)
-              for part in tf.nest.flatten(leaves, expand_composites=True)]
-    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(tf.stack(hashes)), 2**62)
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch,
+                                     expand_composites=True)

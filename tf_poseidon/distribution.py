@@ -9,7 +9,7 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon import calls
-from tf_poseidon import data
+from tf_poseidon import fingerprints
 from tf_poseidon import one_process
 from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -113,14 +113,7 @@ class _Distributed:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
-        mine = data.checksum(call.tensors).numpy()
-        name = f"distribute/{call.name}/inputs"
-        if mine != strategy.extended.communicator.broadcast(name, mine):
-            raise GraphError(
-                f"Rank {strategy.rank} calls '{call.name}' with different inputs than rank 0, in call {self._calls}. "
-                "All ranks must give it the same global batches in the same order. Seed whatever shuffles or generates "
-                "the data: keras.utils.set_random_seed(...) before the dataset is created, shuffle(seed=...), a seeded "
-                "generator.")
+        fingerprints.compare(call.tensors, strategy.extended.communicator, f"call {self._calls} of '{call.name}'")
 
     def _strategy(self) -> strategy_lib.PoseidonStrategy:
         if self._given is None:

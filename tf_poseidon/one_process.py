@@ -193,6 +193,7 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
     # Not in an init_scope, in which tapes record nothing.
     function = traced(function, call, extended.one_replica if in_scope else contextlib.nullcontext)
     with tf.init_scope():
+        extended.broadcast_new_variables()  # of a model that its first step builds
         extended.held.add(accumulators(), extended.rank)
         variables = [variable for _, variable in partitioning.variables_of(function.graph)]
         held = [variable for variable in variables if extended.held.holds(variable)]

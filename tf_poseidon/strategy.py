@@ -359,6 +359,15 @@ class Extended(tf_compat.one_device_extended()):
                 if self.rank != 0:
                     variable.assign(value)
 
+    @contextlib.contextmanager
+    def own_variables(self) -> Iterator[None]:
+        """A context whose variables belong to this rank alone, as what rank 0 creates to save a model."""
+        before = len(self._new_variables)
+        try:
+            yield
+        finally:
+            del self._new_variables[before:]
+
     def _check_same_variables(self, name: str, mine: list[str]) -> None:
         of_rank_0 = self.communicator.broadcast_text(name, "\n".join(mine)).split("\n")
         if list(map(_without_numbers, mine)) == list(map(_without_numbers, of_rank_0)):

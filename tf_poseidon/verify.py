@@ -6,7 +6,7 @@ import zlib
 
 import tensorflow as tf
 
-from tf_poseidon import data
+from tf_poseidon import fingerprints
 from tf_poseidon import ops
 
 _COUNTS = 4096
@@ -53,7 +53,7 @@ class Verifier:
         checksums_site, differ_site, weights_site = map(site, names)
 
         def check() -> list[tf.Tensor]:
-            mine = tf.stack([data.checksum(variable) for variable in weights.values()])
+            mine = tf.stack([fingerprints.checksum(variable) for variable in weights.values()])
             differs = tf.not_equal(mine, ops.broadcast(mine, checksums_site))
             somewhere = ops.all_reduce(tf.cast(differs, tf.int32), differ_site) > 0
             return [tf.cond(somewhere[i], lambda v=v, p=p, i=i: compare(v, p, differs[i]),

@@ -73,11 +73,27 @@ def test_other_variables_on_one_rank():
                      r"rank 0", outcome.own_lines[-1]), outcome.output
 
 
-def test_other_data_on_one_rank():
-    outcome = launch.run(["small_programs.py", "read_other_data"], ranks=2, timeout_s=60)
+@pytest.mark.parametrize("how, message, remedy", [
+    ("fit", "the first batch of dataset 0 has other values", "set_random_seed"),
+    ("fit with another batch size", "the first batch of dataset 0 has 32 rows, rank 0's has 16", "same batch size"),
+    ("train_on_batch", "call 1 of 'sequential.train_on_batch' has other values", "set_random_seed"),
+    ("third call", "call 4 of 'sequential.train_on_batch' has other values", "set_random_seed"),
+    ("rows", "call 1 of 'sequential.test_on_batch' has 63 rows, rank 0's has 64", "same batch size"),
+    ("shape", "call 1 of 'sequential.predict_on_batch' has parts of other shapes", "prepared alike"),
+    ("parts", "call 1 of 'sequential.test_on_batch' has other parts", "the same arguments")])
+def test_other_data_on_one_rank(how, message, remedy):
+    outcome = launch.run(["small_programs.py", "read_other_data", how], ranks=2, timeout_s=60)
     assert outcome.status != 0
-    assert "Rank 1 reads different data than rank 0: the first batch" in outcome.output
-    assert "set_random_seed" in outcome.output
+    last = outcome.own_lines[-1]
+    assert f"Rank 1 has different data than rank 0: {message}" in last and remedy in last
+    assert ("set_random_seed" in last) == (remedy == "set_random_seed")
+
+
+def test_two_threads_are_refused():
+    outcome = launch.run(["small_programs.py", "fit_in_two_threads"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert re.search(r"Rank \d failed: GraphError: '(one|two)\.fit' was called in a thread while another thread is in "
+                     r"'(one|two)\.fit'", outcome.own_lines[-1]), outcome.output
 
 
 def test_launcher_of_another_mpi():

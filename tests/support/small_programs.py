@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 
 import keras
@@ -141,13 +142,36 @@ def build_other_variables():
     train(strategy, features=4 + strategy.rank, epochs=1)
 
 
-def read_other_data():
+def read_other_data(how):
+    """Trains with data that differ on rank 1."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    x = np.random.default_rng(strategy.rank).normal(size=(64, 4))
-    model.fit(x, np.zeros((64, 1)), verbose=0)
+    other = strategy.rank == 1
+    x, y = np.ones((64, 4)), np.zeros((64, 1))
+    {"fit": lambda: model.fit(x + other, y, verbose=0),
+     "fit with another batch size": lambda: model.fit(x, y, batch_size=16 << other, verbose=0),
+     "train_on_batch": lambda: model.train_on_batch(x + other, y),
+     "third call": lambda: [model.train_on_batch(x + (other and call >= 2), y) for call in range(4)],
+     "rows": lambda: model.test_on_batch(x[other:], y[other:]),
+     "shape": lambda: model.predict_on_batch(x if not other else np.ones((64, 5))),
+     "parts": lambda: model.test_on_batch(x, y, sample_weight=np.ones(64) if other else None)}[how]()
+
+
+def fit_in_two_threads():
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    x = np.ones((64, 4))
+    with strategy.scope():
+        models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)], name=name) for name in ("one", "two")]
+        for model in models:
+            model.compile("sgd", "mse")
+    threads = [threading.Thread(target=model.fit, args=(x, x), kwargs={"epochs": 500, "verbose": 0})
+               for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def meet_other_mpi():

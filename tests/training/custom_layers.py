@@ -141,7 +141,7 @@ class LossOfRows(keras.Model):
         with tf.GradientTape() as tape:
             rows = keras.losses.MeanSquaredError(reduction="none")(y, self(x, training=True))
             loss = tf.reduce_mean(rows)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         self.mean.update_state(loss)
         # Names of its own: the metric's is another, and this epoch's last batch has one row.
         return {"mse": self.mean.result(), "rate": self.optimizer.learning_rate}

@@ -136,7 +136,7 @@ def test_refusals(output, name):
 
 @pytest.mark.parametrize("name, text", [
     ("without_grappler", "all right"),
-    ("other_batches", "Rank 1 calls '<lambda>' with different inputs than rank 0"),
+    ("other_batches", "Rank 1 has different data than rank 0: call 1 of '<lambda>'"),
     ("strict", "strict=True, but: The function '<lambda>' was not partitioned")])
 def test_other_options(name, text):
     outcome = launch.run(["distribute_programs.py", name], ranks=2, timeout_s=120)

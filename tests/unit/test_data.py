@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import data
+from tf_poseidon import fingerprints
 from tf_poseidon.communicator import join_loopback
 
 
@@ -82,6 +83,42 @@ def test_rows_can_be_used_like_their_tensor():
 
 def test_checksum_depends_on_every_value():
     x = np.arange(6.0).reshape(2, 3)
-    sums = {int(data.checksum((tf.constant(x + (np.arange(6).reshape(2, 3) == i) * 1e-12), 1)))
+    sums = {int(fingerprints.checksum((tf.constant(x + (np.arange(6).reshape(2, 3) == i) * 1e-12), 1)))
             for i in range(7)}
     assert len(sums) == 7
+
+
+def test_parallel_augmentation_with_seeds_of_elements_repeats():
+    """The recipe of docs/semantics.md."""
+    images = np.arange(64 * 2 * 8 * 1.0).reshape(64, 2, 8, 1)
+
+    def read():
+        seeds = tf.data.Dataset.random(seed=7, rerandomize_each_iteration=True).batch(2, drop_remainder=True)
+
+        def augment(image, seed):
+            return tf.image.stateless_random_flip_left_right(image, seed)
+
+        return tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(images), seeds).map(
+            augment, num_parallel_calls=8).batch(64)
+
+    mine, of_another_rank = ([next(iter(each)).numpy() for _ in range(2)] for each in (read(), read()))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(mine, of_another_rank))
+    assert mine[0].tobytes() != mine[1].tobytes()  # each epoch has numbers of its own
+    assert 0 < sum(not np.array_equal(*pair) for pair in zip(mine[0], images)) < 64
+
+
+PARTS = {"x": np.ones((3, 2)), "y": None}
+
+
+@pytest.mark.parametrize("other, text", [
+    (PARTS, ""),
+    ({"x": np.ones((3, 2))}, "has other parts"),
+    ({"x": np.ones((3, 2)), "y": np.ones(3)}, "has other parts"),
+    ({"x": np.ones((3, 2), np.float32), "y": None}, "has other parts"),
+    ({"x": np.ones((4, 2)), "y": None}, "has 4 rows, rank 0's has 3"),
+    ({"x": np.ones((3, 1)), "y": None}, "has parts of other shapes"),
+    ({"x": np.nextafter(np.ones((3, 2)), 2), "y": None}, "has other values")])
+def test_what_differs_between_batches_is_said(other, text):
+    prints = [fingerprints.fingerprint(batch) for batch in (other, PARTS)]
+    said = fingerprints.difference("the batch", *prints).numpy().decode()
+    assert said.startswith(f"the batch {text}") if text else said == ""

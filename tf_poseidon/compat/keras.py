@@ -23,8 +23,6 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name(_OPTIMIZER, "BaseOptimizer._trainable_variables", "synchronise gradients that come without variables"),
     Name(_OPTIMIZER, "BaseOptimizer._accumulated_gradients",
          "let every rank accumulate the gradients of its own rows"),
-    Name("keras.src.backend.tensorflow.trainer", "TFEpochIterator._distributed_dataset",
-         "build models by the shapes of their data"),
     Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.batch_size",
          "know the batch size that gradients are planned for"),
     Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
@@ -53,11 +51,6 @@ def trainable_variables(optimizer: Any) -> list[Any]:
 def accumulated_gradients(optimizer: Any) -> list[Any]:
     """Returns the variables in which a built optimizer accumulates gradients; only for one that accumulates."""
     return optimizer._accumulated_gradients
-
-
-def dataset_of(iterator: Any) -> "tf.data.Dataset":
-    """Returns the dataset that an iterator of Keras' steps reads."""
-    return iterator._distributed_dataset
 
 
 def initial_epoch(model: Any) -> int | None:

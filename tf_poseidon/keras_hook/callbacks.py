@@ -77,8 +77,16 @@ class _Complete(keras.callbacks.Callback):
     def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
         self._communicator = communicator
+        self._restores = "restore" in needs
         if "write in epochs" in needs:
             self.on_train_batch_end = self._fold
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        optimizer = self.model.optimizer
+        if self._restores and self.model.built and not optimizer.built:
+            # As BackupAndRestore does, which only rank 0 runs.
+            with self.model.distribute_strategy.scope():
+                optimizer.build(self.model.trainable_variables)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._fold()

@@ -1,6 +1,7 @@
-"""Variables that a step assigns: moving statistics, metrics, and the seeds of random layers."""
+"""Variables that a step assigns: moving statistics, metrics, the seeds of random layers; and those that Keras drops."""
 
 from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from tf_poseidon import ops
 from tf_poseidon import step as step_lib
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import batch_normalization
+from tf_poseidon.keras_hook.common import is_ours
 
 
 def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Tensor) -> Any:
@@ -26,6 +28,13 @@ def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Ten
             return original(variable, value)
         step.note_state(variable.path, native)
     return original(variable, step.select(tf.cast(value, native.dtype), native))
+
+
+def get_attr_skipset(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Does not count the variables that Keras creates when it saves a model, and drops."""
+    strategy = tf.distribute.get_strategy()
+    with strategy.extended.own_variables() if is_ours(strategy) else contextlib.nullcontext():
+        return original(*args, **kwargs)
 
 
 def next_seed(original: Callable[..., Any], generator: keras.random.SeedGenerator, *args: Any,

@@ -1,15 +1,21 @@
 """Keras' fit, evaluate and predict in a job of several processes."""
 
+import collections
 from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import functools
 import inspect
 import itertools
+import threading
 from typing import Any
+import weakref
 
 import keras
 import tensorflow as tf
 
 from tf_poseidon import data
+from tf_poseidon import fingerprints
 from tf_poseidon import one_process
 from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
@@ -18,25 +24,64 @@ from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook.common import is_ours
 
+# By model: the number of calls of each method for one batch.
+_calls = weakref.WeakKeyDictionary()
+# The thread that uses a model, and what it does.
+_user, _user_lock = None, threading.Lock()
+
 
 def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
-    strategy = check_model(model)
-    _check_function(model, original.__name__)
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
-    bound.arguments["callbacks"] = callbacks_lib.coordinate(
-        bound.arguments.get("callbacks"), strategy.extended.communicator,
-        method=original.__name__)
-    if strategy.rank != 0:
-        bound.arguments["verbose"] = 0
-    return original(*bound.args, **bound.kwargs)
+    strategy, method = check_model(model), original.__name__
+    with _only_thread(model, method):
+        _check_function(model, method)
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        bound.arguments["callbacks"] = callbacks_lib.coordinate(
+            bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
+        if strategy.rank != 0:
+            bound.arguments["verbose"] = 0
+        return original(*bound.args, **bound.kwargs)
 
 
 def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-    """Checks the model; then trains, tests or predicts with one global batch."""
-    check_model(model)
-    _check_function(model, original.__name__)
-    return original(model, *args, **kwargs)
+    """Checks the model; then trains, tests or predicts with one global batch, which ranks compare ever less often."""
+    strategy, method = check_model(model), original.__name__
+    with _only_thread(model, method):
+        _check_function(model, method)
+        calls = _calls.setdefault(model, collections.Counter())
+        calls[method] += 1
+        if not (number := calls[method]) & (number - 1):  # the first call, the second, the fourth
+            given = inspect.signature(original).bind(model, *args, **kwargs).arguments
+            batch = [given.get(part) for part in ("x", "y", "sample_weight", "class_weight")]
+            fingerprints.compare(batch, strategy.extended.communicator, f"call {number} of '{model.name}.{method}'")
+        return original(model, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _only_thread(model: keras.Model, method: str) -> Iterator[None]:
+    """A context in which Keras uses models in this thread alone.
+
+    Raises:
+        PoseidonError: If another thread is in such a context, since ranks could exchange in different orders. It ends
+            the job: ranks whose other thread came first would wait for this one.
+    """
+    global _user
+    mine = (threading.get_ident(), f"'{model.name}.{method}'")
+    with _user_lock:
+        before = _user
+        if before is None or before[0] == mine[0]:
+            _user = mine
+    if before is not None and before[0] != mine[0]:
+        error = GraphError(
+            f"{mine[1]} was called in a thread while another thread is in {before[1]}, but ranks would exchange in "
+            "different orders; use models one after another, in one thread.")
+        communicator = model.distribute_strategy.extended.communicator
+        communicator.abort(f"Rank {communicator.rank} failed: {type(error).__name__}: {error}")
+        raise error
+    try:
+        yield
+    finally:
+        _user = before
 
 
 def check_model(model: keras.Model) -> tf.distribute.Strategy:
@@ -82,25 +127,10 @@ def _check_function(model: keras.Model, method: str) -> None:
             f"override {phase}_step instead, or call super().{make}().")
 
 
-def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, iterator: Any = None,
-                         data_batch: Any = None) -> Any:
-    """Builds the model from the shapes of the data; Keras would read a batch, which a generator would lose."""
-    is_alone_or_ours = hasattr(model.distribute_strategy.extended, "communicator")
-    if is_alone_or_ours and type(model).call is keras.Model.call:
-        return None  # its train_step calls other models, as a GAN's does: nothing to build
-    if iterator is not None and is_alone_or_ours:
-        specs = keras.tree.map_structure(_tensor_spec, keras_compat.dataset_of(iterator).element_spec)
-        shapes = [spec.shape for spec in keras.tree.flatten(specs) if spec is not None]
-        if all(shape.rank is not None and shape[1:].is_fully_defined() for shape in shapes):
-            return original(model, data_batch=specs)
-    return original(model, iterator, data_batch)
-
-
-def _tensor_spec(spec: Any) -> Any:
-    """Returns the spec of one part of a batch as Keras' steps see it."""
-    if isinstance(spec, data.Rows.Spec):
-        return spec.value
-    return None if isinstance(spec, tf.OptionalSpec) else spec
+def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> None:
+    """Leaves it to the first step to build the model, as without a strategy; Keras would read a batch for it."""
+    if not hasattr(model.distribute_strategy.extended, "communicator"):
+        original(model, *args, **kwargs)
 
 
 def get_tf_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
