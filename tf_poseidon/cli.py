@@ -5,20 +5,24 @@
     tf-poseidon diff IN OUT
     tf-poseidon strip OUT BACK
     mpiexec -n 2 tf-poseidon verify IN OUT
+
+Exit statuses are those of `Status`.
 """
 
+import argparse
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import enum
 import json
 import os
+import signal
 import sys
+import traceback
 from typing import Any
+from typing import NoReturn
 from typing import TYPE_CHECKING
 import zipfile
-
-from absl import app
-from absl import flags
-from absl import logging
 
 from tf_poseidon import engines
 from tf_poseidon import planning
@@ -28,196 +32,262 @@ from tf_poseidon.errors import PoseidonError
 if TYPE_CHECKING:
     import numpy as np
 
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows of a full batch on each worker; batches of verify have "
-                                  "as many per rank, 4 by default.")
-_WORKERS = flags.DEFINE_integer("workers", None, "Number of ranks.")
-_SERVERS = flags.DEFINE_integer("servers", 0, "Number of ranks that hold KV pairs; 0 for all.")
-_BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", 10.0,
-                                "Bandwidth at which a node sends, and receives at the same time, in Gbit/s.")
-_LATENCY = flags.DEFINE_float("latency_us", 50.0, "Latency of a message in microseconds.")
-_GFLOPS = flags.DEFINE_float("gflops", 1000.0, "How fast a rank computes, in 10^9 operations/s.")
-_ACCELERATORS = flags.DEFINE_bool("accelerators", False, "Whether ranks compute on accelerators, which "
-                                   "exchanges do not slow down.")
-_RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", 1, "How many ranks share a node and its link.")
-_POLICY = flags.DEFINE_enum("policy", "auto", sorted(planning.POLICIES),
-                            "The rule that chooses how each gradient travels.")
-_PINS = flags.DEFINE_multi_string("pin", [], "PATTERN=SCHEME: the scheme of variables whose paths match "
-                                  "the pattern; may be given several times.")
-_WIRE_DTYPE = flags.DEFINE_enum("wire_dtype", None, ["bfloat16"],
-                                "Type to which wider gradients are rounded for the wire.")
-_ENGINE = flags.DEFINE_enum("engine", None, engines.names(),
-                            "Engine whose ops rewrite inserts and verify runs; by default 'mpi', or that of the "
-                            "launcher.")
-_JSON = flags.DEFINE_string("json", None, "File for the predictions, as JSON.")
-_PLAN = flags.DEFINE_string("plan", None, "File of the plan: explain writes it, rewrite follows it.")
-_MERGE = flags.DEFINE_bool("merge", False, "Whether small gradients travel together.")
-_SIGNATURE = flags.DEFINE_list("signature", [], "Signature that runs a training step, by default 'train' if it exists; "
-                               "rewrite takes several, separated by commas.")
-_TRAIN_OP = flags.DEFINE_list("train_op", [], "Names of the ops that make a training step, of TensorFlow 1.")
-_INPUTS = flags.DEFINE_multi_string("inputs", [], "NAME=rows, NAME=same or NAME=DIMENSION, separated by commas: which "
-                                    "inputs rewrite takes to have rows, and in which dimension; by default those whose "
-                                    "first dimension is unknown")
-_STEPS = flags.DEFINE_integer("steps", 2, "Number of steps that verify runs.", lower_bound=1)
-_ARRAYS = flags.DEFINE_string("arrays", None, "File of numpy.savez for verify: the global batch, an array per input, "
-                              "by its name; random numbers by default.")
-_INITIALIZER = flags.DEFINE_list("initializer", [], "Names of ops that initialise variables, for verify.")
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the random inputs of verify.", lower_bound=0)
+
+class Status(enum.IntEnum):
+    """How the command ended."""
+
+    DONE = 0
+    DIFFERS = 1
+    MISTAKE = 2  # in the command line; argparse has the same
+    REFUSED = 3
+    OWN_ERROR = 70  # EX_SOFTWARE of sysexits.h
+    INTERRUPTED = 128 + signal.SIGINT
 
 
-def explain(path: str) -> None:
+_STATUSES = """exit status: 0 done; 1 graphs differ, or verify found an error; 2 a mistake in the command line;
+3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted"""
+
+
+def explain(given: argparse.Namespace) -> Status:
     """Prints how the gradients of a saved model would travel."""
-    for flag in (_BATCH_SIZE, _WORKERS):
-        if flag.value is None:
-            raise ConfigurationError(f"--{flag.name} is missing; give explain a --batch_size (rows on each "
-                                     "worker) and a number of --workers.")
-    pins = _pins()
-    planning.Cluster(_WORKERS.value, _SERVERS.value, _BANDWIDTH.value, _LATENCY.value, _GFLOPS.value,
-                     _ACCELERATORS.value, _RANKS_PER_NODE.value)
-    for flag in (_JSON, _PLAN):
-        if flag.value and not os.access(os.path.dirname(flag.value) or ".", os.W_OK):
-            raise ConfigurationError(f"--{flag.name}={flag.value} cannot be written; name a file in a directory "
-                                     "that exists.")
-    if not os.path.exists(path):
-        raise ConfigurationError(f"There is no file '{path}'; give explain a model that was saved with "
+    planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
+                     given.accelerators, given.ranks_per_node)
+    for option in ("json", "plan"):
+        path = getattr(given, option)
+        if path and not os.access(os.path.dirname(path) or ".", os.W_OK):
+            raise ConfigurationError(f"--{option}={path} cannot be written; name a file in a directory that exists.")
+    if not os.path.exists(given.model):
+        raise ConfigurationError(f"There is no file '{given.model}'; give explain a model that was saved with "
                                  "model.save('model.keras').")
     # Late: it imports TensorFlow, which takes seconds; errors in the command should appear at once.
-    from tf_poseidon.keras_hook import explaining
-    plan = explaining.explain(
-        explaining.load(path), _BATCH_SIZE.value, _WORKERS.value, _BANDWIDTH.value, policy=_POLICY.value,
-        servers=_SERVERS.value, latency_us=_LATENCY.value, gflops=_GFLOPS.value,
-        accelerators=_ACCELERATORS.value, ranks_per_node=_RANKS_PER_NODE.value, pins=pins,
-        wire_dtype=_WIRE_DTYPE.value, merge=_MERGE.value)
-    print(plan)
-    _save_predictions(plan.predictions())
-    if _PLAN.value:
-        plan.save(_PLAN.value)
-
-
-def rewrite(source: str, target: str) -> None:
-    """Rewrites a saved training graph, and prints its exchanges."""
-    if _WORKERS.value is None and _PLAN.value is None:
-        raise ConfigurationError("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
-                                 "on each of them), or a --plan.")
-    if not os.path.exists(source):
-        raise ConfigurationError(f"There is no file '{source}'; give rewrite a SavedModel, MetaGraph or GraphDef.")
-    pins, inputs = _pins(), _inputs()
-    from tf_poseidon.saved_graphs import progress
-    from tf_poseidon.saved_graphs import rewriting
+    from tf_poseidon import progress
     with progress.shown() as show:
+        from tf_poseidon.keras_hook import explaining
+        show(f"loading {given.model}")
+        model = explaining.load(given.model)
+        show("tracing and planning a training step")
+        plan = explaining.explain(
+            model, given.batch_size, given.workers, given.bandwidth_gbps, policy=given.policy,
+            servers=given.servers, latency_us=given.latency_us, gflops=given.gflops, accelerators=given.accelerators,
+            ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge)
+    print(plan)
+    _save_predictions(given.json, plan.predictions())
+    if given.plan:
+        plan.save(given.plan)
+    return Status.DONE
+
+
+def rewrite(given: argparse.Namespace) -> Status:
+    """Rewrites a saved training step, and prints what it exchanges."""
+    if given.workers is None and given.plan is None:
+        raise _Mistake("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
+                       "on each of them), or a --plan.")
+    if not os.path.exists(given.source):
+        raise ConfigurationError(f"There is no file '{given.source}'; give rewrite a SavedModel, MetaGraph or "
+                                 "GraphDef.")
+    from tf_poseidon import progress
+    with progress.shown() as show:
+        from tf_poseidon.saved_graphs import rewriting
         report = rewriting.rewrite(
-            source, target, _SIGNATURE.value or None, _TRAIN_OP.value, workers=_WORKERS.value,
-            batch_size=_BATCH_SIZE.value, bandwidth_gbps=_BANDWIDTH.value, latency_us=_LATENCY.value,
-            gflops=_GFLOPS.value, accelerators=_ACCELERATORS.value, servers=_SERVERS.value,
-            ranks_per_node=_RANKS_PER_NODE.value, policy=_POLICY.value, pins=pins, merge=_MERGE.value,
-            plan=_PLAN.value, inputs=inputs, wire_dtype=_WIRE_DTYPE.value,
-            engine=_ENGINE.value or engines.DEFAULT, progress=show)
+            given.source, given.target, given.signature or None, given.train_op, workers=given.workers,
+            batch_size=given.batch_size, bandwidth_gbps=given.bandwidth_gbps, latency_us=given.latency_us,
+            gflops=given.gflops, accelerators=given.accelerators, servers=given.servers,
+            ranks_per_node=given.ranks_per_node, policy=given.policy, pins=dict(given.pin), merge=given.merge,
+            plan=given.plan, inputs=dict(mark for marks in given.inputs for mark in marks),
+            wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show)
     print(report)
     plans = {name: step.plan.predictions() for name, step in report.steps.items()}
-    _save_predictions(plans if len(plans) > 1 else report.plan.predictions())
+    _save_predictions(given.json, plans if len(plans) > 1 else report.plan.predictions())
+    return Status.DONE
 
 
-def diff(source: str, target: str) -> int:
+def diff(given: argparse.Namespace) -> Status:
     """Prints what was inserted into a rewritten graph."""
     from tf_poseidon.saved_graphs import differences
-    difference = differences.diff(source, target)
+    difference = differences.diff(given.source, given.target)
     print(difference)
-    return 1 if difference.others else 0
+    return Status.DIFFERS if difference.others else Status.DONE
 
 
-def strip(source: str, target: str) -> None:
+def strip(given: argparse.Namespace) -> Status:
     """Writes the original of a rewritten graph."""
     from tf_poseidon.saved_graphs import rewriting
-    rewriting.strip(source, target)
+    rewriting.strip(given.source, given.target)
+    return Status.DONE
 
 
-def verify(source: str, target: str) -> int:
+def verify(given: argparse.Namespace) -> Status:
     """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
-    if len(_SIGNATURE.value) > 1:
-        raise ConfigurationError(f"--signature={','.join(_SIGNATURE.value)} names {len(_SIGNATURE.value)} signatures, "
-                                 "expected one; verify them one by one.")
-    arrays = _arrays()
+    arrays = _arrays(given.arrays)
     import tensorflow as tf
     # One thread: several may sum in a different order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # TensorFlow warns about gradients of loaded functions, which this program never takes.
-    logging.set_verbosity(logging.ERROR)
+    tf.get_logger().setLevel("ERROR")
     from tf_poseidon import job
     from tf_poseidon.saved_graphs import verifying
-    found = verifying.verify(source, target, next(iter(_SIGNATURE.value), None), _TRAIN_OP.value,
-                             _INITIALIZER.value, _BATCH_SIZE.value or 4, _STEPS.value, arrays, _SEED.value,
-                             _ENGINE.value)
-    if job.load_ops(_ENGINE.value).rank == 0:
+    found = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
+                             given.batch_size, given.steps, arrays, given.seed, given.engine)
+    if job.load_ops(given.engine).rank == 0:
         print(found)
-    return 1 if found.failures else 0
+    return Status.DIFFERS if found.failures else Status.DONE
 
 
-def _pins() -> dict[str, str]:
-    pins = {}
-    for pin in _PINS.value:
-        pattern, separator, scheme = pin.rpartition("=")
-        if not separator:
-            raise ConfigurationError(f"--pin={pin}, expected PATTERN=SCHEME, such as '*/embeddings=ps'.")
-        pins[pattern] = scheme
-    return pins
+class _Mistake(Exception):
+    """A mistake in the command line that argparse cannot find."""
 
 
-def _inputs() -> dict[str, str | int]:
-    inputs = {}
-    for given in _INPUTS.value:
-        for text in given.split(","):
-            name, _, mark = text.rpartition("=")
-            if not name or mark not in ("rows", "same") and not mark.isdecimal():
-                raise ConfigurationError(f"--inputs={text}, expected NAME=rows, NAME=same or NAME=DIMENSION, such as "
-                                         "'x=rows'.")
-            inputs[name] = int(mark) if mark.isdecimal() else mark
-    return inputs
+def _pin(text: str) -> tuple[str, str]:
+    pattern, separator, scheme = text.rpartition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"'{text}', expected PATTERN=SCHEME, such as '*/embeddings=ps'")
+    return pattern, scheme
 
 
-def _arrays() -> "dict[str, np.ndarray] | None":
-    if _ARRAYS.value is None:
+def _marks(text: str) -> list[tuple[str, str | int]]:
+    marks = []
+    for each in text.split(","):
+        name, _, mark = each.rpartition("=")
+        if not name or mark not in ("rows", "same") and not mark.isdecimal():
+            raise argparse.ArgumentTypeError(
+                f"'{each}', expected NAME=rows, NAME=same or NAME=DIMENSION, such as 'x=rows'")
+        marks.append((name, int(mark) if mark.isdecimal() else mark))
+    return marks
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _arrays(path: str | None) -> "dict[str, np.ndarray] | None":
+    if path is None:
         return None
     import numpy as np
     try:
-        with np.load(_ARRAYS.value) as arrays:  # an .npy has one, without a name
+        with np.load(path) as arrays:  # an .npy has one, without a name
             return dict(arrays)
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(f"--arrays={_ARRAYS.value} cannot be read as a file of numpy.savez: "
+        raise ConfigurationError(f"--arrays={path} cannot be read as a file of numpy.savez: "
                                  f"{str(error).splitlines()[0].rstrip('.')}; write it with numpy.savez.") from error
 
 
-def _save_predictions(predictions: Mapping[str, Any]) -> None:
-    if _JSON.value:
-        with open(_JSON.value, "w") as file:
+def _save_predictions(path: str | None, predictions: Mapping[str, Any]) -> None:
+    if path:
+        with open(path, "w") as file:
             json.dump(predictions, file, indent=1)
 
 
-# The commands, with their arguments.
-_COMMANDS = {explain: ("MODEL.keras",), rewrite: ("IN", "OUT"), diff: ("IN", "OUT"), strip: ("OUT", "BACK"),
-             verify: ("IN", "OUT")}
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "tf-poseidon", description="Plans, rewrites and checks training steps for several processes.",
+        epilog=f"`tf-poseidon COMMAND --help` describes a command.\n{_STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(run: Callable[[argparse.Namespace], Status], example: str,
+                *positional: tuple[str, str, str]) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            run.__name__, help=run.__doc__, description=run.__doc__, allow_abbrev=False,
+            epilog=f"example:\n  {example}\n\n{_STATUSES}", formatter_class=argparse.RawDescriptionHelpFormatter)
+        for name, metavar, what in positional:
+            added.add_argument(name, metavar=metavar, help=what)
+        added.set_defaults(run=run, command=run.__name__)
+        return added
+
+    graph = "a SavedModel, MetaGraph (.meta) or GraphDef (.pb)"
+    explains = command(explain, "tf-poseidon explain model.keras --batch_size 32 --workers 8 --bandwidth_gbps 10",
+                       ("model", "MODEL.keras", "a model that model.save has written"))
+    explains.add_argument("--batch_size", type=int, required=True, help="rows of a full batch on each worker")
+    explains.add_argument("--workers", type=int, required=True, help="number of ranks")
+    explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")
+    rewrites = command(rewrite, "tf-poseidon rewrite step step_for_4 --workers 4 --batch_size 32",
+                       ("source", "IN", f"the training step: {graph}"), ("target", "OUT", "the rewritten one"))
+    rewrites.add_argument("--batch_size", type=int, help="rows of a full batch on each worker")
+    rewrites.add_argument("--workers", type=int, help="number of ranks; that of the plan if there is one")
+    rewrites.add_argument("--plan", help="file of a plan to follow")
+    rewrites.add_argument("--inputs", type=_marks, action="append", default=[], metavar="NAME=MARK,...",
+                          help="which inputs have rows: NAME=rows, NAME=same or NAME=DIMENSION; by default those whose "
+                          "first dimension is unknown")
+    rewrites.add_argument("--signature", type=_names, default=[], metavar="NAME,...",
+                          help="signatures that run a training step, by default 'train' if it exists")
+    for planned in (explains, rewrites):
+        _add_planning(planned)
+    command(diff, "tf-poseidon diff step step_for_4", ("source", "IN", "the original"),
+            ("target", "OUT", "the rewritten one"))
+    command(strip, "tf-poseidon strip step_for_4 back", ("source", "OUT", "a rewritten training step"),
+            ("target", "BACK", "its original"))
+    verifies = command(verify, "mpiexec -n 2 tf-poseidon verify step step_for_4", ("source", "IN", "the original"),
+                       ("target", "OUT", "the rewritten one"))
+    verifies.add_argument("--batch_size", type=_at_least(1), default=4, help="rows of a batch per rank (%(default)s)")
+    verifies.add_argument("--steps", type=_at_least(1), default=2, help="number of steps to run (%(default)s)")
+    verifies.add_argument("--signature", help="the signature to run, by default 'train' if it exists")
+    verifies.add_argument("--arrays", metavar="FILE.npz", help="file of numpy.savez: the global batch, an array per "
+                          "input, by its name; random numbers by default")
+    verifies.add_argument("--seed", type=_at_least(0), default=0, help="seed of these random numbers (%(default)s)")
+    verifies.add_argument("--initializer", type=_names, default=[], metavar="NAME,...",
+                          help="ops that initialise variables")
+    for runs in (rewrites, verifies):
+        runs.add_argument("--train_op", type=_names, default=[], metavar="NAME,...",
+                          help="ops that make a training step, of TensorFlow 1")
+        runs.add_argument("--engine", choices=engines.names(), help="engine whose ops move gradients; by default "
+                          "'mpi', and for verify that of the launcher")
+    return parser
 
 
-def _main(arguments: Sequence[str]) -> int:
-    commands = {command.__name__: command for command in _COMMANDS}
-    command = commands.get(arguments[1]) if len(arguments) > 1 else None
-    if command is None or len(arguments) - 2 != len(_COMMANDS[command]):
-        usages = [f"tf-poseidon {c.__name__} {' '.join(takes)}" for c, takes in _COMMANDS.items()
-                  if command in (None, c)]
-        raise app.UsageError("; ".join(usages) + "; tf-poseidon --help shows all flags")
-    try:
-        return command(*arguments[2:]) or 0
-    except PoseidonError as error:
-        print(f"tf-poseidon {arguments[1]}: {error}", file=sys.stderr)
-        return 1
+def _add_planning(command: argparse.ArgumentParser) -> None:
+    """Adds the options by which gradients are planned."""
+    planned = command.add_argument_group("planning")
+    planned.add_argument("--policy", choices=sorted(planning.POLICIES), default="auto",
+                         help="rule that chooses how each gradient travels (%(default)s)")
+    planned.add_argument("--pin", type=_pin, action="append", default=[], metavar="PATTERN=SCHEME",
+                         help="scheme of variables whose paths match; may be given several times")
+    planned.add_argument("--merge", action="store_true", help="whether small gradients travel together")
+    planned.add_argument("--wire_dtype", choices=["bfloat16"], help="type to which wider gradients are rounded for "
+                         "the wire")
+    planned.add_argument("--json", metavar="FILE", help="file for the predictions, as JSON")
+    cluster = command.add_argument_group("cluster")
+    cluster.add_argument("--servers", type=int, default=0, help="number of ranks that hold KV pairs; 0 for all (0)")
+    cluster.add_argument("--bandwidth_gbps", type=float, default=10.0, help="bandwidth at which a node sends, and "
+                         "receives at the same time, in Gbit/s (%(default)s)")
+    cluster.add_argument("--latency_us", type=float, default=50.0, help="latency of a message in µs (%(default)s)")
+    cluster.add_argument("--gflops", type=float, default=1000.0, help="how fast a rank computes, in 10^9 operations/s "
+                         "(%(default)s)")
+    cluster.add_argument("--accelerators", action=argparse.BooleanOptionalAction, default=False,
+                         help="whether ranks compute on accelerators, which exchanges do not slow down")
+    cluster.add_argument("--ranks_per_node", type=int, default=1, help="how many ranks share a node and its link "
+                         "(%(default)s)")
 
 
-def main() -> None:
-    """Runs the command of this process."""
+def _at_least(smallest: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if (value := int(text)) < smallest:
+            raise argparse.ArgumentTypeError(f"{value}, expected at least {smallest}")
+        return value
+
+    return number
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command of this process, and exits with its `Status`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs several lines at startup
-    if __name__ != "__main__":  # absl's help describes the main module
-        sys.modules["__main__"].__doc__ = __doc__
-        for flag in flags.FLAGS.get_key_flags_for_module(__name__):
-            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    app.run(_main)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        status = given.run(given)
+    except (PoseidonError, _Mistake) as error:
+        print(f"tf-poseidon {given.command}: {error}", file=sys.stderr)
+        status = Status.MISTAKE if isinstance(error, _Mistake) else Status.REFUSED
+    except BaseException as error:
+        if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
+            raise  # a rank ends its job with the cause
+        if isinstance(error, KeyboardInterrupt):
+            print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)
+            sys.exit(Status.INTERRUPTED)
+        traceback.print_exc()
+        print(f"tf-poseidon {given.command}: this is an error of tf-poseidon itself; please report it with the lines "
+              "above.", file=sys.stderr)
+        status = Status.OWN_ERROR
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import os
 import re
+import signal
 import socket
 import sys
 import traceback
@@ -135,7 +136,12 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
                     trace: types.TracebackType | None) -> None:
     """The excepthook of a rank: the first failure is the last thing that any rank prints."""
     cause = _communicator.failure
-    if cause is None:
+    if issubclass(kind, KeyboardInterrupt):
+        # Ctrl-C reaches all ranks; where it happened to interrupt the program says nothing.
+        if _communicator.rank == 0:
+            print("[rank 0] The job was interrupted.", file=sys.stderr)
+        cause = cause or f"Rank {_communicator.rank} was interrupted."
+    elif cause is None:
         previous_hook(kind, error, trace)
         summary = "".join(traceback.format_exception_only(kind, error))
         # TensorFlow appends lines about its nodes to the message.
@@ -146,7 +152,7 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
-    os._exit(1)
+    os._exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def _leave() -> None:

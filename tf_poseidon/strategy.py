@@ -331,6 +331,8 @@ class Extended(tf_compat.one_device_extended()):
             variable = super()._create_variable(next_creator, **kwargs)
             self._new_variables.append(variable)
             return variable
+        if one_process.is_inside():  # `one_process.trace` shares the variables of its function
+            return super()._create_variable(next_creator, **kwargs)
         # In a function under construction: the value is computed when the function first runs.
         initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         site = step_lib.unique_site(f"variables/{kwargs.get('name')}")

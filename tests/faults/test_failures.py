@@ -103,6 +103,14 @@ def test_launcher_of_another_mpi():
     assert "started 2 processes (OMPI_COMM_WORLD_SIZE=2), but MPI sees 1" in outcome.own_lines[-1]
 
 
+def test_subprocess_of_a_rank_is_refused_or_runs_alone():
+    outcome = launch.run_ok(["small_programs.py", "start_a_subprocess"], ranks=2, timeout_s=90, fresh=True)
+    refused, alone = (line for line in outcome.own_lines if line.startswith("status "))
+    assert re.match(r"status 1: .*JobError: This process has the environment of a rank \(PMI_FD=\d+\), but not its "
+                    r"connection to mpiexec: .*'PMI_'\.$", refused), refused
+    assert alone == "status 0: 1 process"
+
+
 def test_mpi_not_found(tmp_path):
     from tf_poseidon.engines import mpi
     transport = tmp_path / "transport.so"

@@ -3,7 +3,10 @@
 import os
 import pickle
 import re
+import signal
+import subprocess
 import sysconfig
+import time
 
 import launch
 import pytest
@@ -46,16 +49,17 @@ def test_commands(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["back", "keras_clipped", "out", "report.json"]
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("rewrite", "there", "out"), "--workers is missing"),
-    (("rewrite", "there", "out", "--workers=2", "--inputs=x:rows"), "--inputs=x:rows, expected NAME=rows"),
-    (("verify", "there", "out", "--signature=train,evaluate"), "names 2 signatures, expected one"),
-    (("verify", "there", "out", "--arrays=there/arrays.npz"), "cannot be read"),
+@pytest.mark.parametrize("status, arguments, message", [
+    (2, ("rewrite", "there", "out"), "--workers is missing"),
+    (2, ("rewrite", "there", "out", "--workers=2", "--inputs=x:rows"), "'x:rows', expected NAME=rows"),
+    (3, ("verify", "there", "out", "--arrays=there/arrays.npz"), "cannot be read"),
+    (3, ("strip", "nowhere", "out"), "nowhere"),
+    (3, ("diff", "there", "there"), "there"),
 ])
-def test_mistakes_in_commands(arguments, message, tmp_path):
+def test_mistakes_in_commands(status, arguments, message, tmp_path):
     (tmp_path / "there").mkdir()
     outcome = command(*(argument.replace("there", str(tmp_path / "there")) for argument in arguments))
-    assert outcome.status == 1
+    assert outcome.status == status, outcome.output
     assert message in outcome.own_lines[-1] and outcome.own_lines[-1].startswith(f"tf-poseidon {arguments[0]}: ")
 
 
@@ -76,10 +80,49 @@ def test_what_else_differs(tmp_path):
     assert sentence.startswith("the main graph: 1 nodes, the first is '")
 
 
-def test_help_names_all_flags():
-    output = command("--help").output
-    assert "tf-poseidon rewrite IN OUT" in output
-    assert all(f"--{flag}" in output for flag in ("arrays", "inputs", "signature", "train_op", "workers"))
+@pytest.mark.parametrize("name, flags", [
+    ("explain", ["batch_size", "workers", "plan", "policy", "gflops", "json"]),
+    ("rewrite", ["inputs", "signature", "train_op", "engine", "workers", "bandwidth_gbps"]),
+    ("diff", []), ("strip", []), ("verify", ["arrays", "seed", "initializer", "signature", "steps"])])
+def test_help_of_a_command_names_its_flags(name, flags):
+    outcome = command(name, "--help")
+    assert outcome.status == 0 and "exit status: 0 done; 1 " in outcome.output
+    assert re.search(rf"^example:\n  .*tf-poseidon {name} ", outcome.output, re.MULTILINE)
+    named = set(re.findall(r"^ +--(\w+)", outcome.output, re.MULTILINE))
+    assert named >= set(flags)
+    assert ("workers" in named) == (name in ("explain", "rewrite")), "flags of other commands"
+
+
+def test_help_names_all_commands():
+    outcome = command("--help")
+    assert outcome.status == 0
+    assert all(re.search(rf"^ +{name} +\w", outcome.output, re.MULTILINE)
+               for name in ("explain", "rewrite", "diff", "strip", "verify"))
+
+
+def test_graphs_that_differ_have_a_status_of_their_own(tmp_path):
+    save_gan(str(tmp_path / "step"))
+    poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", workers=RANKS, policy="ps")
+    graph = formats.read(str(tmp_path / "out"))
+    next(node for node in graph.graph_def.node if node.op == "VarHandleOp").device = "/device:CPU:0"
+    graph.write(str(tmp_path / "changed"))
+    assert command("diff", tmp_path / "step", tmp_path / "out").status == 0
+    assert command("diff", tmp_path / "step", tmp_path / "changed").status == 1
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_interrupted_command_says_so_in_a_line(ranks, tmp_path):
+    save_gan(str(tmp_path / "step"))
+    poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", workers=RANKS, policy="ps")
+    launcher = [launch.mpiexec(), "-n", str(ranks)] if ranks else []
+    with subprocess.Popen([*launcher, COMMAND, "verify", tmp_path / "step", tmp_path / "out", "--steps=100000"],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as job:
+        time.sleep(15)  # until it runs steps
+        os.killpg(job.pid, signal.SIGINT)
+        output = job.communicate(timeout=30)[0]
+    assert "Traceback" not in output, output
+    assert ("The job was interrupted." if ranks else "tf-poseidon verify: interrupted") in output
+    assert job.returncode == 130
 
 
 # ---- verify -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Programs that must fail do so by themselves; test_failures.py checks how the job
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -172,6 +173,29 @@ def fit_in_two_threads():
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def start_a_subprocess():
+    """A process that a rank starts is refused, or runs alone where the variables are removed."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    if strategy.rank == 0:
+        program = "import tf_poseidon; print(tf_poseidon.PoseidonStrategy().num_replicas_in_sync, 'process')"
+        for environment in (os.environ, {k: v for k, v in os.environ.items() if not k.startswith("PMI_")}):
+            child = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True)
+            print(f"status {child.returncode}:", (child.stdout or child.stderr).strip().splitlines()[-1], flush=True)
+
+
+def print_what_keras_prints():
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        model.compile("sgd", "mse")
+    model.summary()
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1, verbose=1)
+    model.fit(np.ones((8, 4)), np.ones((8, 4)), epochs=3, callbacks=[stop])
+    lines = []
+    model.summary(print_fn=lines.append)
+    print(f"rank {strategy.rank} has {len(lines)} summaries", flush=True)
 
 
 def meet_other_mpi():

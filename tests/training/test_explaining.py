@@ -209,16 +209,20 @@ def test_command(tmp_path):
                        "loss/total": "ps"}
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["explain", "model.keras", "--workers", 4], "--batch_size is missing"),
-    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
+@pytest.mark.parametrize("status, arguments, message", [
+    (2, ["explain", "model.keras", "--workers", 4], "the following arguments are required: --batch_size"),
+    (2, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--pin", "x"],
+     "argument --pin: 'x', expected PATTERN=SCHEME"),
+    (2, ["verify", "in", "out", "--steps", 0], "argument --steps: 0, expected at least 1"),
+    (2, ["expain"], "invalid choice: 'expain'"),
+    (2, [], "the following arguments are required: COMMAND"),
+    (3, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
      "There is no file '/no/model.keras'"),
-    (["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8, "--pin", "x"],
-     "--pin=x, expected PATTERN=SCHEME"),
+    (3, ["explain", "/no/model.keras", "--workers", 0, "--batch_size", 8], "expected"),
 ])
-def test_mistakes_in_the_command(arguments, message):
+def test_mistakes_in_the_command(status, arguments, message):
     outcome = command(*arguments)
-    assert outcome.returncode == 1
+    assert outcome.returncode == status, outcome.stderr
     assert message in outcome.stderr and "Traceback" not in outcome.stderr
 
 
@@ -229,4 +233,4 @@ def test_mistakes_are_noticed_before_tensorflow_is_imported():
                "finally: assert 'tensorflow' not in sys.modules")
     outcome = subprocess.run([sys.executable, "-c", program], timeout=60, stderr=subprocess.PIPE,
                              text=True)
-    assert outcome.returncode == 1 and "AssertionError" not in outcome.stderr, outcome.stderr
+    assert outcome.returncode == 3 and "AssertionError" not in outcome.stderr, outcome.stderr

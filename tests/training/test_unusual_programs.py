@@ -40,3 +40,9 @@ def test_several_ranks_compute_what_one_process_does(results, name, ranks):
         scale = max(np.abs(want[np.isfinite(want)]).max(initial=0), 1e-3)
         np.testing.assert_allclose(parts[0][key], want, rtol=0, atol=1e-9 * scale, err_msg=key)
     assert any(np.any(value) for key, value in plain.items() if key.startswith("weight"))
+
+
+def test_keras_prints_on_rank_0_only():
+    outcome = launch.run_ok(["small_programs.py", "print_what_keras_prints"], ranks=2, timeout_s=60)
+    assert [outcome.output.count(text) for text in ('Model: "sequential"', "early stopping", "Epoch 1/")] == [1, 1, 1]
+    assert all(f"rank {rank} has 1 summaries" in outcome.output for rank in range(2))  # whoever asks for one gets it

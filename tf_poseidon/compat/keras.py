@@ -27,8 +27,6 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
          "know the batch size that gradients are planned for"),
     Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
          "let all ranks continue at the epoch that rank 0 has restored"),
-    Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "build models that explain is given",
-         ("self", "data_batch")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
 ))
 
@@ -61,11 +59,6 @@ def initial_epoch(model: Any) -> int | None:
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Makes `fit` begin at another epoch, None for its argument."""
     model._initial_epoch = epoch
-
-
-def build(model: Any, specs: Any) -> None:
-    """Builds a compiled model, with its metrics and optimizer, for batches with given specs."""
-    model._symbolic_build(data_batch=specs)
 
 
 def functional(sequential: Any) -> Any:

@@ -49,6 +49,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     if not _TRANSPORT.exists():
         raise JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
                        "install .` in its source tree, or `make setup`.")
+    _check_was_launched()
     _load_mpich_wheel()
     _check_only_mpi()
     try:
@@ -78,6 +79,20 @@ def start_alone() -> None:
 def sum_in_place(communicator: "communicator.Communicator", site: str, value: np.ndarray) -> None:
     """Sums an array over all ranks, as gradients are summed."""
     communicator.submit(site, value, out=value)()
+
+
+def _check_was_launched() -> None:
+    """Refuses a process that has a rank's environment, but was started by that rank: MPI would end it with its own."""
+    connection = os.environ.get("PMI_FD")
+    if connection is None:
+        return
+    try:
+        os.fstat(int(connection))
+    except OSError:
+        raise JobError(
+            f"This process has the environment of a rank (PMI_FD={connection}), but not its connection to mpiexec: a "
+            "rank has started it, as a subprocess. To run it alone, start it without the variables that begin with "
+            "'PMI_'.") from None
 
 
 def _check_only_mpi() -> None:

@@ -189,11 +189,6 @@ def _trace(model: keras.Model, element: Any, total: int) -> tf.types.experimenta
     with tf.Graph().as_default():  # where tensors take no memory
         batch = tf.nest.map_structure(
             lambda spec: tf.compat.v1.placeholder(spec.dtype, [total, *spec.shape]), element)
-    has_call = type(model).call is not keras.Model.call  # a GAN, for example, has none
-    if model.compiled and has_call:
-        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), batch)
-        with strategy.scope():
-            keras_compat.build(model, specs)
     step = model.train_step if model.compiled else lambda batch: _plain_step(model, batch)
     call = calls.Call(step, {}, (batch,), {})
     step = one_process.as_step(step)

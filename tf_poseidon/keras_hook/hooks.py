@@ -56,6 +56,8 @@ HOOKS = (
     Hook("keras.src.saving.saving_lib", "get_attr_skipset",
          "save a model on one rank inside the scope: Keras makes an optimizer and metrics to list their attributes",
          ("obj_type",), wrapper=state.get_attr_skipset),
+    Hook("keras.src.utils.io_utils", "is_interactive_logging_enabled",
+         "print summaries and messages of callbacks on rank 0 only", (), wrapper=trainer.is_interactive),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next",
          "in strategy.run, draw different random numbers on every rank", ("self",), wrapper=state.next_seed),
     Hook("keras.src.optimizers.base_optimizer", "BaseOptimizer.apply",

@@ -133,6 +133,12 @@ def maybe_symbolic_build(original: Callable[..., Any], model: keras.Model, *args
         original(model, *args, **kwargs)
 
 
+def is_interactive(original: Callable[..., bool]) -> bool:
+    """Makes Keras print on rank 0 only; what other ranks would print, they log as information, which is not shown."""
+    communicator = runtime.communicator()
+    return (communicator is None or communicator.rank == 0) and original()
+
+
 def get_tf_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
     """Notes the batch size of arrays, which their dataset does not have."""
     dataset = original(adapter)
