@@ -61,6 +61,13 @@ def values(structure: Any) -> Any:
                                  structure)
 
 
+def own_rows(structure: Any) -> Any:
+    """Returns the structure with every `Rows` replaced by the rows of this rank, without a padding row."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf if not isinstance(leaf, Rows) else leaf.value if leaf.never_empty else
+        _slice_rows(leaf.value, 0, leaf.count), structure)
+
+
 def part_of_rank(total: tf.Tensor | int, rank: int, size: int) -> tuple[tf.Tensor | int, tf.Tensor | int]:
     """Returns (begin, count): the contiguous part of `total` rows that is this rank's.
 

@@ -26,6 +26,7 @@ from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon import step as step_lib
+from tf_poseidon import variables as variables_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -161,6 +162,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
             yield self
         self.extended.broadcast_new_variables()
 
+    @tf.autograph.experimental.do_not_convert
     def synchronize(self, gradients: Iterable[step_lib.Gradient],
                     variables: Iterable[tf.Variable]) -> list[step_lib.Gradient]:
         """Returns gradients summed over all ranks, for optimizers that are not Keras'.
@@ -328,18 +330,18 @@ class Extended(tf_compat.one_device_extended()):
         if self.size == 1:
             return super()._create_variable(next_creator, **kwargs)
         if tf.executing_eagerly():
-            variable = super()._create_variable(next_creator, **kwargs)
+            variable = variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
             self._new_variables.append(variable)
             return variable
         if one_process.is_inside():  # `one_process.trace` shares the variables of its function
-            return super()._create_variable(next_creator, **kwargs)
+            return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
         # In a function under construction: the value is computed when the function first runs.
         initial_value, dtype = kwargs["initial_value"], kwargs.get("dtype")
         site = step_lib.unique_site(f"variables/{kwargs.get('name')}")
         kwargs["initial_value"] = lambda: ops.broadcast(
             tf.convert_to_tensor(initial_value() if callable(initial_value) else initial_value,
                                  dtype), site)
-        return super()._create_variable(next_creator, **kwargs)
+        return variables_lib.distributed(super()._create_variable(next_creator, **kwargs), self)
 
     def broadcast_new_variables(self) -> None:
         """Gives the variables created since the last call rank 0's values.
@@ -354,12 +356,21 @@ class Extended(tf_compat.one_device_extended()):
         self._num_broadcasts += 1
         with tf.init_scope():
             self._check_same_variables(name, [_describe(v) for v in variables])
-            waits = [self.communicator.submit(f"{name}/{i}", v.numpy(), root=0)
-                     for i, v in enumerate(variables)]
-            for variable, wait in zip(variables, waits):
+            numbers = [v for v in variables if v.dtype != tf.string]
+            waits = [self.communicator.submit(f"{name}/{i}", v.numpy(), root=0) for i, v in enumerate(numbers)]
+            for variable, wait in zip(numbers, waits):
                 value = wait()
                 if self.rank != 0:
                     variable.assign(value)
+            for i, variable in enumerate(v for v in variables if v.dtype == tf.string):
+                self._broadcast_strings(variable, f"{name}/strings/{i}")
+
+    def _broadcast_strings(self, variable: tf.Variable, name: str) -> None:
+        """Gives a variable with strings, of any bytes, rank 0's value."""
+        mine = tf.io.serialize_tensor(variable.read_value()).numpy()
+        of_rank_0 = self.communicator.broadcast_text(name, mine.decode("latin-1")).encode("latin-1")
+        if of_rank_0 != mine:
+            variable.assign(tf.io.parse_tensor(of_rank_0, tf.string))
 
     @contextlib.contextmanager
     def own_variables(self) -> Iterator[None]:
@@ -418,6 +429,17 @@ class Extended(tf_compat.one_device_extended()):
 
         return tf.nest.map_structure(without, result)
 
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (data.own_rows(value),)
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self.rank == 0
+
     # ---- reducing ----
 
     def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
@@ -463,6 +485,9 @@ class Extended(tf_compat.one_device_extended()):
             if part.shape.rank == 0:
                 raise GraphError("A scalar cannot be gathered from all ranks; give it a dimension "
                                  "with tf.expand_dims, or use strategy.reduce.")
+            if not -part.shape.rank <= axis < part.shape.rank:
+                raise GraphError(f"A tensor with {part.shape.rank} dimensions cannot be gathered along axis {axis}, "
+                                 f"expected {-part.shape.rank} to {part.shape.rank - 1}; give an axis that it has.")
             # The axis becomes the first dimension, and then returns to its place.
             front = list(range(part.shape.rank))
             front.insert(0, front.pop(axis))

@@ -133,7 +133,9 @@ def start(*arguments, hosts=2):
     return subprocess.Popen(
         [sys.executable, SCRIPT, "--hosts", str(hosts), *arguments],
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "OF_CALLER": "passed on"})
+        env={**os.environ, "OF_CALLER": "passed on"},
+        # A shell ignores it for what it runs in the background, such as these tests.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 def left_by(pid):

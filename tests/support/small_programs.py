@@ -185,6 +185,14 @@ def start_a_subprocess():
             print(f"status {child.returncode}:", (child.stdout or child.stderr).strip().splitlines()[-1], flush=True)
 
 
+def tell_local_results():
+    """A batch of one row: rank 1 has none."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    batch, = strategy.experimental_distribute_dataset(tf.data.Dataset.range(7, 8).batch(3))
+    results, = strategy.experimental_local_results(batch)
+    print(f"rank {strategy.rank}: {results.numpy().tolist()}, {strategy.extended.should_save_summary}", flush=True)
+
+
 def print_what_keras_prints():
     strategy = poseidon.PoseidonStrategy(timeout_s=60)
     with strategy.scope():
@@ -285,6 +293,27 @@ def refuse():
     def gather_slices():
         strategy.gather(tf.RaggedTensor.from_row_lengths([1, 2], [2]), axis=1)
 
+    def gather_axis():
+        strategy.gather(tf.ones([2, 3]), axis=2)
+
+    def scatter_in_step():
+        with strategy.scope():
+            total = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.SUM, trainable=False)
+        strategy.run(lambda: total.scatter_add(tf.IndexedSlices([1.0], [0])))
+
+    def read_without_aggregation():
+        with strategy.scope():
+            mine = tf.Variable(1.0, synchronization=tf.VariableSynchronization.ON_READ, trainable=False)
+        strategy.run(lambda: mine.assign(2.0))
+        mine.numpy()
+
+    def distribute_own_value():
+        with strategy.scope():
+            mean = tf.Variable(1.0, synchronization=tf.VariableSynchronization.ON_READ, trainable=False,
+                               aggregation=tf.VariableAggregation.MEAN)
+        strategy.run(lambda: mean.assign(2.0))
+        poseidon.distribute(lambda x: x + mean)(tf.ones([4]))
+
     def from_function():
         strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.range(3))
 
@@ -374,7 +403,8 @@ def refuse():
 
     for case in (outside, layer_outside, optimizer_outside, jit, own_train_function, eager_after_graph,
                  apply_outside_run, scalars, files,
-                 gather, reduce_bytes, gather_slices, from_function, synchronize_outside_run, float8,
+                 gather, reduce_bytes, gather_slices, gather_axis, scatter_in_step,
+                 read_without_aggregation, distribute_own_value, from_function, synchronize_outside_run, float8,
                  other_options, on_batch_outside, function_in_eager_run,
                  apply_in_condition, unequal_parts, server_out_of_range, no_rank_on_a_node,
                  no_kv_pair, no_time, no_steps, no_policy, other_policy,

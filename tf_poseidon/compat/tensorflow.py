@@ -51,6 +51,7 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(_DISTRIBUTE, "StrategyExtendedV2._container_strategy", "make the context of a step", ("self",)),
     Name(_ONE_DEVICE, "OneDeviceExtended._num_replicas_in_sync", _OVERRIDE),
     Name(_ONE_DEVICE, "OneDeviceExtended._in_multi_worker_mode", _OVERRIDE, ("self",)),
+    Name(_ONE_DEVICE, "OneDeviceExtended._local_results", _OVERRIDE, ("self", "value")),
     Name(_DISTRIBUTE, "StrategyExtendedV1._use_merge_call", _OVERRIDE, ("self",)),
     Name(_ONE_DEVICE, "OneDeviceExtended._create_variable", _OVERRIDE, ("self", "next_creator", "kwargs")),
     Name(_ONE_DEVICE, "OneDeviceExtended._call_for_each_replica", _OVERRIDE, ("self", "fn", "args", "kwargs")),
@@ -65,6 +66,9 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
          ("self", "dataset_fn", "options")),
     Name(_ONE_DEVICE, "OneDeviceExtended._experimental_distribute_values_from_function", _OVERRIDE,
          ("self", "value_fn")),
+
+    Name(f"{_PYTHON}.ops.resource_variable_ops", "BaseResourceVariable._read_variable_op",
+         "aggregate a variable with synchronization=ON_READ", ("self",)),
 
     # ---- functions ----
     *(Name(f"{_FRAMEWORK}.func_graph", f"FuncGraph{name}", _TRACED) for name in (

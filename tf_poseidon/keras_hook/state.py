@@ -9,9 +9,16 @@ import tensorflow as tf
 
 from tf_poseidon import ops
 from tf_poseidon import step as step_lib
+from tf_poseidon import variables
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook.common import is_ours
+
+
+def initialize(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
+    """Creates a variable whose aggregation is left to Keras."""
+    with variables.of_keras():
+        original(variable, value)
 
 
 def assign(original: Callable[..., Any], variable: keras.Variable, value: tf.Tensor) -> Any:

@@ -1,0 +1,170 @@
+"""Variables of loops over `strategy.run` that have an aggregation, or are synchronised when they are read.
+
+They do what tf.distribute says of them. In functions of one process there is one replica, and they are as any variable.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import functools
+import threading
+from typing import Any
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from tf_poseidon import one_process
+from tf_poseidon import ops
+from tf_poseidon import step as step_lib
+from tf_poseidon.errors import GraphError
+
+if TYPE_CHECKING:  # it imports this module
+    from tf_poseidon.strategy import Extended
+
+_SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def of_keras() -> Iterator[None]:
+    """A context in which Keras creates a variable: it aggregates what it assigns itself."""
+    _thread.is_keras = True
+    try:
+        yield
+    finally:
+        _thread.is_keras = False
+
+
+def distributed(variable: tf.Variable, extended: "Extended") -> tf.Variable:
+    """Returns a new variable of a strategy's scope that follows its `synchronization` and `aggregation`."""
+    if variable.synchronization == tf.VariableSynchronization.ON_READ:
+        kind = OnRead
+    elif variable.aggregation == tf.VariableAggregation.NONE or getattr(_thread, "is_keras", False):
+        return variable
+    else:
+        kind = OnWrite
+    # The creators of TensorFlow know their own classes only: a tf.function's variable has one that lifts its value.
+    variable.__class__ = _subclass(kind, type(variable))
+    variable.extended = extended
+    return variable
+
+
+@functools.cache
+def _subclass(kind: type, base: type) -> type:
+    return type(kind.__name__, (kind, base), {})
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    """Returns a method that assigns, in which a step's value goes through `of_step`."""
+    @tf.autograph.experimental.do_not_convert
+    def change(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if not one_process.is_inside():
+            step = step_lib.current()
+            value = tf.convert_to_tensor(value, self.dtype)
+            value = self.outside_steps(value) if step is None else self.of_step(step, value, name == "assign")
+        return getattr(super(_Distributed, self), name)(value, *args, **kwargs)
+
+    return change
+
+
+def _scattering(name: str) -> Callable[..., Any]:
+    """Returns a method that changes some rows, which is refused in steps: ranks may change different ones."""
+    @tf.autograph.experimental.do_not_convert
+    def scatter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if step_lib.current() is not None and not one_process.is_inside():
+            raise GraphError(
+                f"'{step_lib.variable_path(self)}', a variable with {self.aggregation}, was changed by {name} inside "
+                "strategy.run, where ranks may change different rows; assign all of it, or use a variable without an "
+                "aggregation.")
+        return getattr(super(_Distributed, self), name)(*args, **kwargs)
+
+    return scatter
+
+
+class _Distributed:
+    """What both kinds have in common: the methods of `tf.Variable` that change it."""
+
+    assign, assign_add, assign_sub = map(_changing, ("assign", "assign_add", "assign_sub"))
+    scatter_add, scatter_sub, scatter_update, scatter_min, scatter_max, scatter_mul, scatter_div, scatter_nd_add, \
+        scatter_nd_sub, scatter_nd_update = map(_scattering, (
+            "scatter_add", "scatter_sub", "scatter_update", "scatter_min", "scatter_max", "scatter_mul", "scatter_div",
+            "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"))
+
+    def site(self, what: str) -> str:
+        return f"variables/{step_lib.variable_path(self)}/{what}"
+
+    def outside_steps(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns what this rank assigns outside of steps, where all ranks assign the same."""
+        return value
+
+
+class OnWrite(_Distributed):
+    """A variable that is equal on all ranks: what they assign in a step is aggregated first."""
+
+    def of_step(self, step: step_lib.Step, value: tf.Tensor, replaces: bool) -> tf.Tensor:
+        """Returns what a step assigns, or adds unless it `replaces` the value."""
+        del replaces
+        step.check_unconditional(f"'{step_lib.variable_path(self)}', a variable with {self.aggregation}, was assigned")
+        site = self.site("assign")
+        if self.aggregation == _SUM:
+            return step.all_reduce(value, site)
+        if self.aggregation == _MEAN:
+            return tf.cast(step.mean(value, site), self.dtype)
+        return ops.broadcast(value, step.site(site))
+
+
+class OnRead(_Distributed):
+    """A variable of which each rank has its own in steps; outside of them, reading it aggregates those of all ranks.
+
+    Before its first step, and in functions of one process, all ranks have the same.
+    """
+
+    is_own = False  # whether a step uses it
+
+    def of_step(self, step: step_lib.Step, value: tf.Tensor, replaces: bool) -> tf.Tensor:
+        """Returns what a step assigns, or adds unless it `replaces` the value: nothing that a padding row gives."""
+        self.become_own()
+        return step.select(value, self.value() if replaces else tf.zeros_like(value))
+
+    def outside_steps(self, value: tf.Tensor) -> tf.Tensor:
+        is_summand = self.is_own and self.aggregation == _SUM and self.extended.rank != 0
+        return tf.zeros_like(value) if is_summand else value  # rank 0 alone keeps it
+
+    def become_own(self) -> None:
+        if self.is_own:
+            return
+        with tf.init_scope(), one_process.inside():
+            if not bool(self.is_initialized()):
+                return  # a tf.function has just created it, and will be traced again
+            self.is_own = True
+            if self.aggregation == _SUM:  # functions of one process then take it for a summand, too
+                self.extended.held.add([self], self.extended.rank)
+
+    @tf.autograph.experimental.do_not_convert
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        value = super()._read_variable_op(*args, **kwargs)
+        if one_process.is_inside():
+            self.check_is_same()
+            return value
+        if step_lib.current() is not None:
+            self.become_own()
+            return value
+        if not self.is_own:
+            return value
+        site = step_lib.unique_site(self.site("read"))
+        if self.aggregation == _SUM:
+            return ops.all_reduce(value, site)
+        if self.aggregation == _MEAN:
+            total = ops.all_reduce(value, site)
+            return tf.cast(total / tf.cast(self.extended.size, total.dtype), self.dtype)
+        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return ops.broadcast(value, site)
+        raise GraphError(
+            f"'{step_lib.variable_path(self)}' has synchronization=ON_READ and no aggregation, and was read outside "
+            "strategy.run, where each rank has another value; give it an aggregation=.")
+
+    def check_is_same(self) -> None:
+        if self.is_own and self.aggregation != _SUM:
+            raise GraphError(
+                f"'{step_lib.variable_path(self)}' has another value on each rank since strategy.run has used it, and "
+                "a function of one process needs the same on all; give each a variable of its own.")
