@@ -82,8 +82,8 @@ class _Complete(keras.callbacks.Callback):
             self.on_train_batch_end = self._fold
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        optimizer = self.model.optimizer
-        if self._restores and self.model.built and not optimizer.built:
+        optimizer = getattr(self.model, "optimizer", None)
+        if self._restores and self.model.built and optimizer is not None and not optimizer.built:
             # As BackupAndRestore does, which only rank 0 runs.
             with self.model.distribute_strategy.scope():
                 optimizer.build(self.model.trainable_variables)
