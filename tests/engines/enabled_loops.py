@@ -250,6 +250,37 @@ def bfloat16(loop):
         "SUM", [tf.cast(g, tf.bfloat16) for g in gradients]))
 
 
+def fed_by_an_iterator(loop, width, has_end=True, rows=None):
+    """Batches that the function reads from an iterator of tf.distribute: by default, of an open number of rows."""
+    loop.variables = Loop(loop.rank, loop.size, loop.library, width).variables  # no plan knows these yet
+    arrays = tuple(np.concatenate(parts) for parts in zip(*map(loop.batch, range(STEPS))))
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
+    dataset = dataset.batch(ROWS) if has_end else dataset.batch(ROWS, drop_remainder=True).repeat()
+    batches = iter(loop.library.distribute_datasets_from_function(lambda _: dataset))
+
+    def replica(x, y):
+        if rows is not None:
+            x, y = tf.ensure_shape(x, [rows, 8]), tf.ensure_shape(y, [rows, 4])
+        loop.apply(tf.distribute.get_replica_context().all_reduce("SUM", loop.gradients(x, y)))
+
+    return lambda x, y: loop.library.run(replica, args=next(batches))
+
+
+@case("tf_distribute")
+def open_number_of_rows(loop):
+    return fed_by_an_iterator(loop, 10)
+
+
+@case("tf_distribute")
+def open_number_of_rows_that_is_ensured(loop):
+    return fed_by_an_iterator(loop, 20, rows=ROWS)
+
+
+@case("tf_distribute")
+def no_end(loop):
+    return fed_by_an_iterator(loop, 24, has_end=False)
+
+
 @case("tf_distribute")
 def fewer_rows_on_rank_1_from_the_first(loop):
     """Then TensorFlow's collectives cannot gather, and the program is left unchanged."""

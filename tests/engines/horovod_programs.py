@@ -88,6 +88,37 @@ def refuse():
             print(f"{case}: {error}", flush=True)
 
 
+def mismatched_types():
+    """After `enable()`, prints the error of a gradient with another type on rank 1: in a first trace."""
+    _sum_of_types(["float64", "float32"])
+
+
+def mismatched_types_later():
+    """The same, after a step in which the types were equal: only rank 1 traces again."""
+    _sum_of_types(["float64", "float64"], ["float64", "float32"])
+
+
+def _sum_of_types(*types):
+    """Makes a step for each list of types, by rank."""
+    import horovod.tensorflow as hvd
+    hvd.init()
+    poseidon.enable(policy="sfb", timeout_s=10)
+    weights = tf.Variable(np.ones((8, 4)))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ tf.cast(weights, x.dtype))**2)
+        gradient = tf.cast(tape.gradient(loss, weights), x.dtype)
+        return hvd.allreduce(gradient, name="gradient")
+
+    for of_rank in types:
+        try:
+            step(tf.ones([6, 8], of_rank[hvd.rank()]))
+        except tf.errors.OpError as error:
+            print(f"rank {hvd.rank()}: {' '.join(error.message.split())}", flush=True)
+
+
 if __name__ == "__main__":
     for program in sys.argv[1:]:
         globals()[program]()

@@ -24,11 +24,15 @@ from tf_poseidon.ops import library
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 FACTORS = {"AddN": "sfb", "gradient_tape/add/Reshape": "sfb", "gradient_tape/matmul_1/MatMul_1": "sfb",
            "gradient_tape/add_1/Reshape": "sfb"}
+# Ranks count those that have another batch.
+HAS_NEXT = {"Reshape": "it does not reduce floating-point numbers (node 'CollectiveReduceV2')"}
 # For each loop of tests/engines/enabled_loops.py: the schemes of its gradients, or why it is left unchanged.
 EXPECTED = {
     "laid_end_to_end": FACTORS, "one_by_one": FACTORS, "means": FACTORS, "in_small_packs": FACTORS,
     "fewer_rows_later": FACTORS, "more_rows_later": FACTORS,
     "bfloat16": "TensorFlow's collectives do not gather bfloat16",
+    "open_number_of_rows": "not known before the step; give the batch its shape with tf.ensure_shape",
+    "open_number_of_rows_that_is_ensured": {**FACTORS, **HAS_NEXT}, "no_end": FACTORS,
     "fewer_rows_on_rank_1_from_the_first": "ranks would do different things: 'AddN' 6 rows, ",
 }
 

@@ -202,6 +202,17 @@ def test_two_lines_in_a_program(tmp_path, launcher, example):
         np.testing.assert_allclose(example[key], weights[key], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("program, ranks, message", [
+    ("mismatched_types", "01", "Mismatched data types: One rank had type float"),
+    ("mismatched_types_later", "1", "Rank 1 waited 10 s for rank 0 to exchange"),
+])
+def test_types_that_differ_between_ranks(program, ranks, message):
+    """Horovod's own error, when all ranks trace; ours, after `timeout_s`, when only one does."""
+    output = launch.run(["horovod_programs.py", program], ranks=2, timeout_s=60).output
+    for rank in ranks:
+        assert re.search(f"rank {rank}: .*{message}", output), output
+
+
 # ---- Keras -------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ from tf_poseidon.planning.cost import Traffic
 from tf_poseidon.planning.site import Site
 
 # The refusal of schemes that need the rows of a full batch to be known.
-UNKNOWN_ROWS = ("the number of rows is not known before the step; end the dataset with .batch(n), or set it with "
-                "tf.ensure_shape")
+UNKNOWN_ROWS = ("the number of rows is not known before the step; give the batch its shape with tf.ensure_shape or, "
+                "with PoseidonStrategy, end the dataset with .batch(n)")
 
 
 @dataclasses.dataclass(frozen=True)
