@@ -1,0 +1,103 @@
+"""How published programs are run and compared: on programs of our own, in a checkout of our own."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import program_recipes
+import pytest
+import run_program
+import updates
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "programs" / "published_programs.py"
+
+# In place of one of keras-io: what programs do there.
+PROGRAM = """
+import keras
+import matplotlib.pyplot as plt
+(x, y), _ = keras.datasets.mnist.load_data()
+x = x.astype("float32") / 255
+model = keras.Sequential([keras.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(8, "relu"),
+                          keras.layers.Dropout(0.3), keras.layers.Dense(10)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", LOSS, metrics=["accuracy"])
+history = model.fit(x, y, epochs=50, validation_split=0.1)
+plt.plot(history.history["loss"])
+model.predict(x)
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Returns a function that writes a program in place of a published one."""
+    def write(text):
+        path = tmp_path / "checkout" / program_recipes.RECIPES[0].path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return tmp_path / "checkout"
+
+    return write
+
+
+def run(checkout, *arguments):
+    return subprocess.run([sys.executable, SCRIPT, f"--keras_io={checkout}", "--policies=sfb", "--ranks=1,2",
+                           f"--names={program_recipes.RECIPES[0].name}", *arguments],
+                          text=True, capture_output=True, timeout=240)
+
+
+def test_programs_are_run_and_compared(checkout, tmp_path):
+    outcome = run(checkout(PROGRAM.replace("LOSS", "loss")), f"--json={tmp_path / 'json'}",
+                  f"--markdown={tmp_path / 'page.md'}")
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    runs = json.loads((tmp_path / "json").read_text())[program_recipes.RECIPES[0].name]["runs"]
+    assert runs["1"]["is_equal"] and not runs["2 sfb"]["is_equal"]
+    assert runs["2 sfb"]["updates"] == runs["1"]["updates"] == 3 * 4
+    assert "| equal |" in (tmp_path / "page.md").read_text()
+
+
+def test_program_that_differs_is_found(checkout):
+    # The state of a process outside of TensorFlow: another learning rate in the strategy's scope.
+    text = PROGRAM.replace("LOSS", "loss").replace(
+        "history =", "import sys\nmodel.optimizer.learning_rate.assign(0.011 if 'tf_poseidon' in sys.modules else 0.01)"
+        "\nhistory =")
+    outcome = run(checkout(text))
+    assert outcome.returncode == 1
+    assert '"runs": {"1": {"updates": 12' in outcome.stdout
+    assert f"not: {program_recipes.RECIPES[0].name}" in outcome.stdout
+
+
+def test_recipe_that_does_not_fit_is_refused(checkout):
+    recipe = program_recipes.Recipe(program_recipes.RECIPES[0].path, "vision", (("no such text", ""),))
+    with pytest.raises(ValueError, match="has no 'no such text', which its recipe replaces"):
+        run_program.program(checkout(PROGRAM), recipe)
+
+
+def test_names_of_recipes_differ():
+    names = [recipe.name for recipe in program_recipes.RECIPES]
+    assert len(set(names)) == len(names)
+
+
+def arrays(scale=1.0, bits=0.0, steps=3):
+    """Returns what a run notes: a variable whose steps are scaled."""
+    return {f"{kind}/fit 0/step {step}/weight 0 w": np.arange(1.0, 5) + 0.1 * (step + 1) * scale + bits
+            for kind in ("sgd", "own") for step in range(-1, steps)}
+
+
+@pytest.mark.parametrize("run, ratio, is_equal, is_within", [
+    (arrays(), 1, True, True), (arrays(2.0), 2, False, False), (arrays(1 + 1e-4), 1.0001, False, False),
+    (arrays(bits=1e-13), 1, False, True), (arrays(0.0), 0, False, False)])
+def test_updates_are_compared(run, ratio, is_equal, is_within):
+    compared = updates.compare(arrays(), run)
+    assert compared.updates == 3 and compared.is_equal == is_equal
+    assert compared.ratio == pytest.approx(ratio, abs=1e-9) and compared.within(1e-5) == is_within
+
+
+def test_runs_that_noted_other_things_are_not_compared():
+    with pytest.raises(ValueError, match="noted different things"):
+        updates.compare(arrays(), arrays(steps=2))
+
+
+def test_nothing_noted_is_not_right():
+    assert not updates.compare({}, {}).within(1e-5)
