@@ -41,7 +41,7 @@ def _run(recipe: program_recipes.Recipe, how: str, ranks: int, out: pathlib.Path
     launcher = [str(pathlib.Path(sysconfig.get_path("scripts")) / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
     try:
         ended = subprocess.run([*launcher, sys.executable, str(_RUN), how, _CHECKOUT.value, recipe.name, str(out)],
-                               capture_output=True, text=True, timeout=_TIMEOUT.value)
+                               capture_output=True, text=True, timeout=_TIMEOUT.value, cwd=out.parent)
     except subprocess.TimeoutExpired:
         return f"took more than {_TIMEOUT.value} s"
     if ended.returncode:

@@ -8,9 +8,12 @@ takes a few batches, and nothing is drawn. It runs twice, with plain SGD and wit
 """
 
 import contextlib
+import importlib
+import inspect
 import io
 import pathlib
 import sys
+import tempfile
 from typing import Any
 from unittest import mock
 
@@ -21,6 +24,8 @@ import tensorflow as tf
 
 _ROWS, _BATCH = 22, 10  # the last batch is smaller
 _STEPS = 3
+_UNUSED = ("matplotlib", "matplotlib.pyplot", "IPython", "IPython.display", "PIL", "gdown", "tqdm", "imageio",
+           "ipywidgets")
 
 
 class _Note(keras.callbacks.Callback):
@@ -55,7 +60,7 @@ def _few(data: Any) -> Any:
     return data[:_ROWS] if hasattr(data, "__getitem__") else data
 
 
-def _small_datasets() -> contextlib.ExitStack:
+def _small_datasets(image_rows: tuple[int, int]) -> contextlib.ExitStack:
     """Replaces the downloads of keras.datasets by small random data, in a context."""
     rng = np.random.default_rng(5)
     stack = contextlib.ExitStack()
@@ -64,7 +69,7 @@ def _small_datasets() -> contextlib.ExitStack:
         def load_data(*_: Any, **__: Any) -> Any:
             return tuple((rng.integers(0, 256, (rows, *shape), np.uint8),
                           np.arange(rows).reshape((rows, 1) if column else (rows,)) * 7 % classes)
-                         for rows in (120, 40))
+                         for rows in image_rows)
 
         return load_data
 
@@ -85,7 +90,32 @@ def _small_datasets() -> contextlib.ExitStack:
     return stack
 
 
-def run(text: str, scope: Any, has_sgd: bool) -> dict[str, np.ndarray]:
+def _double_precision() -> contextlib.ExitStack:
+    """Makes double precision the default of TensorFlow's functions, as `set_floatx` does for those of Keras."""
+    stack = contextlib.ExitStack()
+
+    def draw(function: Any) -> Any:
+        parameters = inspect.signature(function)
+
+        def drawn(*args: Any, **options: Any) -> Any:
+            bound = parameters.bind(*args, **options)
+            bound.arguments.setdefault("dtype", tf.float64)
+            return function(*bound.args, **bound.kwargs)
+
+        return drawn
+
+    drawing = ("normal", "uniform", "truncated_normal", "gamma")
+    same = importlib.import_module("tensorflow.random")  # by its own name, it is another module than tf.random
+    for module, names in ((tf.random, drawing), (same, drawing), (tf, ("ones", "zeros"))):
+        for name in names:
+            stack.enter_context(mock.patch.object(module, name, draw(getattr(module, name))))
+    in_top_k = tf.math.in_top_k
+    stack.enter_context(mock.patch.object(
+        tf.math, "in_top_k", lambda targets, predictions, k: in_top_k(targets, tf.cast(predictions, tf.float32), k)))
+    return stack
+
+
+def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120, 40)) -> dict[str, np.ndarray]:
     """Runs the text of a program; returns the weights before and after the first steps of each `fit`, and the logs."""
     arrays: dict[str, np.ndarray] = {}
     fits = iter(range(1000))
@@ -93,8 +123,11 @@ def run(text: str, scope: Any, has_sgd: bool) -> dict[str, np.ndarray]:
     original_evaluate = keras.Model.evaluate
 
     def fit(model: keras.Model, x: Any = None, y: Any = None, **options: Any) -> Any:
-        for unused in ("epochs", "verbose", "steps_per_epoch", "validation_data", "validation_split"):
+        for unused in ("epochs", "verbose", "steps_per_epoch", "validation_steps"):
             options.pop(unused, None)
+        for part in ("validation_data", "sample_weight"):
+            if options.get(part) is not None:
+                options[part] = _few(options[part])
         if not isinstance(x, tf.data.Dataset):
             options["batch_size"] = _BATCH
         note = _Note(arrays, f"fit {next(fits)}")
@@ -113,27 +146,42 @@ def run(text: str, scope: Any, has_sgd: bool) -> dict[str, np.ndarray]:
     def predict(model: keras.Model, x: Any, **options: Any) -> Any:
         return original_predict(model, _few(x), **{**options, "verbose": 0})
 
-    # Modules that only draw, where the program wants them: other libraries look whether IPython is there.
-    drawing = {name: mock.MagicMock() for name in ("matplotlib", "matplotlib.pyplot", "IPython", "IPython.display")
+    # Where it is defined: a class with a `compile` of its own is not compiled when it is loaded.
+    trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
+    # Modules that only draw or download, where the program wants them: other libraries look whether IPython is there.
+    drawing = {name: mock.MagicMock() for name in _UNUSED
                if name.partition(".")[0] in text and name not in sys.modules}
+    if "tqdm" in drawing:
+        drawing["tqdm"].tqdm = lambda iterable, **_: iterable
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
-    with (_small_datasets(), mock.patch.dict(sys.modules, drawing), mock.patch.object(keras.Model, "fit", fit),
-          mock.patch.object(keras.Model, "compile", compile_), mock.patch.object(keras.Model, "evaluate", evaluate),
-          mock.patch.object(keras.Model, "predict", predict), contextlib.redirect_stdout(io.StringIO()),
-          mock.patch.object(keras.utils, "plot_model", mock.MagicMock()), scope()):
-        exec(compile(text, "program", "exec"), {"__name__": "__main__"})
+    with (_small_datasets(image_rows), _double_precision(), mock.patch.dict(sys.modules, drawing),
+          mock.patch.object(keras.Model, "fit", fit), mock.patch.object(trainer, "compile", compile_),
+          mock.patch.object(keras.Model, "evaluate", evaluate), mock.patch.object(keras.Model, "predict", predict),
+          contextlib.redirect_stdout(io.StringIO()), mock.patch.object(keras.utils, "plot_model", mock.MagicMock()),
+          scope()):
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as file:  # AutoGraph reads the text of functions
+            file.write(text)
+            file.flush()
+            exec(compile(text, file.name, "exec"), {"__name__": "__main__"})
     return arrays
 
 
 def program(checkout: pathlib.Path, recipe: program_recipes.Recipe) -> str:
     """Returns the text of a program after its recipe."""
     text = (checkout / recipe.path).read_text()
-    for old, new in (*recipe.edits, *((("float32", "float64"),) if "float32" in text else ())):
+    text = text.replace("float32", "float64")
+    for old, new in recipe.edits:
         if old not in text:
             raise ValueError(f"{recipe.path} has no {old!r}, which its recipe replaces; use the checkout that "
                              "docs/results/published_programs.md names, or mend the recipe.")
         text = text.replace(old, new)
+    for start, end, new in recipe.stretches:
+        before, found, rest = text.partition(start)
+        if not found or end not in rest:
+            raise ValueError(f"{recipe.path} has no text from {start!r} to {end!r}, which its recipe replaces; use the "
+                             "checkout that docs/results/published_programs.md names, or mend the recipe.")
+        text = before + new + end + rest.partition(end)[2]
     return text.partition(recipe.ends_before)[0] if recipe.ends_before else text
 
 
@@ -148,7 +196,7 @@ def main(how: str, checkout: str, name: str, out: str) -> None:
         scope, rank = strategy.scope, strategy.rank
     text = program(pathlib.Path(checkout), recipe)
     arrays = {f"{kind}/{key}": value for kind in ("sgd", "own")
-              for key, value in run(text, scope, kind == "sgd").items()}
+              for key, value in run(text, scope, kind == "sgd", recipe.rows).items()}
     np.savez(f"{out}.{rank}.npz", **arrays)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import program_recipes
 import pytest
 import run_program
+import tensorflow as tf
 import updates
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "programs" / "published_programs.py"
@@ -68,10 +69,35 @@ def test_program_that_differs_is_found(checkout):
     assert f"not: {program_recipes.RECIPES[0].name}" in outcome.stdout
 
 
-def test_recipe_that_does_not_fit_is_refused(checkout):
-    recipe = program_recipes.Recipe(program_recipes.RECIPES[0].path, "vision", (("no such text", ""),))
-    with pytest.raises(ValueError, match="has no 'no such text', which its recipe replaces"):
+@pytest.mark.parametrize(("change", "text"), [
+    ({"edits": (("no such text", ""),)}, "has no 'no such text', which its recipe replaces"),
+    ({"stretches": (("x = ", "no such text", ""),)}, "has no text from 'x = ' to 'no such text', which its recipe"),
+    ({"stretches": (("loss = ", "x = ", ""),)}, "has no text from 'loss = ' to 'x = ', which its recipe"),
+])
+def test_recipe_that_does_not_fit_is_refused(checkout, change, text):
+    recipe = program_recipes.Recipe(program_recipes.RECIPES[0].path, "vision", **change)
+    with pytest.raises(ValueError, match=text):
         run_program.program(checkout(PROGRAM), recipe)
+
+
+def test_recipe_changes_a_program(checkout):
+    recipe = program_recipes.Recipe(
+        program_recipes.RECIPES[0].path, "vision", edits=(("Dropout(0.3)", "Dropout(0.5)"),),
+        stretches=(("loss = ", "model.compile", "loss = 'mse'\n"),), ends_before="history =")
+    text = run_program.program(checkout(PROGRAM), recipe)
+    assert "Dropout(0.5)" in text and "astype(\"float64\")" in text
+    assert text.endswith("loss = 'mse'\nmodel.compile(\"adam\", LOSS, metrics=[\"accuracy\"])\n")
+
+
+def test_functions_of_tensorflow_give_double_precision():
+    from tensorflow.random import gamma
+    with run_program._double_precision():
+        from tensorflow.random import gamma as patched
+        types = [value.dtype for value in (
+            tf.random.normal([2]), tf.ones([2]), patched([2], 0.5), tf.zeros([2], tf.int32))]
+        assert tf.math.in_top_k([1], tf.zeros([1, 4]), 4).numpy().all()
+    assert types == [tf.float64, tf.float64, tf.float64, tf.int32]
+    assert tf.ones([2]).dtype == tf.float32 and gamma([2], 0.5).dtype == tf.float32
 
 
 def test_names_of_recipes_differ():
