@@ -22,7 +22,7 @@ import numpy as np
 import program_recipes
 import tensorflow as tf
 
-_ROWS, _BATCH = 22, 10  # the last batch is smaller
+_ROWS, _BATCH = 25, 10  # the last batch is smaller, also without a tenth of the rows for validation
 _STEPS = 3
 _UNUSED = ("matplotlib", "matplotlib.pyplot", "IPython", "IPython.display", "PIL", "gdown", "tqdm", "imageio",
            "ipywidgets")

@@ -1,5 +1,6 @@
 """Compares what runs of a program computed: by the ratio of updates, and by weights."""
 
+import collections
 from collections.abc import Mapping
 import dataclasses
 import re
@@ -7,6 +8,11 @@ import re
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
+
+# Some gradients are zero but for rounding, like those of a bias before a softmax or a batch normalization. An update
+# that is so much shorter than the longest of its step is noise, and has no ratio.
+_NOISE = 1e-12
+_SMALLEST = 1e-6  # weights that are all smaller are compared as if the largest was this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +22,7 @@ class Comparison:
     Attributes:
         updates: Number of updates of variables that were compared.
         ratio: The length of the update that is furthest from the reference's, relative to it: 1 if all are the same.
-        weights: Largest difference of a weight, relative to the largest of its variable.
+        weights: Largest difference of a weight, relative to the largest of its variable, or to 1e-6.
         logs: Largest difference of a log, relative to its value or 1.
         is_equal: Whether all bits are the same.
     """
@@ -45,24 +51,26 @@ def compare(reference: Arrays, run: Arrays) -> Comparison:
     if list(reference) != list(run):
         other = sorted({*reference} ^ {*run}) or ["their order"]
         raise ValueError(f"The runs noted different things: {other[0]}, and {len(other) - 1} others.")
-    updates, ratios, weights, logs = 0, [1.0], [0.0], [0.0]
+    weights, logs = [0.0], [0.0]
+    # By step: the squared length of each update, and its ratio.
+    lengths: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
     for key, want in reference.items():
         have = run[key]
         if "/log " in key:
             logs.append(float(_difference(have, want, max(abs(float(want)), 1.0))))
             continue
-        weights.append(float(_difference(have, want, max(np.abs(want).max(initial=0.0), 1e-12))))
+        weights.append(float(_difference(have, want, max(np.abs(want).max(initial=0.0), _SMALLEST))))
         step = int(re.search(r"/step (-?\d+)/", key)[1])
         before = key.replace(f"/step {step}/", f"/step {step - 1}/")
         if key.startswith("sgd/") and before in reference:
             expected, update = want - reference[before], have - run[before]
             length = float(np.vdot(expected, expected))
             if length > 0:
-                updates += 1
-                ratios.append(float(np.vdot(update, expected)) / length)
-    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+                lengths[key.partition("/weight ")[0]].append((length, float(np.vdot(update, expected)) / length))
+    ratios = [ratio for step in lengths.values() for length, ratio in step if length > _NOISE ** 2 * max(step)[0]]
+    worst = max([1.0, *ratios], key=lambda ratio: abs(ratio - 1))
     is_equal = all(value.tobytes() == run[key].tobytes() for key, value in reference.items())
-    return Comparison(updates, worst, max(weights), max(logs), is_equal)
+    return Comparison(len(ratios), worst, max(weights), max(logs), is_equal)
 
 
 def _difference(have: np.ndarray, want: np.ndarray, scale: float) -> float:

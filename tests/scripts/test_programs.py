@@ -120,6 +120,15 @@ def test_updates_are_compared(run, ratio, is_equal, is_within):
     assert compared.ratio == pytest.approx(ratio, abs=1e-9) and compared.within(1e-5) == is_within
 
 
+@pytest.mark.parametrize("size, is_noise", [(1e-19, True), (1e-11, False)])
+def test_updates_of_rounding_have_no_ratio(size, is_noise):
+    plain, run = (arrays() | {f"sgd/fit 0/step {step}/weight 1 zero": np.full(3, sign * size * (step + 1))
+                              for step in range(-1, 3)} for sign in (1, -1))
+    compared = updates.compare(plain, run)
+    assert (compared.updates, compared.ratio) == ((3, 1) if is_noise else (6, -1))
+    assert compared.within(1e-5) == is_noise
+
+
 def test_runs_that_noted_other_things_are_not_compared():
     with pytest.raises(ValueError, match="noted different things"):
         updates.compare(arrays(), arrays(steps=2))
