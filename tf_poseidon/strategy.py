@@ -279,8 +279,14 @@ class _OneReplicaContext(_ReplicaContext):
         super().__init__(strategy, 0)
 
     def all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any | None = None) -> Any:
-        """Returns `value`; TensorFlow's registry of gradients would keep everything that passes here, and its graph."""
-        del reduce_op, options
+        """Returns `value`; TensorFlow's registry of gradients would keep everything that passes here, and its graph.
+
+        Raises:
+            ValueError: If `reduce_op` is neither SUM nor MEAN, as on several ranks.
+        """
+        if isinstance(reduce_op, str):
+            tf.distribute.ReduceOp(reduce_op.upper())
+        del options
         return tf.nest.map_structure(lambda x: x if isinstance(x, tf.IndexedSlices) else tf.convert_to_tensor(x), value)
 
 

@@ -36,7 +36,17 @@ def of_keras() -> Iterator[None]:
 
 
 def distributed(variable: tf.Variable, extended: "Extended") -> tf.Variable:
-    """Returns a new variable of a strategy's scope that follows its `synchronization` and `aggregation`."""
+    """Returns a new variable of a strategy's scope that follows its `synchronization` and `aggregation`.
+
+    Raises:
+        GraphError: If that is not defined, as under TensorFlow's strategies.
+    """
+    if variable.synchronization == tf.VariableSynchronization.NONE:
+        raise GraphError(f"'{variable.name}' has synchronization=NONE, which no strategy supports; leave it out, or "
+                         "create the variable outside of the scope.")
+    if variable.aggregation == _MEAN and not (variable.dtype.is_floating or variable.dtype.is_complex):
+        raise GraphError(f"'{variable.name}' has aggregation=MEAN and dtype {variable.dtype.name}, which rounds means; "
+                         "give it a floating-point dtype, or aggregation=SUM.")
     if variable.synchronization == tf.VariableSynchronization.ON_READ:
         kind = OnRead
     elif variable.aggregation == tf.VariableAggregation.NONE or getattr(_thread, "is_keras", False):

@@ -512,7 +512,8 @@ def ways_to_read(strategy, synchronization, way):
     v = variable(strategy, synchronization, "SUM")
     if synchronization == "ON_READ":
         strategy.run(lambda: v.assign_add([1., 2.]))
-    return {"read_value": lambda: v.read_value(), "value": lambda: v.value(), "convert": lambda: tf.convert_to_tensor(v),
+    return {"read_value": lambda: v.read_value(), "value": lambda: v.value(),
+            "convert": lambda: tf.convert_to_tensor(v),
             "numpy": lambda: v.numpy(), "identity": lambda: tf.identity(v), "plus": lambda: v + 1,
             "index": lambda: v[0]}[way]()
 
@@ -908,7 +909,8 @@ def metrics(strategy, name, how):
         if name in ("Mean", "Sum"):
             metric.update_state(predicted)
         else:
-            metric.update_state(tf.constant([[0.], [1.], [1.]]), tf.round(predicted) if name == "MeanIoU" else predicted)
+            metric.update_state(tf.constant([[0.], [1.], [1.]]),
+                                tf.round(predicted) if name == "MeanIoU" else predicted)
 
     run = runner(strategy, how)
     found = []

@@ -123,18 +123,19 @@ def report(rows: Sequence[Row], versions: str) -> str:
         lines += [f"| `{row.name}` | {row.replicas} | {_short(row.expected)} | {_short(row.found)} |" for row in group]
     return "\n".join([
         "# The contract of tf.distribute", "",
-        "Written by `python scripts/other_suites/distribute_contract.py --markdown docs/results/distribute_contract.md`,",
-        f"with {versions}.", "",
+        f"Written by `scripts/other_suites/distribute_contract.py --markdown`, with {versions}.", "",
         "Each check is a small program that runs under TensorFlow's strategies and under PoseidonStrategy: with one",
         "replica, OneDeviceStrategy and one process; with two, MirroredStrategy on two logical CPUs and two ranks.",
-        "Results are equal if types and values are, floating-point numbers up to 1e-6. Where one gives an error, so must",
-        "the other; its text may differ.", "",
+        "Results are equal if types and values are, floating-point numbers up to 1e-6. Where one gives an error, so",
+        "must the other; its text may differ.", "",
         "| group | checks, 1 replica | equal | checks, 2 replicas | equal |", "|---|---|---|---|---|", *counted, "",
         "## Differences, by their reasons", *lines, ""])
 
 
 def _short(value: Any) -> str:
-    text = f"error: {value['error']}" if isinstance(value, dict) and "error" in value else json.dumps(value)
+    text = json.dumps(value)
+    if isinstance(value, dict) and "error" in value:  # the place in a program comes before what has happened
+        text = f"error: {value['error'].strip().splitlines()[-1].strip()}"
     text = " ".join(text.replace("|", "/").split())
     return text if len(text) <= 120 else f"{text[:117]}..."
 
@@ -194,7 +195,8 @@ def main(_: Sequence[str]) -> None:
     if _RUN.value:
         run_here(_RUN.value, _OUT.value, _CHECKS.value)
         return
-    rows = [*compared(job("one_device", 1), job("poseidon", 1), 1), *compared(job("mirrored", 1), job("poseidon", 2), 2)]
+    rows = [*compared(job("one_device", 1), job("poseidon", 1), 1),
+            *compared(job("mirrored", 1), job("poseidon", 2), 2)]
     lines = problems(rows, is_complete=_CHECKS.value == ["*"])
     if _MARKDOWN.value:
         versions = " and ".join(f"{name} {importlib.metadata.version(package)}" for name, package in (

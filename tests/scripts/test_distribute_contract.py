@@ -1,0 +1,63 @@
+"""How results of tf.distribute's strategies and of ours are compared; and a few of the checks."""
+
+import pathlib
+import subprocess
+import sys
+
+import contract_differences
+import distribute_contract
+import pytest
+
+SCRIPT = pathlib.Path(distribute_contract.__file__)
+
+
+@pytest.mark.parametrize("expected, found, is_same", [
+    (["float32", 1.0], ["float32", 1.0 + 1e-7], True), (["float32", 1.0], ["float32", 1.1], False),
+    (["int32", 1], ["int64", 1], False), ([1, 2], [1], False), (1, 1.0, False), (True, 1, False),
+    ({"error": "a"}, {"error": "b"}, True), ({"error": "a"}, 1, False), ({"a": [1]}, {"a": [1]}, True),
+    ({"a": 1}, {"b": 1}, False), ([float("nan")], [float("nan")], True)])
+def test_results_are_compared(expected, found, is_same):
+    assert distribute_contract.same(expected, found) == is_same
+
+
+@pytest.mark.parametrize("ranks, result", [
+    ([1, 1], 1), ([1, 2], {"ranks differ": [1, 2]}),
+    ([{"replicas": [1]}, {"replicas": [2]}], {"replicas": [1, 2]}),
+    ([[{"replicas": [1]}, 5], [{"replicas": [2]}, 5]], [{"replicas": [1, 2]}, 5]),
+    ([{"error": "a"}, {"error": "b"}], {"error": "a"}),
+    ([{"error": "a"}, 1], {"ranks differ": [{"error": "a"}, 1]})])
+def test_results_of_ranks_are_merged(ranks, result):
+    assert distribute_contract.merged(ranks) == result
+
+
+@pytest.fixture
+def one_difference(monkeypatch):
+    monkeypatch.setattr(contract_differences, "DIFFERENCES", (("group/known*", (2,), "it is so"),))
+
+
+@pytest.mark.parametrize("expected, found, replicas, problem", [
+    ({"group/a": 1, "group/known": 1}, {"group/a": 1, "group/known": 2}, 2, None),
+    ({"group/a": 1, "group/known": 1}, {"group/a": 3, "group/known": 2}, 2, "group/a, 2 replicas: expected 1, found 3"),
+    ({"group/known": 1}, {"group/known": 2}, 1, "group/known, 1 replicas: expected 1, found 2"),
+    ({"group/a": 1}, {}, 2, 'group/a, 2 replicas: expected 1, found {"missing": true}'),
+    ({"group/known": 1}, {"group/known": 1}, 2, "no check differs because it is so: delete the line")])
+def test_differences_need_reasons_and_reasons_differences(one_difference, expected, found, replicas, problem):
+    rows = distribute_contract.compared(expected, found, replicas)
+    problems = distribute_contract.problems(rows, is_complete=True)
+    assert problem in problems if problem else not problems
+
+
+def test_report_has_every_difference(one_difference):
+    rows = distribute_contract.compared({"group/a": 1, "group/known|": 1}, {"group/a": 1, "group/known|": 2}, 2)
+    page = distribute_contract.report(rows, "versions")
+    assert "| group | 0 | 0 | 2 | 1 |" in page and "### It is so" in page and "| 1 | 2 |" in page
+
+
+def test_checks_run_under_all_strategies(tmp_path):
+    checks = ("all_reduce/all_reduce_by_another_name", "reduce/reduce_scalars[[]*", "variables/mean_of_integers*",
+              "variables/synchronization_none", "interfaces/files[[]should_checkpoint]")
+    ended = subprocess.run([sys.executable, SCRIPT, f"--checks={','.join(checks)}",
+                            f"--markdown={tmp_path / 'page.md'}"], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("18 comparisons: 17 equal, 1 different")
+    assert "rank 0 alone writes files" in (tmp_path / "page.md").read_text()
