@@ -43,7 +43,8 @@ def calibrate(**options: Any) -> planning.Cluster:
 
     Args:
         **options: If no strategy was created yet, the strategy's options about joining the job: engine, servers,
-            ranks_per_node, kv_pair_bytes, timeout_s and startup_timeout_s. Give the strategy the same ones.
+            ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s and heartbeat_timeout_s. Give the strategy the
+            same ones.
 
     Returns:
         A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the

@@ -33,6 +33,7 @@ class _Options(ctypes.Structure):
         ("kv_pair_bytes", ctypes.c_int64),
         ("timeout_s", ctypes.c_double),
         ("startup_timeout_s", ctypes.c_double),
+        ("heartbeat_timeout_s", ctypes.c_double),
         ("servers", ctypes.POINTER(ctypes.c_int32)),
         ("num_servers", ctypes.c_int32),
         ("ranks_per_node", ctypes.c_int32),
@@ -42,8 +43,8 @@ class _Options(ctypes.Structure):
 def _c_options(options: JobOptions) -> _Options:
     """Returns `JobOptions` as the library takes them."""
     servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
-    return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s, servers, len(options.servers),
-                    options.ranks_per_node or 0)
+    return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s,
+                    options.heartbeat_timeout_s, servers, len(options.servers), options.ranks_per_node or 0)
 
 
 @functools.cache

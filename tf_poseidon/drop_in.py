@@ -70,7 +70,7 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         raise ConfigurationError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
                                  "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
                                  "requires.")
-    pins = tuple((pins or {}).items())
+    pins, job = tuple((pins or {}).items()), options.JobOptions(timeout_s=timeout_s)
     if cluster is not None and cluster.ranks_per_node > 1:
         raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks per node, but only sums of "
                                  "PoseidonStrategy combine the ranks of a node; give it ranks_per_node=1.")
@@ -79,12 +79,12 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     if size == 1:
         comparison = agreement.SingleRankComparison()
     elif hvd is not None:
-        communicator = engines.load("horovod").connect(options.JobOptions(timeout_s=timeout_s), may_leave=True)
+        communicator = engines.load("horovod").connect(job, may_leave=True)
         comparison = agreement.CommunicatorComparison(communicator)
         if cluster is None and policy == "auto":
             cluster = calibration.measure(communicator, engines.load("horovod").sum_in_place)
     else:
-        comparison = agreement.CoordinationServiceComparison(rank, size, timeout_s)
+        comparison = agreement.CoordinationServiceComparison(rank, size, job.timeout_s)
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
     session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, comparison=comparison)

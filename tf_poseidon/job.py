@@ -29,7 +29,8 @@ class Job(typing.NamedTuple):
 def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ranks_per_node: int | None = None,
              kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
              timeout_s: float = options_lib.JobOptions.timeout_s,
-             startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s) -> Job:
+             startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
+             heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s) -> Job:
     """Prepares this process to run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -40,8 +41,8 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     ```
 
     Args:
-        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: Same as in
-            `PoseidonStrategy`.
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s: Same as
+            in `PoseidonStrategy`.
 
     Returns:
         A `Job`, (rank, size); (0, 1) in a process that was launched alone.
@@ -50,7 +51,8 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         PoseidonError: If the job cannot be joined, or ranks differ in their packages.
     """
     global _alone
-    options = options_lib.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
+    options = options_lib.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
+                                     heartbeat_timeout_s)
     runtime.check(options, options_lib.TrainingOptions())
     library.load()
     grappler.order_sums()

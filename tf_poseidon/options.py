@@ -10,13 +10,17 @@ from tf_poseidon.errors import ConfigurationError
 
 WIRE_DTYPES = (None, "bfloat16")
 
+_FOR_EVER_S = 1e9  # the clocks of C++ count nanoseconds with 64 bits
+_LEAST_S = {"heartbeat_timeout_s": 1}  # a busy machine keeps a process waiting that long
+
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
     """How ranks exchange. They are the same on all ranks, and in everything that joins the job in one process.
 
     Attributes:
-        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s: Same as in `PoseidonStrategy`.
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s: Same as in
+            `PoseidonStrategy`. Infinite times, and others that no clock can count, become 30 years.
 
     Raises:
         ConfigurationError: If a value is out of range for any job.
@@ -28,6 +32,7 @@ class JobOptions:
     kv_pair_bytes: int = 2 << 20
     timeout_s: float = 600.0
     startup_timeout_s: float = 120.0
+    heartbeat_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "servers", tuple(self.servers or ()))
@@ -36,9 +41,12 @@ class JobOptions:
         if not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
             raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
                                      "2 MiB.")
-        for name in ("timeout_s", "startup_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name}={getattr(self, name)}, expected a positive number of seconds.")
+        for name in ("timeout_s", "startup_timeout_s", "heartbeat_timeout_s"):
+            seconds, least = getattr(self, name), _LEAST_S.get(name, 0)
+            if not seconds > least:
+                expected = f"more than {least} s" if least else "a positive number of seconds"
+                raise ConfigurationError(f"{name}={seconds}, expected {expected}.")
+            object.__setattr__(self, name, min(seconds, _FOR_EVER_S))
 
     def check(self, size: int, has_own_ops: bool) -> None:
         """Refuses options that are not possible in a job.

@@ -3,6 +3,8 @@
 A job ends in one of two ways. At the normal end, all ranks say goodbye to each other, and MPI is finalized.
 After an exception, a rank sends the reason to the others, and all leave with a non-zero status; MPI is not
 finalized then, since that would wait for ranks that never come.
+
+Only the process that has joined leaves: its forks have the rank's exit handlers too, and run them when they end.
 """
 
 import atexit
@@ -36,6 +38,8 @@ _Hook = Callable[[type[BaseException], BaseException, types.TracebackType | None
 _communicator = None
 _options = None
 _launch = None
+_pid = None  # of the process that has joined
+_exit = os._exit  # before it is guarded
 
 
 def communicator() -> "Communicator | None":
@@ -88,7 +92,7 @@ def start(options: JobOptions) -> "Communicator | None":
     Raises:
         PoseidonError: If the job cannot be joined, or was joined with different options.
     """
-    global _communicator, _options, _launch
+    global _communicator, _options, _launch, _pid
     launch = engines.launch(options.engine)
     options = dataclasses.replace(options, engine=launch.engine)
     options.check(launch.size, engines.load(launch.engine).writer.has_to_agree)
@@ -113,7 +117,9 @@ def start(options: JobOptions) -> "Communicator | None":
             sys.excepthook = functools.partial(_report_and_exit, sys.excepthook)
             raise
         _communicator.use_for_ops()
+        _pid = os.getpid()
         sys.excepthook = functools.partial(_abort_and_exit, sys.excepthook)
+        os._exit = _guarded_exit
         atexit.register(_leave)
     _options = options
     return _communicator
@@ -129,12 +135,26 @@ def _report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Bas
                      trace: types.TracebackType | None) -> None:
     previous_hook(kind, error, trace)
     _flush()
-    os._exit(1)
+    _exit(1)
+
+
+def _guarded_exit(status: int) -> None:
+    """`os._exit` of a rank: with status 0 before the end of the job, the launcher would report success."""
+    if os.getpid() == _pid and status == 0:
+        cause = (f"Rank {_communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had ended; let "
+                 "the program reach its end, or call sys.exit.")
+        print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
+        _flush()
+        _communicator.abort(cause)
+        status = 1
+    _exit(status)
 
 
 def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: BaseException,
                     trace: types.TracebackType | None) -> None:
     """The excepthook of a rank: the first failure is the last thing that any rank prints."""
+    if os.getpid() != _pid:
+        return previous_hook(kind, error, trace)
     cause = _communicator.failure
     if issubclass(kind, KeyboardInterrupt):
         # Ctrl-C reaches all ranks; where it happened to interrupt the program says nothing.
@@ -152,15 +172,18 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
-    os._exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+    _exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
 
 
 def _leave() -> None:
     """Leaves at the normal end of the program, once all ranks have reached theirs."""
+    if os.getpid() != _pid:
+        return
     try:
         _communicator.goodbye()
+        os._exit = _exit
     except PoseidonError as error:
         print(f"[rank {_communicator.rank}] The job has ended. {error}", file=sys.stderr)
         _flush()
         # MPI is not finalized; and with status 0, the launcher would report success.
-        os._exit(1)
+        _exit(1)

@@ -100,6 +100,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
+        heartbeat_timeout_s: Longest silence of another rank, in seconds, more than 1. A rank that computes is not
+            silent; one is whose host is down, frozen or cut off, and then the job ends with a message that names it.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
@@ -112,13 +114,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
-                 startup_timeout_s: float = options.JobOptions.startup_timeout_s) -> None:
+                 startup_timeout_s: float = options.JobOptions.startup_timeout_s,
+                 heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         pins = tuple((pins or {}).items())
         training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
                                            verify)
-        job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s)
+        job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
+                                 heartbeat_timeout_s)
         runtime.check(job, training)
         if training.plan or ranks_per_node is None:
             job = dataclasses.replace(job, ranks_per_node=training.ranks_per_node)

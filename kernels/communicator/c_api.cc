@@ -42,6 +42,7 @@ Options ToOptions(const PoseidonOptions& options) {
   Options result;
   result.kv_pair_bytes = options.kv_pair_bytes;
   result.timeout_s = options.timeout_s;
+  result.heartbeat_timeout_s = options.heartbeat_timeout_s;
   for (int i = 0; i < options.num_servers; ++i) result.servers.push_back(options.servers[i]);
   result.ranks_per_node = options.ranks_per_node;
   return result;

@@ -31,6 +31,7 @@ struct PoseidonOptions {
   int64_t kv_pair_bytes;
   double timeout_s;
   double startup_timeout_s;
+  double heartbeat_timeout_s;
   const int32_t* servers;  // may be null when there are none
   int32_t num_servers;     // 0: all ranks
   int32_t ranks_per_node;  // see poseidon::Options

@@ -4,6 +4,7 @@
 #include "communicator.h"
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -108,6 +109,11 @@ class Communicator::Impl {
   };
 
   void Submit(Submission submission) {
+    if (getpid() != pid_) {  // without a lock, which may have been held when the process was forked
+      return submission.refuse("'" + submission.site +
+                               "' was submitted in a process that a rank has forked, which is no rank itself: exchange in "
+                               "the rank, or start another program there.");
+    }
     std::string refusal;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -284,6 +290,7 @@ class Communicator::Impl {
   }
 
   const Options options_;
+  const pid_t pid_ = getpid();
   Statistics statistics_;
   int rank_ = 0, size_ = 1;  // these are constant once the transport is open
   std::vector<int> nodes_;

@@ -20,6 +20,7 @@ enum class FrameKind : uint8_t {
   kRefusal,       // the sender has no factors of this site in `step`
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program
+  kAlive,         // the sender is alive; see heartbeats.h
 };
 
 enum class Scheme : uint8_t {

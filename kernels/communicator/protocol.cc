@@ -23,6 +23,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       on_failure_(std::move(on_failure)),
       has_left_(size_),
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
+      heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, statistics_),
       broadcasting_(transport_.get(), &routes_, &sender_),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
@@ -61,6 +62,7 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
 
 bool Protocol::Poll() {
   return transport_->Poll([this](int peer, const char* data, size_t bytes) {
+    heartbeats_.Heard(peer, Clock::now());
     const std::string wrong = Packets::Unpack(
         data, bytes, [this, peer](const FrameHeader& header, const char* payload) { OnFrame(peer, header, payload); });
     if (!wrong.empty()) FailIf(Malformed(peer, wrong));
@@ -72,6 +74,7 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
     return Fail(std::string(payload, header.length), /*tell_peers=*/false);
   }
   if (has_failed()) return;  // the step is lost
+  if (header.kind == FrameKind::kAlive) return;
   if (header.kind == FrameKind::kGoodbye) {
     has_left_[peer] = 1;
     return FailIfLeftBehind();
@@ -158,12 +161,29 @@ void Protocol::FailIfLeftBehind() {
 
 void Protocol::CheckDeadlines() {
   const auto now = Clock::now();
+  CheckHeartbeats(now);
+  if (has_failed()) return;
   if (auto overdue = dense_.FindOverdue(now)) {
     return FailOverdue(overdue->site, overdue->scheme, overdue->ranks);
   }
   if (auto overdue = broadcasting_.FindOverdue(now, options_.timeout_s)) {
     FailOverdue(overdue->site, "sfb", overdue->ranks);
   }
+}
+
+void Protocol::CheckHeartbeats(Clock::time_point now) {
+  if (has_failed()) return;
+  FrameHeader header = {};
+  header.kind = FrameKind::kAlive;
+  const char* begin = reinterpret_cast<const char*>(&header);
+  // Straight to the transport: these belong to no step, and statistics count those of steps.
+  for (int peer : heartbeats_.Due(now)) transport_->SendPacket(peer, {begin, begin + sizeof(header)});
+  const std::vector<int> silent = heartbeats_.Silent(now);
+  if (silent.empty()) return;
+  FailIf(Text("Rank ", rank_, " has heard nothing of ", RankList(silent), " for ", options_.heartbeat_timeout_s,
+              " s: the host is down, frozen or cannot be reached, or the process was stopped. Look at the host of ",
+              RankList(silent), "; if processes are stopped on purpose, as in a debugger, give PoseidonStrategy a larger "
+              "heartbeat_timeout_s."));
 }
 
 void Protocol::FailOverdue(const std::string& site, const std::string& scheme, const std::vector<int>& ranks) {

@@ -13,6 +13,7 @@
 #include "exchange.h"
 #include "factors.h"
 #include "frame_checks.h"
+#include "heartbeats.h"
 #include "options.h"
 #include "routes.h"
 #include "sender.h"
@@ -38,7 +39,8 @@ class Protocol {
   // Sends the frames that are ready, those for one peer together.
   void Flush();
 
-  // Fails when an exchange has waited too long.
+  // Fails when an exchange has waited too long, or a rank was silent for too long; tells others that this one is alive.
+  // To be called several times a second.
   void CheckDeadlines();
 
   // Tells the other ranks that this one has reached its end, once it has passed on all that it has to.
@@ -61,6 +63,7 @@ class Protocol {
   void SendGoodbye();
   void FailIf(const std::string& disagreement);
   void FailIfLeftBehind();
+  void CheckHeartbeats(Clock::time_point now);
   void FailOverdue(const std::string& site, const std::string& scheme, const std::vector<int>& ranks);
 
   const std::unique_ptr<Transport> transport_;
@@ -75,6 +78,7 @@ class Protocol {
   std::string failure_;
 
   const FrameChecks checks_;
+  Heartbeats heartbeats_;
   Sender sender_;
   FactorBroadcasting broadcasting_;
   DenseExchanges dense_;

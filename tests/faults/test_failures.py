@@ -59,6 +59,28 @@ def test_rank_that_stalls_is_named_with_the_variable(policy):
                      rf"\({policy}\)", outcome.own_lines[-1]), outcome.output
 
 
+def test_rank_that_is_frozen_is_named_in_seconds():
+    outcome = launch.run(["small_programs.py", "stop_on_rank_1"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert "Rank 0 has heard nothing of rank 1 for 3 s: the host is down, frozen or" in outcome.own_lines[-1]
+
+
+@pytest.mark.parametrize("status, message", [
+    (0, r"Rank 1 on \S+ called os\._exit\(0\) before the job had ended"), (3, "EXIT CODE: 3")])
+def test_rank_that_leaves_without_a_word_ends_all(status, message):
+    outcome = launch.run(["small_programs.py", "leave_without_a_word_on_rank_1", status], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert re.search(message, outcome.output), outcome.output
+
+
+def test_children_of_a_rank_do_not_leave_the_job():
+    outcome = launch.run_ok(["small_programs.py", "fork_on_rank_1"], ranks=2, timeout_s=60)
+    assert "children ended with [7, 7, 0, 1]" in outcome.output
+    assert "child: 'x' was submitted in a process that a rank has forked" in outcome.output
+    assert "boom in the child" in outcome.output
+    assert outcome.seconds < 30
+
+
 def test_rank_that_never_comes():
     outcome = launch.run(["small_programs.py", "never_come"], ranks=2, timeout_s=60)
     assert outcome.status != 0

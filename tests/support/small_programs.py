@@ -114,6 +114,48 @@ def stall_on_rank_1(policy):
     model.train_on_batch(x, y)
 
 
+def stop_on_rank_1():
+    """Freezes a rank, as when its host is frozen; before, it computes for longer than a rank may be silent."""
+    strategy = poseidon.PoseidonStrategy(heartbeat_timeout_s=3)
+    train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(6), batch=3),
+                     AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP))])
+
+
+def leave_without_a_word_on_rank_1(status):
+    """Python's exit handlers do not run."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    train(strategy, [AtBatch(strategy, 1, lambda: os._exit(int(status)))])
+
+
+def fork_on_rank_1():
+    """Children of a rank end in all ways, and cannot exchange; the rank goes on."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=30)
+    model, x, y = train(strategy, epochs=1)
+
+    def forked(end):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            end()
+            sys.exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def exchange():
+        try:
+            runtime.communicator().sum("x", np.float32(1))
+        except PoseidonError as error:
+            print(f"child: {error}", flush=True)
+
+    def fail():
+        raise ValueError("boom in the child")
+
+    if strategy.rank == 1:
+        statuses = [forked(end) for end in (lambda: None, exchange, lambda: os._exit(0), fail)]
+        print(f"children ended with {statuses}", flush=True)
+    model.fit(x, y, verbose=0)
+    print(f"rank {strategy.rank} is done", flush=True)
+
+
 def stall_in_callback_on_rank_1():
     strategy = poseidon.PoseidonStrategy(timeout_s=2)
     train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])

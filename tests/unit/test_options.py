@@ -31,6 +31,16 @@ def test_whoever_joins_first_is_checked():
         runtime.start(options.JobOptions(engine="horovod", ranks_per_node=2))
 
 
+@pytest.mark.parametrize("name", ["timeout_s", "startup_timeout_s", "heartbeat_timeout_s"])
+def test_times_may_be_long(name):
+    for seconds in (float("inf"), 1e30, 1e9):
+        assert getattr(options.JobOptions(**{name: seconds}), name) == 1e9
+    assert getattr(options.JobOptions(**{name: 1e8}), name) == 1e8
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(poseidon.PoseidonError, match=f"{name}={seconds}, expected "):
+            options.JobOptions(**{name: seconds})
+
+
 def test_horovod_has_its_own_way_with_nodes():
     job = options.JobOptions(engine="horovod", ranks_per_node=1)
     options.TrainingOptions().check(job, 4, has_own_ops=True)
