@@ -141,8 +141,8 @@ def _report_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Bas
 def _guarded_exit(status: int) -> None:
     """`os._exit` of a rank: with status 0 before the end of the job, the launcher would report success."""
     if os.getpid() == _pid and status == 0:
-        cause = (f"Rank {_communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had ended; let "
-                 "the program reach its end, or call sys.exit.")
+        cause = (f"Rank {_communicator.rank} on {socket.gethostname()} called os._exit(0) before the job had ended; "
+                 "let the program reach its end, or call sys.exit.")
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
         _flush()
         _communicator.abort(cause)
