@@ -27,6 +27,9 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
          "know the batch size that gradients are planned for"),
     Name("keras.src.trainers.trainer", "Trainer._initial_epoch",
          "let all ranks continue at the epoch that rank 0 has restored"),
+    *(Name("keras.src.callbacks.backup_and_restore", f"BackupAndRestore.{name}",
+           "keep the weights of a backup together with the epoch that they belong to")
+      for name in ("_weights_path", "_training_metadata_path", "_current_epoch", "_last_batch_seen")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
 ))
 
@@ -59,6 +62,16 @@ def initial_epoch(model: Any) -> int | None:
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Makes `fit` begin at another epoch, None for its argument."""
     model._initial_epoch = epoch
+
+
+def backup_paths(callback: Any) -> tuple[str, str]:
+    """Returns where a BackupAndRestore writes the weights, and where the epoch that they belong to."""
+    return str(callback._weights_path), str(callback._training_metadata_path)
+
+
+def backup_position(callback: Any) -> dict[str, int]:
+    """Returns what a BackupAndRestore writes about the epoch, as Keras does."""
+    return {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}
 
 
 def functional(sequential: Any) -> Any:

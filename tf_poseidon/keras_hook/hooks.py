@@ -10,6 +10,7 @@ from typing import Any
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import table
 from tf_poseidon.keras_hook import batch_normalization
+from tf_poseidon.keras_hook import files
 from tf_poseidon.keras_hook import optimizers
 from tf_poseidon.keras_hook import state
 from tf_poseidon.keras_hook import trainer
@@ -59,6 +60,14 @@ HOOKS = (
     Hook("keras.src.saving.saving_lib", "get_attr_skipset",
          "save a model on one rank inside the scope: Keras makes an optimizer and metrics to list their attributes",
          ("obj_type",), wrapper=state.get_attr_skipset),
+    *(Hook("keras.src.saving.saving_lib", name, "write files completely or not at all", ("model", "filepath"),
+           wrapper=files.save, alone=True) for name in ("save_model", "save_weights_only")),
+    Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._save_model",
+         "keep the weights of a backup together with the epoch that they belong to", ("self",),
+         wrapper=files.back_up, alone=True),
+    Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._load_model",
+         "restore what belongs together; name a backup that cannot be read", ("self",), wrapper=files.restore,
+         alone=True),
     Hook("keras.src.utils.io_utils", "is_interactive_logging_enabled",
          "print summaries and messages of callbacks on rank 0 only", (), wrapper=trainer.is_interactive),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next",
@@ -76,9 +85,9 @@ HOOKS = (
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """A context in which the functions of HOOKS are wrapped."""
-    replaced = install()
+def installed(alone: bool = False) -> Iterator[None]:
+    """A context in which the functions of HOOKS are wrapped; `alone` as in `install`."""
+    replaced = install(alone)
     try:
         yield
     finally:

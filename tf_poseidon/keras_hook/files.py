@@ -1,0 +1,104 @@
+"""Files of models: each is complete or absent, whenever the process is ended, and backups hold what belongs together.
+
+Keras overwrites a file in place. So a job that ends while rank 0 writes its only backup would lose it.
+"""
+
+from collections.abc import Callable
+import contextlib
+import contextvars
+import filecmp
+import json
+import logging
+import os
+import shutil
+from typing import Any
+
+import h5py
+import keras
+
+from tf_poseidon import runtime
+from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.errors import JobError
+
+_log = logging.getLogger("tf_poseidon")
+
+_SUFFIXES = (".keras", ".weights.h5")
+
+# Where a backup's weights carry the epoch that they belong to: a file of its own could be older or newer than they are.
+_ATTRIBUTE = "tf_poseidon.training_metadata"
+
+# The `keras.callbacks.BackupAndRestore` that writes.
+_writing: contextvars.ContextVar[keras.callbacks.BackupAndRestore | None] = contextvars.ContextVar(
+    "writing", default=None)
+
+
+def save(original: Callable[..., Any], model: keras.Model, filepath: Any, *args: Any, **options: Any) -> Any:
+    """Writes a file beside its place, and moves it there when it is complete."""
+    target = os.path.realpath(filepath) if isinstance(filepath, str | os.PathLike) else ""
+    in_one_file = options.get("max_shard_size") is None and options.get("zipped", True)
+    if not in_one_file or not target.endswith(_SUFFIXES) or "://" in str(filepath) or os.path.isdir(target):
+        return original(model, filepath, *args, **options)
+    directory, name = os.path.split(target)
+    joined = runtime.communicator()
+    # The same name in every run: what a run has left that was ended while it wrote is overwritten by the next.
+    partial = os.path.join(directory, f".partial-{joined.rank if joined else 0}.{name}")
+    try:
+        result = original(model, partial, *args, **options)
+        if _writing.get() is not None:
+            _attach_metadata(partial, _writing.get())
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        if os.path.exists(target):
+            shutil.copymode(target, partial)
+        os.replace(partial, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
+    return result
+
+
+def back_up(original: Callable[..., Any], callback: keras.callbacks.BackupAndRestore) -> None:
+    """Writes a backup whose weights say which epoch they belong to."""
+    token = _writing.set(callback)
+    try:
+        original(callback)
+    finally:
+        _writing.reset(token)
+
+
+def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRestore) -> None:
+    """Restores a backup; names one that cannot be read.
+
+    Raises:
+        JobError: If it cannot be read, and there is none before it.
+        OSError: If it cannot be read; then Keras restores the one before.
+    """
+    weights, _ = keras_compat.backup_paths(callback)
+    before = f"{weights}.bkp"
+    try:
+        if os.path.exists(weights):
+            _write_metadata(callback)
+        original(callback)
+    except OSError as error:
+        # Keras puts the backup before in place of the latest, and tries again.
+        if callback.double_checkpoint and os.path.exists(before) and not filecmp.cmp(weights, before, shallow=False):
+            _log.warning("The backup '%s' cannot be read (%s); the one before it is restored.", weights, error)
+            raise
+        raise JobError(
+            f"The backup '{weights}' cannot be read ({error}), and there is none before it; remove it to begin anew. "
+            "BackupAndRestore(double_checkpoint=True) keeps the one before.") from error
+
+
+def _attach_metadata(path: str, callback: keras.callbacks.BackupAndRestore) -> None:
+    with h5py.File(path, "r+") as file:
+        file.attrs[_ATTRIBUTE] = json.dumps(keras_compat.backup_position(callback))
+
+
+def _write_metadata(callback: keras.callbacks.BackupAndRestore) -> None:
+    """Writes the file with a backup's epoch anew, from its weights; those of plain Keras do not say it."""
+    weights, path = keras_compat.backup_paths(callback)
+    with h5py.File(weights, "r") as file:
+        metadata = file.attrs.get(_ATTRIBUTE)
+    if metadata is not None:
+        with open(path, "w") as file:
+            file.write(metadata)
