@@ -13,12 +13,14 @@
 #include "mpi_transport.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -77,6 +79,7 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_rank(packets_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(packets_, &size_), "MPI_Comm_size");
     FindNodes();
+    ForgetSharedMemory();
     orders_.assign(size_, TagOrder<Receive>(kTags));
     for (int slot = 0; slot < kRingSize; ++slot) {
       ring_[slot].resize(kMaxPacketBytes);
@@ -189,6 +192,17 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_free(&node), "MPI_Comm_free");
     nodes_.resize(size_);
     Check(MPI_Allgather(&first, 1, MPI_INT, nodes_.data(), 1, MPI_INT, packets_), "MPI_Allgather");
+  }
+
+  // Removes the names of the memory that MPICH shares between the ranks of a node, which all of them have mapped by now:
+  // a job that does not end well would leave it for ever, and /dev/shm is small in containers.
+  static void ForgetSharedMemory() {
+    const std::string prefix = "/dev/shm/mpich_shm_";
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      const size_t begin = line.find(prefix);
+      if (begin != std::string::npos) unlink(line.substr(begin).c_str());  // another rank may have been faster
+    }
   }
 
   void Post(int slot) {

@@ -1,5 +1,6 @@
 """How jobs end: successfully, or quickly and with the cause shown last."""
 
+import os
 import re
 import time
 
@@ -71,6 +72,21 @@ def test_rank_that_leaves_without_a_word_ends_all(status):
     assert outcome.status != 0
     if status == 0:
         assert re.search(r"Rank 1 on \S+ called os\._exit\(0\) before the job had ended", outcome.output)
+
+
+def test_jobs_leave_no_shared_memory():
+    outcome = launch.run_ok(["small_programs.py", "tell_shared_memory"], ranks=2, timeout_s=60)
+    assert re.findall(r"(\d+) shared, left: (.*)", outcome.output) == [("1", "[]")] * 2
+
+
+def test_no_room_for_shared_memory(monkeypatch):
+    from tf_poseidon.engines import mpi
+    from tf_poseidon.errors import JobError
+    mpi._check_shared_memory("/no/such/directory")
+    mpi._check_shared_memory()
+    monkeypatch.setattr(mpi.os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 16384, 700, 700, *[0] * 5)))
+    with pytest.raises(JobError, match=r"/dev/shm has 2\.7 MiB left, but MPI shares 6 MiB there for each rank; remove"):
+        mpi._check_shared_memory()
 
 
 def test_children_of_a_rank_do_not_leave_the_job():

@@ -148,6 +148,6 @@ def test_damaged_backup_without_another_is_refused(double, tmp_path):
 def test_backup_of_plain_keras_is_restored(tmp_path):
     fit(tmp_path)
     with h5py.File(tmp_path / "latest.weights.h5", "r+") as file:
-        del file.attrs["tf_poseidon.training_metadata"]
+        del file.attrs["training_metadata"]
     (tmp_path / "training_metadata.json").write_text('{"epoch": 3, "batch": 0}')
     assert fit(tmp_path)[1] == [3]

@@ -25,7 +25,7 @@ _log = logging.getLogger("tf_poseidon")
 _SUFFIXES = (".keras", ".weights.h5")
 
 # Where a backup's weights carry the epoch that they belong to: a file of its own could be older or newer than they are.
-_ATTRIBUTE = "tf_poseidon.training_metadata"
+_ATTRIBUTE = "training_metadata"
 
 # The `keras.callbacks.BackupAndRestore` that writes.
 _writing: contextvars.ContextVar[keras.callbacks.BackupAndRestore | None] = contextvars.ContextVar(
