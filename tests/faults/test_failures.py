@@ -127,6 +127,22 @@ def test_other_data_on_one_rank(how, message, remedy):
     assert ("set_random_seed" in last) == (remedy == "set_random_seed")
 
 
+@pytest.mark.parametrize("what, here, there", [
+    ("activation", "layers[1].config.activation of the model is 'relu'", "is 'tanh'"),
+    ("rate", "layers[2].config.rate of the model is 0.1", "is 0.2"), ("batch", "batch_size=16", "batch_size=32"),
+    ("clipnorm", "optimizer.config.clipnorm of compile is None", "is 1.0"),
+    ("accumulation", "optimizer.config.gradient_accumulation_steps of compile is None", "is 2"),
+    ("loss", "loss of compile is 'mse'", "is 'mae'"), ("metrics", "metrics[0] of compile is 'mae'", "is 'mse'"),
+    ("epochs", "epochs=2", "epochs=3"), ("steps", "steps_per_epoch=4", "steps_per_epoch=2"),
+    ("validation", "validation_data=None", "validation_data=..."), ("call", "fit is called", "evaluate is called"),
+    ("one batch", "train_on_batch is called", "test_on_batch is called")])
+def test_what_ranks_do_differently_is_named_at_once(what, here, there):
+    outcome = launch.run(["small_programs.py", "differ_on_rank_1", what], ranks=2, timeout_s=60)
+    assert outcome.status != 0 and outcome.seconds < 40
+    last = outcome.own_lines[-1]
+    assert f"ranks would do different things: {here}" in last and f"{there} on rank 1. Build the same" in last, last
+
+
 def test_two_threads_are_refused():
     outcome = launch.run(["small_programs.py", "fit_in_two_threads"], ranks=2, timeout_s=60)
     assert outcome.status != 0

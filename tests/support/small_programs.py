@@ -171,6 +171,33 @@ def stall_in_callback_on_rank_1():
     train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
 
 
+def differ_on_rank_1(what):
+    """Ranks whose models, or calls, differ in one thing."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    differs = strategy.rank == 1
+
+    def given(name, here, there):
+        return there if differs and name == what else here
+
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input((4,)), keras.layers.Dense(3, given("activation", "relu", "tanh")),
+            keras.layers.Dropout(given("rate", 0.1, 0.2)), keras.layers.Dense(3)])
+        model.compile(
+            keras.optimizers.SGD(0.1, clipnorm=given("clipnorm", None, 1.0),
+                                 gradient_accumulation_steps=given("accumulation", None, 2)),
+            given("loss", "mse", "mae"), metrics=given("metrics", ["mae"], ["mse"]))
+    x, y = np.ones((64, 4)), np.ones((64, 3))
+    if what == "call" and differs:
+        model.evaluate(x, y, verbose=0)
+    if what == "one batch":
+        getattr(model, "test_on_batch" if differs else "train_on_batch")(x, y)
+    model.fit(x, y, batch_size=given("batch", 16, 32), verbose=0, epochs=given("epochs", 2, 3),
+              steps_per_epoch=given("steps", 4, 2), validation_data=given("validation", None, (x, y)))
+    print(f"rank {strategy.rank} is done", flush=True)
+
+
 def change_learning_rate_on_rank_1(every):
     """A callback decides in the second epoch by a value that only one rank has."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
@@ -204,7 +231,8 @@ def read_other_data(how):
     other = strategy.rank == 1
     x, y = np.ones((64, 4)), np.zeros((64, 1))
     {"fit": lambda: model.fit(x + other, y, verbose=0),
-     "fit with another batch size": lambda: model.fit(x, y, batch_size=16 << other, verbose=0),
+     "fit with another batch size": lambda: model.fit(
+         tf.data.Dataset.from_tensor_slices((x, y)).batch(16 << other), verbose=0),
      "train_on_batch": lambda: model.train_on_batch(x + other, y),
      "third call": lambda: [model.train_on_batch(x + (other and call >= 2), y) for call in range(4)],
      "rows": lambda: model.test_on_batch(x[other:], y[other:]),

@@ -108,9 +108,9 @@ def _check_shared_memory(directory: str = _SHARED_MEMORY) -> None:
     free = room.f_bavail * room.f_frsize
     if free < _SHARED_BYTES:
         raise JobError(
-            f"{directory} has {free / 2**20:.1f} MiB left, but MPI shares {_SHARED_BYTES >> 20} MiB there for each rank;"
-            f" remove what ended programs have left ('{directory}/mpich_shm_*'), or give the container more (docker run "
-            "--shm-size=1g).")
+            f"{directory} has {free / 2**20:.1f} MiB left, but MPI shares {_SHARED_BYTES >> 20} MiB there for each "
+            f"rank; remove what ended programs have left ('{directory}/mpich_shm_*'), or give the container more "
+            "(docker run --shm-size=1g).")
 
 
 def _check_only_mpi() -> None:

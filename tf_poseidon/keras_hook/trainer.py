@@ -22,6 +22,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
+from tf_poseidon.keras_hook import descriptions
 from tf_poseidon.keras_hook.common import is_ours
 
 # By model: the number of calls of each method for one batch.
@@ -33,9 +34,11 @@ _user, _user_lock = None, threading.Lock()
 def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy, method = check_model(model), original.__name__
-    with _only_thread(model, method):
+    with _only_thread(model, method) as is_outermost:
         _check_function(model, method)
         bound = inspect.signature(original).bind(model, *args, **kwargs)
+        if is_outermost:  # fit calls evaluate
+            descriptions.compare(model, method, bound.arguments, strategy.extended.communicator)
         bound.arguments["callbacks"] = callbacks_lib.coordinate(
             bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
         if strategy.rank != 0:
@@ -50,6 +53,8 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
         _check_function(model, method)
         calls = _calls.setdefault(model, collections.Counter())
         calls[method] += 1
+        if calls[method] == 1:
+            descriptions.compare(model, method, {}, strategy.extended.communicator)
         if not (number := calls[method]) & (number - 1):  # the first call, the second, the fourth
             given = inspect.signature(original).bind(model, *args, **kwargs).arguments
             batch = [given.get(part) for part in ("x", "y", "sample_weight", "class_weight")]
@@ -58,8 +63,8 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
 
 
 @contextlib.contextmanager
-def _only_thread(model: keras.Model, method: str) -> Iterator[None]:
-    """A context in which Keras uses models in this thread alone.
+def _only_thread(model: keras.Model, method: str) -> Iterator[bool]:
+    """A context in which Keras uses models in this thread alone; its value says whether it is in no other of these.
 
     Raises:
         PoseidonError: If another thread is in such a context, since ranks could exchange in different orders. It ends
@@ -79,7 +84,7 @@ def _only_thread(model: keras.Model, method: str) -> Iterator[None]:
         communicator.abort(f"Rank {communicator.rank} failed: {type(error).__name__}: {error}")
         raise error
     try:
-        yield
+        yield before is None
     finally:
         _user = before
 
