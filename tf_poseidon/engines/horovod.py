@@ -2,24 +2,24 @@
 
 Horovod only has collectives, in which all ranks take part. Everything else that a job needs, such as
 agreement, failing with a reason and leaving, takes messages between two ranks. These travel over
-connections of our own; ranks exchange the addresses over Horovod.
+connections of our own (`connections.py`); ranks exchange the addresses over Horovod.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
-import contextlib
 import dataclasses
-import hmac
+import json
 import os
 import secrets
 import socket
 import threading
 import time
 import types
+from typing import Any
 
 import numpy as np
 
 from tf_poseidon import communicator as communicator_lib
+from tf_poseidon.engines import connections
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
@@ -30,11 +30,6 @@ writer = horovod_ops.HorovodOps
 # Set by horovodrun --gloo. With MPI, mpiexec starts the processes.
 _SIZE_VARIABLE = "HOROVOD_SIZE"
 
-# Where a rank can be reached: the addresses of its host, the port, and the token that identifies it.
-_Address = tuple[list[str], int, bytes]
-
-_TOKEN_BYTES = 16
-_CONNECT_S = 5.0
 # How long the program may take to end after the job has failed.
 _GRACE_S = 10.0
 
@@ -119,98 +114,25 @@ def _horovod() -> types.ModuleType:
 
 def _sockets(hvd: types.ModuleType, timeout_s: float) -> list[socket.socket | None]:
     """Returns a connected socket per rank, None for this one."""
-    rank, deadline = hvd.rank(), time.monotonic() + timeout_s
-    with socket.create_server(("", 0), backlog=hvd.size()) as listener:
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        mine = (_addresses(), listener.getsockname()[1], token)
-        everyone = hvd.allgather_object(mine, name="poseidon.addresses")
-        sockets = [None] * hvd.size()
-        for peer in range(rank):
-            sockets[peer] = _connect_to(peer, rank, everyone, deadline)
-        while None in sockets[rank + 1:]:
-            accepted = _accept(listener, rank, everyone, deadline)
-            if accepted is None:
-                missing = [r for r in range(rank + 1, len(sockets)) if sockets[r] is None]
-                raise JobError(
-                    f"Rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for connections from "
-                    f"the ranks {missing}; let the hosts reach each other on all TCP ports.")
-            peer, connection = accepted
-            sockets[peer] = connection
-    for connection in sockets:
-        if connection is not None:
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sockets
+    rank = hvd.rank()
+    host = connections.this_host()
+    hosts = [connections.Host(network, tuple(addresses)) for network, addresses in
+             _gather(hvd, "hosts", [host.network, host.addresses])]
+    listeners = connections.listen(host, hosts[:rank] + hosts[rank + 1:])
+    places = _gather(hvd, "places", [listener.getsockname() for listener in listeners])
+    # Not by an object, which would travel as a program that the other ranks run.
+    key = np.frombuffer(secrets.token_bytes(connections.KEY_BYTES), np.uint8)
+    key = np.asarray(hvd.broadcast(key, 0, name="poseidon.key")).tobytes()
+    return connections.connect(rank, [[tuple(place) for place in each] for each in places], listeners, key, timeout_s)
 
 
-def _addresses() -> list[str]:
-    """Returns the IPv4 addresses of this host, loopback addresses first."""
-    import psutil  # installed with Horovod
-    found = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries
-             if entry.family == socket.AF_INET}
-    return sorted(found, key=lambda address: (not address.startswith("127."), address))
-
-
-def _connect_to(peer: int, rank: int, everyone: Sequence[_Address], deadline: float) -> socket.socket:
-    """Returns a connection to a lower rank, at any of its addresses that answers."""
-    addresses, port, token = everyone[peer]
-    own = everyone[rank][2]
-    failures = []
-    while time.monotonic() < deadline:
-        failures.clear()
-        for address in addresses:
-            try:
-                with contextlib.ExitStack() as unless_proved:
-                    connection = unless_proved.enter_context(
-                        socket.create_connection((address, port), _CONNECT_S))
-                    # Many hosts have the same private addresses, so the peer must prove that it knows the tokens.
-                    connection.sendall(rank.to_bytes(4, "big") + _proof(own, token))
-                    if hmac.compare_digest(_read(connection, 32), _proof(token, own)):
-                        unless_proved.pop_all()
-                        return connection
-                failures.append(f"{address}: another program")
-            except OSError as error:
-                failures.append(f"{address}: {error}")
-        time.sleep(0.2)
-    raise JobError(
-        f"Rank {rank} on {socket.gethostname()} cannot connect to rank {peer} ({'; '.join(failures)}); "
-        "let the hosts reach each other on all TCP ports.")
-
-
-def _accept(listener: socket.socket, rank: int, everyone: Sequence[_Address],
-            deadline: float) -> tuple[int, socket.socket] | None:
-    """Returns (peer, connection) of a higher rank, or None after the deadline."""
-    while (left := deadline - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
-            with contextlib.ExitStack() as unless_proved:
-                connection = unless_proved.enter_context(listener.accept()[0])
-                connection.settimeout(_CONNECT_S)
-                peer, proof = int.from_bytes(_read(connection, 4), "big"), _read(connection, 32)
-                if rank < peer < len(everyone):
-                    token, own = everyone[peer][2], everyone[rank][2]
-                    if hmac.compare_digest(proof, _proof(token, own)):
-                        connection.sendall(_proof(own, token))
-                        unless_proved.pop_all()
-                        return peer, connection
-        except OSError:  # a foreign connection, or a peer that has given up
-            continue
-    return None
-
-
-def _proof(mine: bytes, yours: bytes) -> bytes:
-    """Returns the proof by which a rank shows another that it belongs to this job."""
-    return hmac.digest(mine, yours, "sha256")
-
-
-def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        part = connection.recv(num_bytes - len(data))
-        if not part:
-            raise ConnectionError("it has closed the connection")
-        data += part
-    return data
+def _gather(hvd: types.ModuleType, name: str, value: Any) -> list[Any]:
+    """Returns the values of all ranks, made of lists, texts and numbers."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.asarray(hvd.allgather(np.array([len(text)]), name=f"poseidon.{name}.lengths"))
+    texts = np.asarray(hvd.allgather(text, name=f"poseidon.{name}")).tobytes()
+    ends = np.cumsum(lengths)
+    return [json.loads(texts[end - length:end]) for end, length in zip(ends, lengths)]
 
 
 def _end_with_job(communicator: communicator_lib.Communicator, may_leave: bool) -> None:

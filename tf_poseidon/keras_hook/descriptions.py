@@ -6,6 +6,7 @@ ranks that make other numbers of steps would wait for each other.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import re
 from typing import Any
 import warnings
@@ -63,7 +64,7 @@ def describe(model: keras.Model, method: str, arguments: Mapping[str, Any]) -> s
 def _config(model: keras.Model) -> Any:
     """Returns a model's configuration; of a model that has none, its class and its layers'."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what could not be loaded again
+        with _no_warnings():  # of what could not be loaded again
             return {"class": type(model).__name__, **keras.saving.serialize_keras_object(model)["config"]}
     except Exception:  # whatever a user's get_config raises
         return {"class": type(model).__name__, "layers": [type(layer).__name__ for layer in model.layers]}
@@ -72,10 +73,17 @@ def _config(model: keras.Model) -> Any:
 def _compiled(model: keras.Model) -> Any:
     """Returns the arguments of `compile`, None if they have no configuration."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # as above
+        with _no_warnings():
             return model.get_compile_config()
     except Exception:  # as above
         return None
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
