@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tf_poseidon.engines import connections
+from tf_poseidon import connections
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import JobError
 

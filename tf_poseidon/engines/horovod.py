@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tf_poseidon import communicator as communicator_lib
-from tf_poseidon.engines import connections
+from tf_poseidon import connections
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
