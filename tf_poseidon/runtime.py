@@ -13,6 +13,7 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import re
 import signal
@@ -31,6 +32,8 @@ from tf_poseidon.options import TrainingOptions
 
 if TYPE_CHECKING:  # it loads TensorFlow
     from tf_poseidon.communicator import Communicator
+
+_log = logging.getLogger("tf_poseidon")
 
 # As `sys.excepthook`.
 _Hook = Callable[[type[BaseException], BaseException, types.TracebackType | None], object]
@@ -104,8 +107,11 @@ def start(options: JobOptions) -> "Communicator | None":
         if options != _options:
             raise ConfigurationError(f"This process has joined its job with {_options}, and cannot "
                                      f"change that to {options}: give every PoseidonStrategy of a "
-                                     "process, and poseidon.calibrate before them, the same options.")
+                                     "process, and poseidon.calibrate before them, the same options; for others, "
+                                     "start a new process (in a notebook, restart the kernel).")
         return _communicator
+    if _is_notebook():
+        _advise_notebook(launch.size)
     _launch = launch
     if launch.size > 1:
         joining = engines.load(launch.engine)
@@ -123,6 +129,26 @@ def start(options: JobOptions) -> "Communicator | None":
         atexit.register(_leave)
     _options = options
     return _communicator
+
+
+def _is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
+
+
+def _advise_notebook(size: int) -> None:
+    """Says how to train on several processes from a notebook; raises ConfigurationError if its kernel is one of them.
+
+    Args:
+        size: The number of processes, according to the launcher.
+    """
+    instead = "save the program as a file and start that, for example in a cell: !mpiexec -n {} python train.py"
+    if size > 1:
+        raise ConfigurationError(
+            f"The kernel of this notebook is one of {size} processes that a launcher has started, but a notebook runs "
+            f"in 1: start Jupyter without mpiexec; to train on several processes, {instead.format(size)}")
+    _log.warning("A notebook trains in this process alone. To train on several, %s", instead.format(4))
 
 
 def _flush() -> None:

@@ -307,6 +307,8 @@ class Extended(tf_compat.one_device_extended()):
         self.communicator = communicator
         self.rank = communicator.rank if communicator else 0
         self.size = communicator.size if communicator else 1
+        # As MultiWorkerMirroredStrategy has it: KerasTuner names temporary directories of other ranks after it.
+        self._task_id = self.rank
         self.verifier = None
         self.wire_dtype = training.wire_dtype
         self.global_batch_norm = training.global_batch_norm
@@ -399,10 +401,13 @@ class Extended(tf_compat.one_device_extended()):
         padded = [lines + ["missing"] * (length - len(lines)) for lines in (mine, of_rank_0)]
         number, (here, there) = next((i, pair) for i, pair in enumerate(zip(*padded))
                                      if _without_numbers(pair[0]) != _without_numbers(pair[1]))
-        raise GraphError(
+        error = GraphError(
             f"Rank {self.rank} has created different variables than rank 0: number {number} is {here} "
             f"on rank {self.rank}, and {there} on rank 0. Build the same model, in the same "
             "order, on all ranks.")
+        # Ends the job: rank 0 does not know of it, and a program that catches the error would leave it waiting.
+        self.communicator.abort(f"Rank {self.rank} failed: GraphError: {error}")
+        raise error
 
     # ---- running steps ----
 

@@ -111,6 +111,13 @@ def test_other_variables_on_one_rank():
                      r"rank 0", outcome.own_lines[-1]), outcome.output
 
 
+def test_other_variables_end_the_job_where_the_error_is_caught():
+    outcome = launch.run(["small_programs.py", "build_other_variables_and_go_on"], ranks=2, timeout_s=60)
+    assert outcome.status != 0
+    assert re.search(r"\[rank 0\] The job has ended. Rank 1 failed: GraphError: Rank 1 has created different variables",
+                     outcome.own_lines[-1]), outcome.output
+
+
 @pytest.mark.parametrize("how, message, remedy", [
     ("fit", "the first batch of dataset 0 has other values", "set_random_seed"),
     ("fit with another batch size", "the first batch of dataset 0 has 32 rows, rank 0's has 16", "same batch size"),

@@ -219,6 +219,11 @@ ELEMENTWISE = [
     Case("Cast", lambda x: tf.cast(x, tf.int32), [of(2, K, make=_positive)], "rows(1)"),
     Case("Cast", lambda x: tf.cast(x, tf.float64), [summed(3, dtype="float32")], SUM, tolerance=1e-6),
     Case("Cast", lambda x: tf.cast(x, tf.complex128), [summed(3)], SUM),
+    Case("Cast", lambda x: tf.cast(x, tf.float32), [summed(3, dtype="bfloat16")], SUM, tolerance=1e-2),
+    Case("Cast", lambda x: tf.cast(x, tf.float32), [summed(3, dtype="float16")], "whole", tolerance=1e-3),
+    # The sum overflows, the summands of several ranks do not.
+    Case("Cast", lambda x: tf.cast(tf.math.is_inf(tf.cast(x, tf.float32)), tf.float32),
+         [summed(3, dtype="float16", low=30000, high=30016)], "whole"),
     Case("Cast", lambda x: tf.cast(x, tf.float32), [summed(3, make=_fractions)], "whole", tolerance=1e-6),
     Case("Cast", lambda x: tf.cast(x, tf.int32), [summed(3, make=_fractions)], "whole"),
     Case("Cast", lambda x: tf.cast(x, tf.float64), [summed(3, dtype="int8", low=100, high=120)], "whole"),

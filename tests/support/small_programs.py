@@ -222,6 +222,17 @@ def build_other_variables():
     train(strategy, features=4 + strategy.rank, epochs=1)
 
 
+def build_other_variables_and_go_on():
+    """As tuners do, which take an exception for a trial that failed."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=300)
+    try:
+        train(strategy, features=4 + strategy.rank, epochs=1)
+    except poseidon.PoseidonError:
+        if strategy.rank == 1:
+            time.sleep(300)
+        raise
+
+
 def read_other_data(how):
     """Trains with data that differ on rank 1."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)

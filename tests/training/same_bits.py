@@ -129,6 +129,26 @@ def mixed_precision(dtype):
     return way
 
 
+def loss_scales(strategy):
+    """The scale falls when a sum over all rows is too large for half precision, even if no rank's part is."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.25), initial_scale=2.0**20, dynamic_growth_steps=2), "mse")
+        rng = np.random.default_rng(3)
+        x, y = rng.integers(-3, 4, (23, 6)) / 2, rng.integers(-3, 4, (23, 3)) / 2
+        scales = []
+        for _ in range(3):
+            for i in range(0, 23, 7):
+                model.train_on_batch(x[i:i + 7], y[i:i + 7])
+                scales.append(float(model.optimizer.dynamic_scale.numpy()))
+        return {"scales": np.array(scales)}
+    finally:
+        keras.config.set_dtype_policy("float64")
+
+
 def class_weights_and_mixed_precision(strategy):
     """Half-precision layers around a batch norm whose statistics are in single precision."""
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -148,5 +168,7 @@ def class_weights_and_mixed_precision(strategy):
 BITS = {way.__name__: way for way in (
     default_batch_norm, dropout, float32, bfloat16, class_weights_and_mixed_precision,
     stopped_by_one_rank, rows_of_predict, changed_on_one_rank)}
+
+SCALES = {"loss_scales": loss_scales}
 
 HALVES = {f"mixed_{dtype}": mixed_precision(dtype) for dtype in ("float16", "bfloat16")}

@@ -15,6 +15,7 @@ import numpy as np
 from recipes import RECIPES
 from same_bits import BITS
 from same_bits import HALVES
+from same_bits import SCALES
 from small_models import BATCH
 from small_models import flat
 from small_models import LOSSES
@@ -108,9 +109,9 @@ def full():
 
 def others(full):
     """Returns (scenario, ranks) of those that are in no table."""
-    return [(name, ranks) for name in (*WAYS, *BITS, *HALVES)
+    return [(name, ranks) for name in (*WAYS, *BITS, *HALVES, *SCALES)
             for ranks in ((2,) if name in RECIPES or name in WAYS and not full else
                           (2, 3) if full else (3,))]
 
 
-SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES}
+SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES, **SCALES}

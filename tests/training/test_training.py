@@ -100,6 +100,13 @@ def test_mixed_precision(jobs, name):
                                    atol=2 * (RANKS + 1) * roundoff * one["step"][i], err_msg=key)
 
 
+def test_sums_that_overflow_lower_the_loss_scale_as_in_one_process(jobs):
+    scales = jobs.one_process("loss_scales")["scales"]
+    assert len(set(scales)) > 3 and (np.diff(scales) > 0).any()
+    for result in jobs.results("loss_scales", RANKS, OTHERS):
+        np.testing.assert_array_equal(result["scales"], scales)
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_infinity_on_one_rank_skips_the_step_on_all(jobs, rows):
     for result in jobs.results(f"recipe_infinity_on_rank_{rows}", 2, OTHERS):

@@ -1,6 +1,9 @@
 """Options of PoseidonStrategy that are equivalent, or contradict each other: without a job."""
 
 import contextlib
+import logging
+import sys
+import types
 
 import pytest
 
@@ -47,3 +50,21 @@ def test_horovod_has_its_own_way_with_nodes():
     plan = planning.Plan("ps", planning.Cluster(4, ranks_per_node=2))
     with pytest.raises(poseidon.PoseidonError, match="ranks_per_node=2 of the plan is not possible with engine='h"):
         options.TrainingOptions(plan=plan).check(options.JobOptions(engine="horovod"), 4, has_own_ops=True)
+
+
+def test_notebooks_run_in_one_process(monkeypatch, caplog):
+    kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=None))
+    for name, value in (("_options", None), ("_launch", None)):
+        monkeypatch.setattr(runtime, name, value)
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setenv("PMI_SIZE", "3")
+    with pytest.raises(poseidon.PoseidonError, match="kernel of this notebook is one of 3 processes that a launcher"):
+        runtime.start(options.JobOptions())
+    monkeypatch.delenv("PMI_SIZE")
+    with caplog.at_level(logging.WARNING, "tf_poseidon"):
+        assert [runtime.start(options.JobOptions()) for _ in range(2)] == [None, None]
+    assert [record.getMessage() for record in caplog.records] == [
+        "A notebook trains in this process alone. To train on several, save the program as a file and start that, for "
+        "example in a cell: !mpiexec -n 4 python train.py"]
+    with pytest.raises(poseidon.PoseidonError, match="in a notebook, restart the kernel"):
+        runtime.start(options.JobOptions(timeout_s=5))

@@ -102,7 +102,7 @@ def check_model(model: keras.Model) -> tf.distribute.Strategy:
             raise GraphError(
                 f"The variable '{variable.path}' of model '{model.name}' was created outside "
                 "strategy.scope(), so it may differ between processes; create all layers inside "
-                "`with strategy.scope():`.")
+                "`with strategy.scope():`, and call there what adds variables to them (enable_lora, quantize).")
     optimizer = getattr(model, "optimizer", None)  # None if the model is not compiled
     if optimizer is not None and not is_ours(keras_compat.strategy_of(optimizer)):
         raise GraphError(

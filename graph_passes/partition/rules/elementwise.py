@@ -17,9 +17,9 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 if typing.TYPE_CHECKING:  # it imports the rules
     from tf_poseidon.graph_passes.partition.write import NodeWriter
 
-# The types to which numbers can be cast without rounding.
-_WIDER = {types_pb2.DT_HALF: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
-          types_pb2.DT_BFLOAT16: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
+# The types to which sums can be cast before they are complete: without rounding, and without overflow.
+# Without half: a sum beyond 65504 is infinite in one process, which decides whether a loss scale is lowered.
+_WIDER = {types_pb2.DT_BFLOAT16: (types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE),
           types_pb2.DT_FLOAT: (types_pb2.DT_DOUBLE, types_pb2.DT_COMPLEX64, types_pb2.DT_COMPLEX128),
           types_pb2.DT_DOUBLE: (types_pb2.DT_COMPLEX128,),
           types_pb2.DT_COMPLEX64: (types_pb2.DT_COMPLEX128,)}
@@ -127,7 +127,7 @@ def each_passed_on(case: Case) -> Outcome:
 
 
 def cast(case: Case) -> Outcome | None:
-    """A Cast that rounds is not linear."""
+    """A Cast that rounds is not linear, nor is one from half: sums in half overflow."""
     source, target = case.attr("SrcT").type, case.attr("DstT").type
     if case.states[0] == SUM and target != source and target not in _WIDER.get(source, ()):
         return None
