@@ -3,8 +3,8 @@
     horovod_job.py tests plain|POLICY OUT FILE FIRST     all tests of a file but the first FIRST
     horovod_job.py example plain|POLICY OUT DIRECTORY NAME
 
-With a POLICY, `poseidon.enable()` is called when the program has called `hvd.init()` for the first time. Notes are lines
-of JSON in OUT.RANK, written at once: a job may die, or hang.
+With a POLICY, `poseidon.enable()` is called when the program has called `hvd.init()` for the first time. Notes are
+lines of JSON in OUT.RANK, written at once: a job may die, or hang.
 """
 
 import collections

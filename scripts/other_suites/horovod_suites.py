@@ -297,9 +297,10 @@ def report(plain: Mapping[str, Results], enabled: Mapping[str, Results], differe
     return "\n".join([
         "# Horovod's tests and examples", "",
         f"Written by `scripts/other_suites/horovod_suites.py --markdown`, with {versions}, on {RANKS} ranks.", "",
-        "Each file of tests, and each example, runs plainly and after `poseidon.enable(policy=\"sfb\")`, which replaces",
-        "every sum that it can. `tf.keras` is Keras 2, which Horovod was written for, unless a row says otherwise. The",
-        "last two columns count the sums of all graphs that the passes rewrote, and those that became factors.", "",
+        "Each file of tests, and each example, runs plainly and after `poseidon.enable(policy=\"sfb\")`, which",
+        "replaces every sum that it can. `tf.keras` is Keras 2, which Horovod was written for, unless a row says",
+        "otherwise. The last two columns count the sums of all graphs that the passes rewrote, and those that became",
+        "factors.", "",
         "| suite | tests | passed plainly | passed after enable() | skipped plainly | skipped after enable() "
         "| failed only after enable() | sums | as factors |", "|" + "---|" * 9, *rows, "",
         "## Failures after enable() that plain Horovod does not have", *(lines or ["", "None."]), "",

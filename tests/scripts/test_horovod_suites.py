@@ -132,7 +132,8 @@ def test_report_has_every_failure(one_difference):
     enabled = {"suite": {"test_known": Result("failed", "a | b"), "test_a": FAILED, "test_b": SKIPPED},
                "examples": {"one": Result("passed", plans=[{"ps": 2, "sfb": 3}, "refused"])}}
     page = horovod_suites.report(plain, enabled, {"one": 1e-7}, "versions")
-    assert "| suite | 3 | 1 | 0 | 1 | 1 | 1 | 0 | 0 |" in page and "| examples | 1 | 1 | 1 | 0 | 0 | 0 | 5 | 3 |" in page
+    assert "| suite | 3 | 1 | 0 | 1 | 1 | 1 | 0 | 0 |" in page
+    assert "| examples | 1 | 1 | 1 | 0 | 0 | 0 | 5 | 3 |" in page
     assert "### It is so\n\n- `suite::test_known`: a / b" in page and "| one | 1e-07 |" in page
     assert "| Keras 3 | 1 |" in page and "| Not a test. | 1 |" in page
 
