@@ -103,6 +103,12 @@ class RewriteSession:
         self._refused: dict[str, str] = {}  # why a function has no plan, by digest of its markers
         self._times: collections.Counter[str] = collections.Counter()
 
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks have agreed on a plan by which gradients do not all travel as sums."""
+        return any(decision.scheme != "ps" for plans in self._plans.values() for plan in plans
+                   for decision in plan.decisions)
+
     def rewrite(self, graph_def: graph_pb2.GraphDef, by_policy: bool = False) -> Outcome:
         """Rewrites a graph so that each gradient travels as the plan says.
 

@@ -6,8 +6,10 @@ gathered instead, by the ops of the same library.
 """
 
 from collections.abc import Mapping
+import functools
 import os
 import sys
+from typing import Any
 
 import tensorflow as tf
 
@@ -88,7 +90,27 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     if cluster is None:
         cluster = planning.Cluster(size, gflops=_GFLOPS)
     session = rewriting.RewriteSession(planning.Planner(cluster, policy, pins), is_foreign=True, comparison=comparison)
-    return grappler.enable(rank, session, strict=False)
+    passes = grappler.enable(rank, session, strict=False)
+    if hvd is not None:
+        _refuse_join(hvd, passes)
+    return passes
+
+
+def _refuse_join(hvd: Any, passes: grappler.GraphPass) -> None:
+    """Makes `hvd.join()` fail once factors are gathered: the ranks that go on would wait for those of this rank."""
+    join = hvd.join
+    if hasattr(join, "__wrapped__"):
+        return
+
+    @functools.wraps(join)
+    def checked() -> Any:
+        if passes.session.gathers:
+            raise ConfigurationError("hvd.join() was called where poseidon.enable() has made ranks gather the factors "
+                                     "of gradients, which a rank that has joined cannot take part in; give all ranks "
+                                     "the same number of steps, or call poseidon.enable(policy='ps').")
+        return join()
+
+    hvd.join = checked
 
 
 def _place_in_tf_config() -> tuple[int, int]:

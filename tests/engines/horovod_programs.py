@@ -98,6 +98,38 @@ def mismatched_types_later():
     _sum_of_types(["float64", "float64"], ["float64", "float32"])
 
 
+def joins_after_sums():
+    _join("ps")
+
+
+def joins_after_factors():
+    _join("sfb")
+
+
+def _join(policy):
+    """Rank 1 joins while rank 0 goes on."""
+    import horovod.tensorflow as hvd
+    hvd.init()
+    poseidon.enable(policy=policy)
+    weights = tf.Variable(np.ones((8, 4)))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ weights)
+        return hvd.allreduce(tape.gradient(loss, weights), op=hvd.Sum, name="gradient")
+
+    for _ in range(3 - hvd.rank()):
+        gradient = step(tf.ones([6, 8], tf.float64))
+    try:
+        hvd.join()
+        print(f"rank {hvd.rank()}: joined, {gradient[0, 0].numpy()}", flush=True)
+    except poseidon.PoseidonError as error:
+        print(f"rank {hvd.rank()}: {error}", flush=True)
+        if hvd.rank() == 1:
+            step(tf.ones([6, 8], tf.float64))  # rank 0 waits for it
+
+
 def _sum_of_types(*types):
     """Makes a step for each list of types, by rank."""
     import horovod.tensorflow as hvd

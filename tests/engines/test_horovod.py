@@ -213,6 +213,17 @@ def test_types_that_differ_between_ranks(program, ranks, message):
         assert re.search(f"rank {rank}: .*{message}", output), output
 
 
+@pytest.mark.parametrize("program, messages", [
+    ("joins_after_sums", {0: "joined, 6.0", 1: "joined, 12.0"}),
+    ("joins_after_factors", dict.fromkeys((0, 1), "hvd.join() was called where poseidon.enable() has made ranks")),
+])
+def test_rank_that_joins(program, messages):
+    """Other ranks go on with sums; gathers of factors are refused, in which Horovod would end without a reason."""
+    output = launch.run_ok(["horovod_programs.py", program], ranks=2, timeout_s=60).output
+    for rank, message in messages.items():
+        assert f"rank {rank}: {message}" in output, output
+
+
 # ---- Keras -------------------------------------------------------------------------------------------
 
 
