@@ -75,7 +75,7 @@ def main(_: Sequence[str]) -> None:
             for ranks, policy in columns:
                 parts = _run(name, policy, ranks, pathlib.Path(directory) / f"{ranks}-{policy}")
                 found.append(next((text for text in (plain, parts) if isinstance(text, str)), None)
-                             or difference(plain, parts))
+                             or difference(plain[0], parts))
         bound = _BOUNDS["float32" if name in _SINGLE else tool_programs.PRECISION[name]]
         is_right &= all(not isinstance(value, str) and value <= bound for value in found)
         cells = (value if isinstance(value, str) else f"{value:.0e}" if value else "equal" for value in found)
