@@ -163,13 +163,25 @@ class RewriteSession:
     def _rewrite_alike(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None,
                        planner: planning.Planner, cause: Exception | None, comparison: TextComparison) -> Outcome:
         """Rewrites a graph as all ranks do; `known` is None if this rank could not analyse it."""
-        if known is not None and all(marker.refusal for marker in known.markers):
-            return Outcome(refusal=known.markers[0].refusal or "")  # other ranks may not even run it
+        refusal = known.markers[0].refusal if known is not None and all(m.refusal for m in known.markers) else None
+        if refusal and not any(foreign.is_of_all_ranks(node) for node in self.markers_of(graph_def)):
+            return Outcome(refusal=refusal)  # other ranks may not even run it
         try:
+            if refusal:
+                return self._refused_alike(graph_def, refusal, comparison)
             return self._agreed(graph_def, known, planner, cause, comparison)
         except Exception as error:  # other ranks have done their part
             raise CannotFollowError("This rank could not rewrite a training graph as the others have: "
                                     f"{error}") from error
+
+    def _refused_alike(self, graph_def: graph_pb2.GraphDef, refusal: str, comparison: TextComparison) -> Outcome:
+        """Refuses a graph that other ranks may want to rewrite: there, the same sums may be of another type."""
+        name = self._name_of(graph_def)
+        if name not in self._refused:
+            self._times[name] += 1
+            comparison.difference(f"{name}/{self._times[name]}", f"not rewritten: {refusal}")
+            self._refused[name] = refusal
+        return Outcome(refusal=refusal)
 
     def _agreed(self, graph_def: graph_pb2.GraphDef, known: passes.TrainingGraph | None, planner: planning.Planner,
                 cause: Exception | None, comparison: TextComparison) -> Outcome:
@@ -179,8 +191,7 @@ class RewriteSession:
             for plan in self._plans[key]:
                 if agreement_text.has_room(known, plan):
                     return _outcome(self._planned(known, plan_lib.TakePlan(plan, planner.cluster)))
-        # Every rank knows the markers, even if it could not analyse the graph.
-        name = _digest(sorted(f"{node.op} {node.name}" for node in self.markers_of(graph_def)))
+        name = self._name_of(graph_def)
         if name in self._refused:
             return Outcome(refusal=self._refused[name])
         planned, text = None, ""
@@ -198,6 +209,10 @@ class RewriteSession:
             return _outcome(planned)
         self._refused[name] = difference or problem
         return Outcome(refusal=self._refused[name], cause=cause)
+
+    def _name_of(self, graph_def: graph_pb2.GraphDef) -> str:
+        """Returns a name of a graph that every rank knows, even if it could not analyse the graph."""
+        return _digest(sorted(f"{node.op} {node.name}" for node in self.markers_of(graph_def)))
 
     def markers_of(self, graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
         """Returns the nodes of a graph that synchronise gradients."""

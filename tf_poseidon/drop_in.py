@@ -61,7 +61,8 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         The passes that run: `plan` is that of the latest rewritten function, None before the first.
 
     Raises:
-        PoseidonError: If neither library is in use yet, or an option is out of range.
+        PoseidonError: If neither library is in use yet, the program has no eager execution, or an option is out of
+            range.
     """
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized():
@@ -72,6 +73,10 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
         raise ConfigurationError("poseidon.enable() was called where neither Horovod is initialised nor TF_CONFIG "
                                  "is set; call it after hvd.init(), or set TF_CONFIG as MultiWorkerMirroredStrategy "
                                  "requires.")
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ConfigurationError("poseidon.enable() was called in a program without eager execution, as "
+                                 "tf.disable_v2_behavior() and tf.Graph().as_default() make it; it exchanges what it "
+                                 "measures eagerly. Call it outside of the graph, and train in a tf.function.")
     pins, job = tuple((pins or {}).items()), options.JobOptions(timeout_s=timeout_s)
     if cluster is not None and cluster.ranks_per_node > 1:
         raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks per node, but only sums of "

@@ -48,6 +48,11 @@ def find(graph: graph_lib.Graph, size: int) -> list[Marker]:
     return markers
 
 
+def is_of_all_ranks(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node is an all-reduce of Horovod that all ranks run: under one name, maybe with other types."""
+    return node.op in HOROVOD and node.attr["process_set_id"].i == 0
+
+
 def _refusal(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, size: int) -> str | None:
     """Returns why factors cannot replace an all-reduce, whatever its input is; None if they can."""
     if node.attr["T"].type not in _SUMMED:

@@ -4,10 +4,20 @@ import fnmatch
 import re
 
 # (pattern of suite::test, reason): the first that matches explains a failure that plain Horovod does not have.
-DIFFERENCES: tuple[tuple[str, str], ...] = ()
+DIFFERENCES: tuple[tuple[str, str], ...] = (
+    ("examples::tensorflow/*", "programs without eager execution are refused by name (docs/engines.md)"),
+)
 
 # (regular expression in the text of a failure, cause): what plain Horovod fails for, too.
-CAUSES: tuple[tuple[str, str], ...] = ()
+_KERAS_3 = "written for Keras 2, run with Keras 3"
+CAUSES: tuple[tuple[str, str], ...] = (
+    (r"missing 1 required positional argument: 'learning_rate'|has no attribute 'compute_gradients'", _KERAS_3),
+    (r"not recognized: \{'lr'|keras.optimizers.legacy|_tf_keras.*has no attribute", _KERAS_3),
+    (r"module 'keras.backend' has no attribute", _KERAS_3),
+    (r"All local variables must be of tf.Variable type", _KERAS_3),
+    (r"'list' object is not callable", "`optimizer.variables()` of Keras 2, now a property"),
+    (r"float16\(0.0\) not less than 1e-08", "NumPy 2 rounds the bound 1e-8 to half precision, which is 0"),
+)
 
 
 def reason(name: str) -> str:

@@ -1,14 +1,16 @@
 """What one rank of horovod_suites.py does: runs Horovod's tests or an example, and notes what happens.
 
-    horovod_job.py tests plain|POLICY OUT FILE FIRST     all tests of a file but the first FIRST
+    horovod_job.py tests plain|POLICY OUT FILE FIRST WITHOUT
     horovod_job.py example plain|POLICY OUT DIRECTORY NAME
 
+Tests are all of a file but the first FIRST, and but those whose names match a pattern in WITHOUT, a list with commas.
 With a POLICY, `poseidon.enable()` is called when the program has called `hvd.init()` for the first time. Notes are
 lines of JSON in OUT.RANK, written at once: a job may die, or hang.
 """
 
 import collections
 import contextlib
+import fnmatch
 import io
 import json
 import os
@@ -84,12 +86,13 @@ def enable_after_init(policy: str, notes: Notes) -> contextlib.AbstractContextMa
 class Plugin:
     """Notes the tests of a session of pytest, which both ranks run side by side."""
 
-    def __init__(self, notes: Notes, first: int) -> None:
-        self._notes, self._first = notes, first
+    def __init__(self, notes: Notes, first: int, without: list[str]) -> None:
+        self._notes, self._first, self._without = notes, first, without
         self._reports: list[Any] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if not any(fnmatch.fnmatchcase(item.name, p) for p in self._without)]
         self._notes.write(collected=[_name(item.nodeid) for item in items])
         items[:] = items[self._first:]
 
@@ -125,11 +128,11 @@ def _text(report: Any) -> str:
     return crash.message if crash is not None else str(why).strip().splitlines()[-1]
 
 
-def run_tests(how: str, notes: Notes, path: str, first: int) -> None:
-    """Runs the tests of a file."""
+def run_tests(how: str, notes: Notes, path: str, first: int, without: list[str]) -> None:
+    """Runs tests of a file."""
     with contextlib.nullcontext() if how == "plain" else enable_after_init(how, notes):
         pytest.main(["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", os.path.dirname(path),
-                     "--capture=fd", path], plugins=[Plugin(notes, first)])
+                     "--capture=fd", path], plugins=[Plugin(notes, first, without)])
     notes.write(finished=True)
 
 
@@ -188,7 +191,7 @@ def main(kind: str, how: str, out: str, *arguments: str) -> None:
     notes = Notes(out)
     use_backend_of_tf_keras()
     if kind == "tests":
-        run_tests(how, notes, arguments[0], int(arguments[1]))
+        run_tests(how, notes, arguments[0], int(arguments[1]), arguments[2].split(","))
     else:
         run_example(how, notes, *arguments, out)
 

@@ -38,6 +38,7 @@ import numpy as np
 
 _HOROVOD = flags.DEFINE_string("horovod", None, "Checkout of Horovod.", required=True)
 _NAMES = flags.DEFINE_list("names", ["*"], "Patterns of the names of suites and examples.")
+_WITHOUT = flags.DEFINE_list("without", [], "Patterns of tests that are left out, where they would take too long.")
 _POLICY = flags.DEFINE_string("policy", "sfb", "Policy of enable().")
 _JSON = flags.DEFINE_string("json", None, "File for all results; suites and examples that it has are not run again.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
@@ -190,13 +191,14 @@ def merged(notes: Sequence[Sequence[Mapping[str, Any]]], why: str) -> tuple[list
 _ORDER = {"skipped": 0, "passed": 1, "failed": 2}
 
 
-def run_suite(path: str, how: str, keras: int, timeout_s: float, grace_s: float) -> Results:
-    """Returns the result of each test of a file, in as many jobs as it takes."""
+def run_suite(path: str, how: str, keras: int, timeout_s: float, grace_s: float,
+              without: Sequence[str] = ()) -> Results:
+    """Returns the result of each test of a file that no pattern leaves out, in as many jobs as it takes."""
     results: Results = {}
     while True:
         with tempfile.TemporaryDirectory() as directory:
-            notes, why = job(["tests", how, path, str(len(results))], pathlib.Path(directory) / "notes", keras,
-                             timeout_s, grace_s)
+            notes, why = job(["tests", how, path, str(len(results)), ",".join(without)],
+                             pathlib.Path(directory) / "notes", keras, timeout_s, grace_s)
         broken = [note["broken"] for rank in notes for note in rank if "broken" in note]
         names, found = merged(notes, why)
         results |= found
@@ -271,7 +273,7 @@ def problems(plain: Mapping[str, Results], enabled: Mapping[str, Results], is_co
 
 
 def report(plain: Mapping[str, Results], enabled: Mapping[str, Results], differences: Mapping[str, float],
-           versions: str) -> str:
+           versions: str, without: Sequence[str] = ()) -> str:
     """Returns the report as Markdown."""
     rows = []
     for suite, results in plain.items():
@@ -300,7 +302,7 @@ def report(plain: Mapping[str, Results], enabled: Mapping[str, Results], differe
         "Each file of tests, and each example, runs plainly and after `poseidon.enable(policy=\"sfb\")`, which",
         "replaces every sum that it can. `tf.keras` is Keras 2, which Horovod was written for, unless a row says",
         "otherwise. The last two columns count the sums of all graphs that the passes rewrote, and those that became",
-        "factors.", "",
+        f"factors.{_without(without)}", "",
         "| suite | tests | passed plainly | passed after enable() | skipped plainly | skipped after enable() "
         "| failed only after enable() | sums | as factors |", "|" + "---|" * 9, *rows, "",
         "## Failures after enable() that plain Horovod does not have", *(lines or ["", "None."]), "",
@@ -311,6 +313,10 @@ def report(plain: Mapping[str, Results], enabled: Mapping[str, Results], differe
         *(f"| {_line(cause)} | {len(tests)} |" for cause, tests in _by_number(causes)), "",
         "## Skipped by plain Horovod", "", "| its reason | tests |", "|---|---|",
         *(f"| {why} | {number} |" for why, number in skipped.most_common()), ""])
+
+
+def _without(patterns: Sequence[str]) -> str:
+    return f" Left out, since they take long: {', '.join(f'`{pattern}`' for pattern in patterns)}." if patterns else ""
 
 
 def _count(results: Results, outcome: str) -> int:
@@ -363,35 +369,39 @@ def main(_: Sequence[str]) -> None:
     suites = {suite.name: suite for suite in SUITES}
     examples = {example.name: example for example in horovod_examples.EXAMPLES}
     for name in _wanted([*suites, *examples]):
-        if name in data:
-            continue
-        begin = time.monotonic()
-        if name in suites:
-            suite = suites[name]
-            path = os.path.join(checkout, "test", "parallel", suite.path)
-            runs = [run_suite(path, how, suite.keras, _TIMEOUT.value, _GRACE.value) for how in ("plain", _POLICY.value)]
-            data[name] = {"results": [_plain(run) for run in runs]}
-        else:
-            pairs = [run_example(examples[name], how, checkout, _TIMEOUT.value) for how in ("plain", _POLICY.value)]
-            data[name] = {"results": [_plain({name: result}) for result, _ in pairs]}
-            if all(arrays for _, arrays in pairs):
-                data[name]["difference"] = difference(pairs[0][1], pairs[1][1])
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-        if stored:
-            stored.write_text(json.dumps(data, indent=1) + "\n")
+        results = data.setdefault(name, {"results": []})["results"]
+        computed = []
+        for how in ("plain", _POLICY.value)[len(results):]:
+            begin = time.monotonic()
+            if name in suites:
+                path = os.path.join(checkout, "test", "parallel", suites[name].path)
+                found = run_suite(path, how, suites[name].keras, _TIMEOUT.value, _GRACE.value,
+                                  _WITHOUT.value)
+            else:
+                result, arrays = run_example(examples[name], how, checkout, _TIMEOUT.value)
+                found = {name: result}
+                computed.append(arrays)
+            results.append(_plain(found))
+            print(f"{name}, {how}: {time.monotonic() - begin:.0f} s", flush=True)
+            if stored and (name in suites or len(results) == 2):  # both runs of an example are needed to compare it
+                stored.write_text(json.dumps(data, indent=1) + "\n")
+        if len(computed) == 2 and all(computed):
+            data[name]["difference"] = difference(*computed)
+            if stored:
+                stored.write_text(json.dumps(data, indent=1) + "\n")
     plain, enabled = ({} for _ in range(2))
     for name in _wanted([*suites, *examples]):
         for into, results in zip((plain, enabled), data[name]["results"]):
             into.setdefault(name if name in suites else "examples", {}).update(
                 {test: Result(**result) for test, result in results.items()})
     differences = {name: data[name]["difference"] for name in _wanted(examples) if "difference" in data[name]}
-    lines = problems(plain, enabled, is_complete=_NAMES.value == ["*"])
+    lines = problems(plain, enabled, is_complete=_NAMES.value == ["*"] and not _WITHOUT.value)
     lines += [f"examples::{name}: differs by {apart:g} after enable(), expected at most {_ROUNDING:g}"
               for name, apart in differences.items() if apart > _ROUNDING]
     if _MARKDOWN.value:
         versions = ", ".join(f"{title} {importlib.metadata.version(package)}" for title, package in (
             ("Horovod", "horovod"), ("TensorFlow", "tensorflow-cpu"), ("Keras", "tf_keras"), ("Keras", "keras")))
-        pathlib.Path(_MARKDOWN.value).write_text(report(plain, enabled, differences, versions))
+        pathlib.Path(_MARKDOWN.value).write_text(report(plain, enabled, differences, versions, _WITHOUT.value))
     tests = [result for results in enabled.values() for result in results.values()]
     print("\n".join([f"{len(tests)} tests and examples: {sum(test.outcome == 'passed' for test in tests)} pass after "
                      "enable()", *lines]))

@@ -98,6 +98,11 @@ def mismatched_types_later():
     _sum_of_types(["float64", "float64"], ["float64", "float32"])
 
 
+def mismatched_with_integers():
+    """The same as `mismatched_types`, with a type that factors never replace."""
+    _sum_of_types(["int32", "float32"])
+
+
 def joins_after_sums():
     _join("ps")
 
@@ -140,7 +145,7 @@ def _sum_of_types(*types):
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((x @ tf.cast(weights, x.dtype))**2)
+            loss = tf.reduce_mean((tf.cast(x, weights.dtype) @ weights)**2)
         gradient = tf.cast(tape.gradient(loss, weights), x.dtype)
         return hvd.allreduce(gradient, name="gradient")
 

@@ -101,6 +101,13 @@ def test_neither_library_is_in_use(monkeypatch):
         poseidon.enable()
 
 
+def test_program_without_eager_execution(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    with tf.Graph().as_default(), pytest.raises(poseidon.PoseidonError, match="without eager execution.*tf.function"):
+        poseidon.enable()
+
+
 @pytest.mark.parametrize("task, expected", [
     ('{"type": "worker", "index": 1}', (1, 2)),
     ('{"type": "chief", "index": 0}', "TF_CONFIG says that this is task ('chief', 0)"),
