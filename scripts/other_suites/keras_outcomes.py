@@ -104,7 +104,7 @@ def failures(results: Results) -> list[Failure]:
 
 def problems(found: Sequence[Failure], is_complete: bool) -> list[str]:
     """Returns a line per failure without a reason and, if all tests ran, per reason without a failure."""
-    lines = [f"{failure.test}, {failure.ranks} ranks: {_short(failure.error)}"
+    lines = [f"{failure.test}, {failure.ranks} ranks: {short(failure.error)}"
              for failure in found if not failure.reason]
     used = {failure.reason for failure in found}
     return lines + [f"no test fails because {difference.reason}: delete the line"
@@ -122,13 +122,13 @@ def report(results: Results, versions: str) -> str:
     by_reason = collections.defaultdict(lambda: collections.defaultdict(list))
     for failure in failures(results):
         reason = failure.reason or "nobody has explained it"
-        by_reason[reason][failure.test, _short(failure.error)].append(failure.ranks)
+        by_reason[reason][failure.test, short(failure.error)].append(failure.ranks)
     lines = []
     for reason, tests in by_reason.items():
         lines += ["", f"### {reason[0].upper()}{reason[1:]}", "", "| test | ranks | error |", "|---|---|---|"]
         lines += [f"| `{_title(test)}` | {', '.join(map(str, ranks))} | {error} |"
                   for (test, error), ranks in tests.items()]
-    plain = [f"| `{_title(test)}` | {_short(outcome.error)} |" for runs in results.values()
+    plain = [f"| `{_title(test)}` | {short(outcome.error)} |" for runs in results.values()
              for test, outcome in runs["plain"].items() if outcome.outcome == "failed"]
     if plain:
         plain = ["", "## Tests that fail plainly", "", "| test | error |", "|---|---|", *plain]
@@ -155,6 +155,7 @@ def _title(test: str) -> str:
     return test.removeprefix("keras/src/").replace("|", "/")
 
 
-def _short(error: str) -> str:
+def short(error: str) -> str:
+    """Returns an error on one line, without addresses."""
     text = re.sub(r" at 0x[0-9a-f]+", "", " ".join((error.strip() or "no message").replace("|", "/").split()))
     return text if len(text) <= 160 else f"{text[:157]}..."

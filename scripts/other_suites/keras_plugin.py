@@ -13,13 +13,16 @@ import sys
 import time
 import types
 
+with contextlib.suppress(ImportError):  # it crashes if TensorFlow was imported before
+    import torch  # noqa: F401
+
 import keras  # the installed one, before pytest meets the directories of the checkout
 from keras.src.testing import test_case
 import numpy as np
 import pytest
 
 # Seconds that a rank whose test has failed waits for others to fail with the same error; then their job continues.
-_ALIKE = 3
+_ALIKE = 10
 # Seconds that it waits for them to note their outcomes.
 _GRACE = 20
 

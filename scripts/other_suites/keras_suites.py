@@ -63,6 +63,9 @@ def run(files: Sequence[str], ranks: int, tests: Sequence[str] | None,
             files = list(dict.fromkeys(test.partition("::")[0] for test in remaining))
         job = _job(files, ranks, remaining, is_shared)
         outcomes |= job.outcomes()
+        for test, outcome in job.outcomes().items():
+            if outcome.outcome == "failed":
+                print(f"{test}: {keras_outcomes.short(outcome.error)}", flush=True)
         if job.has_finished:
             break
         if not job.outcomes():
@@ -95,7 +98,8 @@ def _job(files: Sequence[str], ranks: int, tests: Sequence[str] | None, is_share
                  "--continue-on-collection-errors", "-c", str(root / "pyproject.toml"), "--rootdir", str(root),
                  "--import-mode=importlib", *options, *(str(root / file) for file in files)],
                 cwd=directory / "work", stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "TF_CPP_MIN_LOG_LEVEL": "3"})
+                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
+                                  "TF_NUM_INTRAOP_THREADS": "1"})
             why = _wait(process, notes)
         printed = (directory / "output").read_text(errors="replace")
         return keras_outcomes.Job([_read(path) for path in notes], why, printed)
