@@ -19,7 +19,7 @@ class Outcome:
     Attributes:
         outcome: "passed", "failed" or "skipped".
         error: Of the first rank that failed.
-        trace: Where.
+        trace: Where, on all ranks.
     """
 
     outcome: str
@@ -66,7 +66,7 @@ class Job:
         failed = sorted((note for notes in ended for note in notes if note["outcome"] == "failed"),
                         key=lambda note: "JobEndedError" in note["error"])
         if failed:
-            return Outcome("failed", failed[0]["error"], failed[0]["trace"])
+            return Outcome("failed", failed[0]["error"], "\n\n".join(filter(None, (note["trace"] for note in failed))))
         if not all(ended):
             return Outcome("failed", self.why)
         left = [note["error"] for notes in self.notes for note in notes if note.get("left") == test]
