@@ -21,9 +21,9 @@ from keras.src.testing import test_case
 import numpy as np
 import pytest
 
-# Seconds that a rank whose test has failed waits for others to fail with the same error; then their job continues.
-_ALIKE = 10
-# Seconds that it waits for them to note their outcomes.
+# Part of --wait_s for which a rank whose test has failed waits for others to fail with the same error.
+_ALIKE = 1 / 3
+# Seconds that it waits for them to note their outcomes, before it ends the job.
 _GRACE = 20
 
 
@@ -58,7 +58,7 @@ class _Notes:
         self._file = open(f"{self._prefix}.{rank}", "a")
         tests = config.getoption("--tests")
         self._tests = tests.read_text().splitlines() if tests else None
-        self._shared = config.getoption("--shared")
+        self._shared, self._wait_s = config.getoption("--shared"), config.getoption("--wait_s")
         self._number, self._has_failed = 0, False
 
     def _note(self, **line):
@@ -122,7 +122,7 @@ class _Notes:
         if self._communicator is None:
             return
         try:
-            if self._has_failed and not self._wait_for_others(nodeid, _ALIKE):
+            if self._has_failed and not self._wait_for_others(nodeid, _ALIKE * self._wait_s):
                 self._communicator.abort(f"The test {nodeid} has failed on rank {self._strategy.rank}.")
             else:
                 self._communicator.sum(f"end of {self._number}", np.zeros(1, np.int64))
