@@ -157,5 +157,6 @@ def _title(test: str) -> str:
 
 def short(error: str) -> str:
     """Returns an error on one line, without addresses."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join((error.strip() or "no message").replace("|", "/").split()))
+    error = error.strip().removeprefix("tf_poseidon.errors.")
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join((error or "no message").replace("|", "/").split()))
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -36,7 +36,7 @@ def pytest_addoption(parser):
     parser.addoption("--notes", type=pathlib.Path, help="file for the notes of a rank, without .RANK")
     parser.addoption("--tests", type=pathlib.Path, help="file with a line per test to run; all without it")
     parser.addoption("--shared", type=pathlib.Path, help="where tests have the same temporary directories on all ranks")
-    parser.addoption("--wait_s", type=float, default=30, help="longest wait for another rank")
+    parser.addoption("--wait_s", type=float, default=60, help="longest wait for another rank")
 
 
 def pytest_configure(config):

@@ -32,8 +32,8 @@ _KERAS = flags.DEFINE_string("keras", None, "Checkout of Keras.", required=True)
 _SUITES = flags.DEFINE_list("suites", [], "Suites to run, as \"trainers\"; all by default.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
 _JSON = flags.DEFINE_string("json", None, "File for the outcomes; runs of a suite that it has are not repeated.")
-_TIMEOUT = flags.DEFINE_float("timeout_s", 120, "Longest time of a test.")
-_WAIT = flags.DEFINE_float("wait_s", 30, "Longest wait for another rank.")
+_TIMEOUT = flags.DEFINE_float("timeout_s", 300, "Longest time of a test.")
+_WAIT = flags.DEFINE_float("wait_s", 60, "Longest wait for another rank.")
 
 SUITES = ("trainers", "trainers/data_adapters", "callbacks", "optimizers", "saving", "metrics", "losses")
 # Their files are written by rank 0 and read by all ranks. In other suites, each rank writes and reads files of its own.
