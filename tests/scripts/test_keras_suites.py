@@ -72,7 +72,7 @@ def checkout(directory, version):
 
 def run(directory, *options):
     return subprocess.run([sys.executable, SCRIPT, f"--keras={directory}", *options], capture_output=True, text=True,
-                          timeout=240)
+                          timeout=600)
 
 
 def test_tests_run_plainly_and_in_the_scope(tmp_path):
