@@ -1,0 +1,48 @@
+"""Tests of Keras that pass plainly and fail in the scope of a PoseidonStrategy, and why."""
+
+import fnmatch
+from typing import NamedTuple
+
+_BOTH, _TWO = (1, 2), (2,)
+_OTHER = "the test enters the scope of a MirroredStrategy of its own, which TensorFlow refuses inside any other scope"
+_HALF = ("outside of a step, Keras divides a loss by the number of replicas under every strategy, so these fail under "
+         "MirroredStrategy with two replicas too")
+
+
+class Difference(NamedTuple):
+    """A kind of failure.
+
+    Attributes:
+        tests: Pattern of the names of tests, after "keras/src/".
+        error: What their errors contain.
+        ranks: Numbers of ranks.
+        reason: Why they may fail.
+    """
+
+    tests: str
+    error: str
+    ranks: tuple[int, ...]
+    reason: str
+
+
+# The first that matches a failure explains it.
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference("*", "jit_compile=True, but XLA cannot compile the exchange", _TWO,
+               "XLA cannot compile the exchange with other processes: jit_compile=True is refused by name"),
+    Difference("*", "Mixing different tf.distribute.Strategy objects", _BOTH, _OTHER),
+    Difference("*", "was asked to apply gradients outside strategy.run", _TWO,
+               "gradients that an optimizer applies outside of a step cannot be synchronised: refused by name"),
+    Difference("optimizers/*", "apply() must be called in a replica context", _BOTH,
+               "in any strategy's scope, Keras' LossScaleOptimizer refuses to apply gradients outside strategy.run"),
+    Difference("callbacks/backup_and_restore_test.py::*", "AssertionError: 0 != 2", _TWO,
+               "callbacks that write files run on rank 0 only, and the test reads their attributes on all ranks"),
+    Difference("losses/*", "AssertionError", _TWO, _HALF),
+    Difference("trainers/compile_utils_test.py::TestCompileLoss::*", "AssertionError", _TWO, _HALF),
+)
+
+
+def reason(test: str, ranks: int, error: str) -> str:
+    """Returns why a test may fail; "" if no reason is known."""
+    return next((difference.reason for difference in DIFFERENCES
+                 if fnmatch.fnmatchcase(test.removeprefix("keras/src/"), difference.tests)
+                 and difference.error in error and ranks in difference.ranks), "")
