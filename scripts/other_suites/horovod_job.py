@@ -61,8 +61,8 @@ def enable_after_init(policy: str, notes: Notes, in_graphs: bool = True) -> cont
 
     Without `in_graphs`, it is the first call outside of a graph: some of Horovod's tests call it in one.
     """
-    import tensorflow as tf
     from horovod.common import basics
+    import tensorflow as tf
     original, is_enabled = basics.HorovodBasics.init, False
 
     def init(self: Any, *args: Any, **options: Any) -> Any:
