@@ -60,12 +60,12 @@ ratings = pd.DataFrame({"user_id": [i % 10 for i in range(200)], "movie_id": [i 
 movies = pd.DataFrame({"movie_id": range(12), "title": range(12), "genres": ["Action|War", "Drama"] * 6})
 """
 _CENSUS = """
-train_data, test_data = (pd.DataFrame({name: [f" {i * number % 4}" for i in range(40)] if number in (1, 3, 5, 6, 7, 8, 9)
-                                       else [i * number % 7 for i in range(40)]
-                                       for number, name in enumerate(CSV_HEADER[:-2])}
-                                      | {"native_country": [f" {i % 5}" for i in range(40)],
-                                         "income_bracket": [(" <=50K", " >50K")[i % 2] for i in range(40)]})
-                         for _ in range(2))
+texts = ("workclass", "education", "marital_status", "occupation", "relationship", "race", "gender")
+columns = {name: [f" {i * number % 4}" if name in texts else i * number % 7 for i in range(40)]
+           for number, name in enumerate(CSV_HEADER[:-2])}
+columns |= {"native_country": [f" {i % 5}" for i in range(40)],
+            "income_bracket": [(" <=50K", " >50K")[i % 2] for i in range(40)]}
+train_data, test_data = pd.DataFrame(columns), pd.DataFrame(columns)
 """
 
 
@@ -130,7 +130,8 @@ RECIPES = (
            edits=(("display(test_data, predictions)\n", ""), ("display(noisy_test_data, predictions)\n", "")),
            rows=(60000, 10000)),
     Recipe("examples/keras_io/vision/attention_mil_classification.py", "vision"),
-    Recipe("examples/keras_io/nlp/addition_rnn.py", "nlp", edits=(("range(1, epochs)", "range(1, 3)"), ("TRAINING_SIZE = 50000", "TRAINING_SIZE = 500"))),
+    Recipe("examples/keras_io/nlp/addition_rnn.py", "nlp",
+           edits=(("range(1, epochs)", "range(1, 3)"), ("TRAINING_SIZE = 50000", "TRAINING_SIZE = 500"))),
     Recipe("examples/keras_io/tensorflow/vision/involution.py", "vision"),
     Recipe("examples/keras_io/tensorflow/vision/swim_transformers.py", "vision",
            edits=(("numerical_utils.", ""),)),
@@ -218,8 +219,8 @@ RECIPES = (
                   ("num_tokens_generated = 40", "num_tokens_generated = 2"),
                   ("ops.tile(mask, mult)", "ops.broadcast_to(mask, (batch_size, n_dest, n_src))")),
            stretches=(("filenames = []", "text_ds = text_ds.shuffle",
-                       "text_ds = tf_data.Dataset.from_tensor_slices([f'a film of {i} words, {i % 7}' for i in range(35)])"
-                       "\n"),)),
+                       "text_ds = tf_data.Dataset.from_tensor_slices([f'a film of {i} words, {i % 7}' "
+                       "for i in range(35)])\n"),)),
     Recipe("examples/keras_io/generative/pixelcnn.py", "generative",
            edits=(("n_residual_blocks = 5", "n_residual_blocks = 2"), ("filters=128", "filters=8")),
            ends_before="from IPython"),
@@ -230,7 +231,8 @@ RECIPES = (
     Recipe("examples/keras_io/tensorflow/keras_recipes/tensorflow_numpy_models.py", "recipes"),
     Recipe("examples/keras_io/tensorflow/generative/dcgan_overriding_train_step.py", "generative",
            edits=(("alpha=0.2", "negative_slope=0.2"), ("image_size=(64, 64)", "image_size=(16, 16)"),
-                  ("shape=(64, 64, 3)", "shape=(16, 16, 3)"), ("8 * 8 * 128", "2 * 2 * 128"), ("(8, 8, 128)", "(2, 2, 128)"),
+                  ("shape=(64, 64, 3)", "shape=(16, 16, 3)"), ("8 * 8 * 128", "2 * 2 * 128"),
+                  ("(8, 8, 128)", "(2, 2, 128)"),
                   ("Conv2DTranspose(256", "Conv2DTranspose(16"), ("Conv2DTranspose(512", "Conv2DTranspose(16")),
            stretches=(("os.makedirs", "\"\"\"\nCreate a dataset", ""),)),
     Recipe("examples/keras_io/structured_data/tabtransformer.py", "structured data",
@@ -244,7 +246,8 @@ RECIPES = (
            edits=(("past = 720", "past = 60"), ("future = 72", "future = 6"), ("show_raw_visualization(df)\n", "")),
            stretches=(("uri =", "titles =", ""),
                       ("split_fraction =", "train_split =",
-                       "df = pd.DataFrame(__import__('numpy').random.default_rng(1).normal(size=(300, 14)), columns=feature_keys)\n"
+                       "import numpy as np\n"
+                       "df = pd.DataFrame(np.random.default_rng(1).normal(size=(300, 14)), columns=feature_keys)\n"
                        "df[date_time_key] = range(300)\nsplit_fraction = 0.6\n")),
            ends_before="def visualize_loss"),
     Recipe("examples/keras_io/tensorflow/keras_recipes/subclassing_conv_layers.py", "recipes",
@@ -263,10 +266,11 @@ RECIPES = (
            edits=(("img_size = (160, 160)", "img_size = (32, 32)"), ("[64, 128, 256]", "[8, 12]"),
                   ("[256, 128, 64, 32]", "[12, 8, 4]"),
                   ("dataset = dataset.map(load_img_masks, num_parallel_calls=tf_data.AUTOTUNE)",
-                   "dataset = tf_data.Dataset.from_tensor_slices((np.random.default_rng(1).normal(size=(35, 32, 32, 3)), "
+                   "dataset = tf_data.Dataset.from_tensor_slices(("
+                   "np.random.default_rng(1).normal(size=(35, 32, 32, 3)), "
                    "np.random.default_rng(2).integers(0, 3, (35, 32, 32, 1))))"),
-                  ("    dataset = tf_data.Dataset.from_tensor_slices(\n        (input_img_paths, target_img_paths)\n    )\n",
-                   "")),
+                  ("    dataset = tf_data.Dataset.from_tensor_slices(\n"
+                   "        (input_img_paths, target_img_paths)\n    )\n", "")),
            stretches=(("input_img_paths = sorted(", "import keras\nimport numpy",
                        "input_img_paths, target_img_paths = [], []\n"),),
            ends_before="\"\"\"\n## Visualize predictions"),
@@ -290,7 +294,8 @@ RECIPES = (
            ends_before="\"\"\"\n## Using callbacks"),
     Recipe("guides/transfer_learning.py", "guides",
            edits=(("    layers.RandomRotation(0.1),\n", ""), ("150, 150", "20, 20")),
-           stretches=(("base_model = keras.applications.Xception(\n    weights=\"imagenet\",  # Load", "# Freeze the base_model",
+           stretches=(("base_model = keras.applications.Xception(\n    weights=\"imagenet\",  # Load",
+                       "# Freeze the base_model",
                        "base_model = keras.Sequential([keras.Input((20, 20, 3)), layers.Conv2D(8, 3, strides=2),"
                        " layers.BatchNormalization(), layers.ReLU(), layers.Conv2D(8, 3, strides=2)])\n"),)),
     _hub("BertTextClassifier", f"BertBackbone({_BERT_SIZES})",

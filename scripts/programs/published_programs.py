@@ -102,9 +102,9 @@ is empty where a program was not run.
 The programs are files of [keras-team/keras](https://github.com/keras-team/keras) at commit
 2588a15440a10de8d0cc10b50c21ede333a2bd01 (8 January 2024), the last that has `examples/keras_io`. The group "keras-hub"
 has models of keras-hub 0.32.0 with random weights, as large as those of its own tests.
-`scripts/programs/published_programs.py` makes the table. `program_recipes.py` says what is made smaller in each program,
-`run_program.py` what is in all: data are small and made up, weights are not downloaded, a batch has 10 rows, a `fit` up
-to three steps, stacks of transformer blocks are two deep, and maps of `tf.data` are not parallel, since random
+`scripts/programs/published_programs.py` makes the table. `program_recipes.py` says what is made smaller in each
+program, `run_program.py` what is in all: data are small and made up, weights are not downloaded, a batch has 10 rows, a
+`fit` up to three steps, stacks of transformer blocks are two deep, and maps of `tf.data` are not parallel, since random
 augmentation would then differ between two runs of plain Keras. Programs with loops of their own get
 `@poseidon.distribute` on their steps.
 
@@ -116,7 +116,7 @@ def table(results: dict[str, dict[str, object]]) -> str:
     recipes = {recipe.name: recipe for recipe in program_recipes.RECIPES}
     names = sorted({name for result in results.values() for name in result["runs"]})
     lines = [f"| program | subject | updates | {' | '.join(names)} | |", "|" + "---|" * (len(names) + 4)]
-    for program, recipe in recipes.items():
+    for program, recipe in sorted(recipes.items(), key=lambda item: item[1].group):
         if program not in results:
             continue
         result, runs = results[program], results[program]["runs"]

@@ -8,7 +8,8 @@ in double precision, its data are small and made up, each `fit` takes a few batc
 twice, with plain SGD and with its own optimizers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Iterable
 import contextlib
 import importlib
 import inspect

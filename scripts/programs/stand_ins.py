@@ -1,6 +1,7 @@
 """Small made-up data in place of what published programs download."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import pathlib
 import sys
@@ -81,7 +82,9 @@ def _keras_datasets(image_rows: tuple[int, int]) -> dict[str, Any]:
         return tuple((rng.normal(size=(rows, 13)), rng.normal(size=rows)) for rows in (30, 12))
 
     return {
-        "boston_housing": numbers, "mnist": images(28, 28, classes=10, column=False), "fashion_mnist": images(28, 28, classes=10, column=False),
+        "boston_housing": numbers,
+        "mnist": images(28, 28, classes=10, column=False),
+        "fashion_mnist": images(28, 28, classes=10, column=False),
         "cifar10": images(32, 32, 3, classes=10, column=True), "imdb": texts,
         "cifar100": images(32, 32, 3, classes=100, column=True)}
 
@@ -94,7 +97,8 @@ def _images_from_directory(
     rng = np.random.default_rng(6)
 
     def dataset() -> tf.data.Dataset:
-        images = rng.uniform(0, 255, (35, *image_size, 1 if color_mode == "grayscale" else 3)).astype(keras.config.floatx())
+        channels = 1 if color_mode == "grayscale" else 3
+        images = rng.uniform(0, 255, (35, *image_size, channels)).astype(keras.config.floatx())
         found = tf.data.Dataset.from_tensor_slices(
             images if label_mode is None else (images, (np.arange(35) % 2).astype("int32")))
         found = found if batch_size is None else found.batch(min(batch_size, 10))
