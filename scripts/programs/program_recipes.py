@@ -137,7 +137,6 @@ RECIPES = (
     Recipe("examples/keras_io/tensorflow/vision/perceiver_image_classification.py", "vision",
            edits=(("image_size = 64", "image_size = 16"), ("latent_dim = 256", "latent_dim = 16"),
                   ("    256  # Embedding", "    16  # Embedding"))),
-    Recipe("examples/keras_io/tensorflow/vision/cutmix.py", "vision"),
     Recipe("examples/keras_io/tensorflow/generative/vae.py", "generative",
            ends_before="\"\"\"\n## Display a grid of sampled digits"),
     Recipe("examples/keras_io/tensorflow/generative/wgan_gp.py", "generative",
@@ -298,14 +297,6 @@ RECIPES = (
            edits=(("num_val_samples = 10000", "num_val_samples = 20"),
                   ("tf.distribute.MirroredStrategy()", "tf.distribute.get_strategy()")),
            ends_before="\"\"\"\n## Using callbacks"),
-    Recipe("guides/transfer_learning.py", "guides",
-           edits=(("    layers.RandomRotation(0.1),\n", ""), ("150, 150", "20, 20"),
-                  # It takes one batch first; how many more are then augmented depends on the time.
-                  (".prefetch(tf_data.AUTOTUNE)", "")),
-           stretches=(("base_model = keras.applications.Xception(\n    weights=\"imagenet\",  # Load",
-                       "# Freeze the base_model",
-                       "base_model = keras.Sequential([keras.Input((20, 20, 3)), layers.Conv2D(8, 3, strides=2),"
-                       " layers.BatchNormalization(), layers.ReLU(), layers.Conv2D(8, 3, strides=2)])\n"),)),
     _hub("BertTextClassifier", f"BertBackbone({_BERT_SIZES})",
          _CLASSES_OF_TOKENS + "; x['segment_ids'] = tokens * 0", ", num_classes=3"),
     _hub("RobertaMaskedLM", f"RobertaBackbone({_BERT_SIZES})", _MASKED_TOKENS),
