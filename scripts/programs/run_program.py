@@ -1,17 +1,22 @@
-"""Runs a published program for a few steps, and writes what they computed.
+"""Runs published programs for a few steps each, and writes what they computed.
 
-    run_program.py plain|POLICY CHECKOUT NAME OUT
+    run_program.py plain|POLICY CHECKOUT NAMES OUT SECONDS
 
-"plain" runs it without tf_poseidon; otherwise it runs in the scope of a strategy with that policy, on this rank. What
-is changed in a program, besides its recipe: it computes in double precision, its data are small and made up, each `fit`
-takes a few batches, and nothing is drawn. It runs twice, with plain SGD and with its own optimizers.
+"plain" runs them without tf_poseidon; otherwise they run in the scope of a strategy with that policy, on this rank. A
+program that takes longer than SECONDS ends the process. What is changed in a program, besides its recipe: it computes
+in double precision, its data are small and made up, each `fit` takes a few batches, and nothing is drawn. It runs
+twice, with plain SGD and with its own optimizers.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
 import contextlib
 import importlib
 import inspect
 import io
 import pathlib
+import re
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -20,12 +25,31 @@ from unittest import mock
 import keras
 import numpy as np
 import program_recipes
+import stand_ins
 import tensorflow as tf
 
 _ROWS, _BATCH = 25, 10  # the last batch is smaller, also without a tenth of the rows for validation
 _STEPS = 3
-_UNUSED = ("matplotlib", "matplotlib.pyplot", "IPython", "IPython.display", "PIL", "gdown", "tqdm", "imageio",
+# Numbers in programs, in either case, and what they become.
+_SMALLER = {r"batch_size = ": _BATCH, r"\.batch\(": _BATCH, r"(num_)?epochs = ": 1,
+            r"(num_)?transformer_(layers|blocks) = ": 2, r"num_(blocks|layers) = ": 2}
+# A parallel map draws random numbers in any order, so that two runs of a program differ.
+_PARALLEL = r"num_parallel_calls=(\w+\.)*\w+"
+_UNUSED = ("matplotlib", "matplotlib.pyplot", "mpl_toolkits", "mpl_toolkits.axes_grid1",
+           "mpl_toolkits.axes_grid1.inset_locator", "IPython", "IPython.display", "PIL", "gdown", "tqdm", "imageio",
            "ipywidgets")
+
+
+def _weights(models: Iterable[keras.Model], name: str) -> dict[str, np.ndarray]:
+    return {f"{name}/weight {number} {variable.path}": variable.numpy()
+            for number, variable in enumerate(weight for model in models for weight in model.trainable_weights)}
+
+
+class _PlainSGD(keras.optimizers.SGD):
+    """Plain SGD in place of another optimizer, whatever that is made with."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(0.01, name="sgd")
 
 
 class _Note(keras.callbacks.Callback):
@@ -45,8 +69,7 @@ class _Note(keras.callbacks.Callback):
                 self._arrays[f"{self._name}/step {batch}/log {key}"] = np.float64(value)
 
     def _note(self, step: int) -> None:
-        for number, variable in enumerate(self.model.trainable_weights):
-            self._arrays[f"{self._name}/step {step}/weight {number} {variable.path}"] = variable.numpy()
+        self._arrays |= _weights([self.model], f"{self._name}/step {step}")
 
 
 def _few(data: Any) -> Any:
@@ -57,37 +80,9 @@ def _few(data: Any) -> Any:
         return type(data)(map(_few, data))
     if isinstance(data, dict):
         return {key: _few(value) for key, value in data.items()}
-    return data[:_ROWS] if hasattr(data, "__getitem__") else data
-
-
-def _small_datasets(image_rows: tuple[int, int]) -> contextlib.ExitStack:
-    """Replaces the downloads of keras.datasets by small random data, in a context."""
-    rng = np.random.default_rng(5)
-    stack = contextlib.ExitStack()
-
-    def images(*shape: int, classes: int, column: bool) -> Any:
-        def load_data(*_: Any, **__: Any) -> Any:
-            return tuple((rng.integers(0, 256, (rows, *shape), np.uint8),
-                          np.arange(rows).reshape((rows, 1) if column else (rows,)) * 7 % classes)
-                         for rows in image_rows)
-
-        return load_data
-
-    def texts(*_: Any, num_words: int | None = None, **__: Any) -> Any:
-        parts = []
-        for rows in (120, 40):
-            x = np.empty(rows, object)
-            x[:] = [rng.integers(1, num_words or 1000, rng.integers(5, 30)).tolist() for _ in range(rows)]
-            parts.append((x, np.arange(rows) % 2))
-        return tuple(parts)
-
-    for name, load in {
-            "mnist": images(28, 28, classes=10, column=False),
-            "fashion_mnist": images(28, 28, classes=10, column=False),
-            "cifar10": images(32, 32, 3, classes=10, column=True), "imdb": texts,
-            "cifar100": images(32, 32, 3, classes=100, column=True)}.items():
-        stack.enter_context(mock.patch.object(getattr(keras.datasets, name), "load_data", load))
-    return stack
+    if isinstance(data, keras.utils.PyDataset) or not hasattr(data, "__getitem__"):
+        return data
+    return data[:_ROWS]
 
 
 def _double_precision() -> contextlib.ExitStack:
@@ -115,8 +110,19 @@ def _double_precision() -> contextlib.ExitStack:
     return stack
 
 
-def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120, 40)) -> dict[str, np.ndarray]:
-    """Runs the text of a program; returns the weights before and after the first steps of each `fit`, and the logs."""
+def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120, 40),
+        distribute: Callable[[Any], Any] = lambda step: step) -> dict[str, np.ndarray]:
+    """Runs the text of a program; returns the weights before and after the first steps of each `fit`, and the logs.
+
+    Programs with loops of their own have a decorator, `distributed`; it takes the models whose weights are noted.
+
+    Args:
+        text: The program.
+        scope: Returns the context of the program.
+        has_sgd: Whether plain SGD takes the place of its optimizers.
+        image_rows: Numbers of rows of the training and test parts of image data.
+        distribute: Decorates the steps of loops.
+    """
     arrays: dict[str, np.ndarray] = {}
     fits = iter(range(1000))
     original_fit, original_compile, original_predict = keras.Model.fit, keras.Model.compile, keras.Model.predict
@@ -128,7 +134,9 @@ def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120
         for part in ("validation_data", "sample_weight"):
             if options.get(part) is not None:
                 options[part] = _few(options[part])
-        if not isinstance(x, tf.data.Dataset):
+        if isinstance(x, keras.utils.PyDataset):
+            options["steps_per_epoch"] = _STEPS
+        elif not isinstance(x, tf.data.Dataset):
             options["batch_size"] = _BATCH
         note = _Note(arrays, f"fit {next(fits)}")
         return original_fit(model, _few(x), None if y is None else _few(y), epochs=1, verbose=0,
@@ -146,6 +154,23 @@ def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120
     def predict(model: keras.Model, x: Any, **options: Any) -> Any:
         return original_predict(model, _few(x), **{**options, "verbose": 0})
 
+    def distributed(*models: keras.Model) -> Any:
+        def decorate(step: Any) -> Any:
+            name, numbers, step = f"fit {next(fits)}", iter(range(_STEPS)), distribute(step)
+
+            def noted(*args: Any) -> Any:
+                number = next(numbers, None)
+                if number == 0:
+                    arrays.update(_weights(models, f"{name}/step -1"))
+                outputs = step(*args)
+                if number is not None:
+                    arrays.update(_weights(models, f"{name}/step {number}"))
+                return outputs
+
+            return noted
+
+        return decorate
+
     # Where it is defined: a class with a `compile` of its own is not compiled when it is loaded.
     trainer = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
     # Modules that only draw or download, where the program wants them: other libraries look whether IPython is there.
@@ -155,21 +180,21 @@ def run(text: str, scope: Any, has_sgd: bool, image_rows: tuple[int, int] = (120
         drawing["tqdm"].tqdm = lambda iterable, **_: iterable
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
-    with (_small_datasets(image_rows), _double_precision(), mock.patch.dict(sys.modules, drawing),
+    with (stand_ins.datasets(image_rows), _double_precision(), stand_ins.modules(drawing),
           mock.patch.object(keras.Model, "fit", fit), mock.patch.object(trainer, "compile", compile_),
           mock.patch.object(keras.Model, "evaluate", evaluate), mock.patch.object(keras.Model, "predict", predict),
           contextlib.redirect_stdout(io.StringIO()), mock.patch.object(keras.utils, "plot_model", mock.MagicMock()),
-          scope()):
+          mock.patch.object(keras.optimizers, "Adam", _PlainSGD if has_sgd else keras.optimizers.Adam), scope()):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as file:  # AutoGraph reads the text of functions
             file.write(text)
             file.flush()
-            exec(compile(text, file.name, "exec"), {"__name__": "__main__"})
+            exec(compile(text, file.name, "exec"), {"__name__": "__main__", "distributed": distributed})
     return arrays
 
 
 def program(checkout: pathlib.Path, recipe: program_recipes.Recipe) -> str:
     """Returns the text of a program after its recipe."""
-    text = (checkout / recipe.path).read_text()
+    text = recipe.text or (checkout / recipe.path).read_text()
     text = text.replace("float32", "float64")
     for old, new in recipe.edits:
         if old not in text:
@@ -182,22 +207,29 @@ def program(checkout: pathlib.Path, recipe: program_recipes.Recipe) -> str:
             raise ValueError(f"{recipe.path} has no text from {start!r} to {end!r}, which its recipe replaces; use the "
                              "checkout that docs/results/published_programs.md names, or mend the recipe.")
         text = before + new + end + rest.partition(end)[2]
+    for before, value in _SMALLER.items():
+        text = re.sub(rf"(?i)(?<![a-z])({before})\d+", rf"\g<1>{value}", text)
+    text = re.sub(_PARALLEL, "num_parallel_calls=None", text)
     return text.partition(recipe.ends_before)[0] if recipe.ends_before else text
 
 
-def main(how: str, checkout: str, name: str, out: str) -> None:
+def main(how: str, checkout: str, names: str, out: str, seconds: str) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
-    recipe, = (recipe for recipe in program_recipes.RECIPES if recipe.name == name)
-    scope, rank = contextlib.nullcontext, 0
+    scope, rank, distribute = contextlib.nullcontext, 0, lambda step: step
     if how != "plain":
         import tf_poseidon as poseidon
         strategy = poseidon.PoseidonStrategy(policy=how, global_batch_norm=True, timeout_s=120)
-        scope, rank = strategy.scope, strategy.rank
-    text = program(pathlib.Path(checkout), recipe)
-    arrays = {f"{kind}/{key}": value for kind in ("sgd", "own")
-              for key, value in run(text, scope, kind == "sgd", recipe.rows).items()}
-    np.savez(f"{out}.{rank}.npz", **arrays)
+        scope, rank, distribute = strategy.scope, strategy.rank, poseidon.distribute
+    recipes = {recipe.name: recipe for recipe in program_recipes.RECIPES}
+    for name in names.split(","):
+        signal.alarm(int(seconds))
+        text = program(pathlib.Path(checkout), recipes[name])
+        arrays = {f"{kind}/{key}": value for kind in ("sgd", "own")
+                  for key, value in run(text, scope, kind == "sgd", recipes[name].rows, distribute).items()}
+        np.savez(f"{out}.{name}.{rank}.part.npz", **arrays)
+        pathlib.Path(f"{out}.{name}.{rank}.part.npz").rename(f"{out}.{name}.{rank}.npz")
+    signal.alarm(0)
 
 
 if __name__ == "__main__":

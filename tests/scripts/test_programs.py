@@ -1,14 +1,17 @@
 """How published programs are run and compared: on programs of our own, in a checkout of our own."""
 
+import contextlib
 import json
 import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import program_recipes
 import pytest
 import run_program
+import stand_ins
 import tensorflow as tf
 import updates
 
@@ -43,7 +46,7 @@ def checkout(tmp_path):
 
 
 def run(checkout, *arguments):
-    return subprocess.run([sys.executable, SCRIPT, f"--keras_io={checkout}", "--policies=sfb", "--ranks=1,2",
+    return subprocess.run([sys.executable, SCRIPT, f"--keras_io={checkout}", "--runs=1 sfb,2 sfb",
                            f"--names={program_recipes.RECIPES[0].name}", *arguments],
                           text=True, capture_output=True, timeout=240)
 
@@ -53,8 +56,8 @@ def test_programs_are_run_and_compared(checkout, tmp_path):
                   f"--markdown={tmp_path / 'page.md'}")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     runs = json.loads((tmp_path / "json").read_text())[program_recipes.RECIPES[0].name]["runs"]
-    assert runs["1"]["is_equal"] and not runs["2 sfb"]["is_equal"]
-    assert runs["2 sfb"]["updates"] == runs["1"]["updates"] == 3 * 4
+    assert runs["1 sfb"]["is_equal"] and not runs["2 sfb"]["is_equal"]
+    assert runs["2 sfb"]["updates"] == runs["1 sfb"]["updates"] == 3 * 4
     assert "| equal |" in (tmp_path / "page.md").read_text()
 
 
@@ -65,7 +68,7 @@ def test_program_that_differs_is_found(checkout):
         "\nhistory =")
     outcome = run(checkout(text))
     assert outcome.returncode == 1
-    assert '"runs": {"1": {"updates": 12' in outcome.stdout
+    assert '"runs": {"1 sfb": {"updates": 12' in outcome.stdout
     assert f"not: {program_recipes.RECIPES[0].name}" in outcome.stdout
 
 
@@ -98,6 +101,63 @@ def test_functions_of_tensorflow_give_double_precision():
         assert tf.math.in_top_k([1], tf.zeros([1, 4]), 4).numpy().all()
     assert types == [tf.float64, tf.float64, tf.float64, tf.int32]
     assert tf.ones([2]).dtype == tf.float32 and gamma([2], 0.5).dtype == tf.float32
+
+
+def test_numbers_in_programs_become_smaller(checkout):
+    text = ("BATCH_SIZE = 256\nnum_epochs = 30\nnum_transformer_blocks = 8\nenum_blocks = 8\n"
+            "data = data.map(f, num_parallel_calls=tf.data.AUTOTUNE).batch(64).map(g)\n")
+    assert run_program.program(checkout(text), program_recipes.RECIPES[0]) == (
+        "BATCH_SIZE = 10\nnum_epochs = 1\nnum_transformer_blocks = 2\nenum_blocks = 8\n"
+        "data = data.map(f, num_parallel_calls=None).batch(10).map(g)\n")
+
+
+# A loop of its own, with an optimizer that plain SGD takes the place of.
+LOOP = """
+import keras
+import tensorflow as tf
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)])
+optimizer = keras.optimizers.Adam(0.5)
+@distributed(model)
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x))
+    optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+for _ in range(5):
+    step(tf.ones([2, 4], tf.float32))
+"""
+
+
+@pytest.mark.parametrize("has_sgd, step", [(True, 0.01 * 2), (False, 0.5)])
+def test_loops_of_programs_are_noted(has_sgd, step):
+    found = run_program.run(LOOP, contextlib.nullcontext, has_sgd)
+    assert [name.partition(" sequential")[0] for name in found] == [
+        f"fit 0/step {number}/weight 0" for number in (-1, 0, 1, 2)]
+    for number, value in enumerate(found.values()):
+        np.testing.assert_allclose(value, 1 - number * step, atol=1e-4)
+
+
+def test_steps_of_loops_are_distributed():
+    steps = []
+    run_program.run(LOOP, contextlib.nullcontext, True, distribute=lambda step: steps.append(step) or step)
+    assert [step.python_function.__name__ for step in steps] == ["step"]
+
+
+def test_downloads_have_stand_ins(tmp_path):
+    with stand_ins.datasets((120, 40)):
+        import tensorflow_datasets as tfds
+        (train, test), info = tfds.load("flowers", split=["train", "test"], as_supervised=True, with_info=True)
+        assert info.features["label"].num_classes == 3
+        assert train.element_spec[0].shape == test.element_spec[0].shape == (40, 48, 3)
+        assert tfds.load("flowers", split="train", batch_size=5).element_spec["image"].shape == (None, 40, 48, 3)
+        images = keras.utils.image_dataset_from_directory("none", image_size=(8, 9), label_mode=None)
+        assert images.element_spec.shape == (None, 8, 9, 3)
+        model = keras.applications.MobileNet(input_shape=(32, 32, 3), alpha=0.25, include_top=False)
+        path = keras.utils.get_file("photo.jpg", "https://example.com/photo.jpg")
+        model.save_weights(tmp_path / "own.weights.h5")
+        model.load_weights(tmp_path / "own.weights.h5")
+        assert pathlib.Path(path).is_dir() and not list(pathlib.Path(path).iterdir())
+    assert "tensorflow_datasets" not in sys.modules
 
 
 def test_names_of_recipes_differ():
