@@ -3,9 +3,11 @@
     python scripts/other_suites/keras_suites.py --keras DIRECTORY --markdown docs/results/keras_suites.md
 
 DIRECTORY is a checkout of Keras, of the version that is installed. Its test files run against the installed package,
-each test plainly, then on one rank and on two in the scope (`keras_plugin.py`). A test that fails, hangs or kills its
-job on several ranks ends that job; the next one continues with the test after it. The exit status is 1 if a test that
-passes plainly fails in the scope without a reason in `keras_differences.py`.
+each test plainly, then on one rank and on two in the scope (`keras_plugin.py`). A test that fails otherwise on one rank
+than on the other, hangs, or kills its job ends that job; the next one continues with the test after it. Some files need
+packages that this project does not: jax for `trainers`, torch, pandas and grain too for `trainers/data_adapters`. The
+exit status is 1 if a test that passes plainly fails in the scope without a reason in `keras_differences.py`, or if all
+suites ran and a reason is not needed.
 """
 
 from collections.abc import Iterable
