@@ -110,9 +110,10 @@ class Communicator::Impl {
 
   void Submit(Submission submission) {
     if (getpid() != pid_) {  // without a lock, which may have been held when the process was forked
-      return submission.refuse("'" + submission.site +
-                               "' was submitted in a process that a rank has forked, which is no rank itself: exchange in "
-                               "the rank, or start another program there.");
+      return submission.refuse(
+          "'" + submission.site +
+          "' was submitted in a process that a rank has forked, which is no rank itself: exchange in "
+          "the rank, or start another program there.");
     }
     std::string refusal;
     {

@@ -10,8 +10,9 @@
 
 namespace poseidon {
 
-// One rank's part. Rank r tells the ranks r + 1, r + 2, r + 4, ... (modulo the number of ranks): few messages in a large
-// job, and of any set of lost ranks that is not the whole job, a rank that is left hears that one of them is silent.
+// One rank's part. Rank r tells the ranks r + 1, r + 2, r + 4, ... (modulo the number of ranks): few messages in a
+// large job, and of any set of lost ranks that is not the whole job, a rank that is left hears that one of them is
+// silent.
 class Heartbeats {
  public:
   // `limit_s` is the longest silence of a rank in seconds.
@@ -23,8 +24,8 @@ class Heartbeats {
   // The ranks to tell now that this one is alive.
   std::vector<int> Due(Clock::time_point now);
 
-  // The ranks that have been silent for longer than the limit. To be called more often than once a second: time in which
-  // this rank did not look, because its own host was frozen, does not count.
+  // The ranks that have been silent for longer than the limit. To be called more often than once a second: time in
+  // which this rank did not look, because its own host was frozen, does not count.
   std::vector<int> Silent(Clock::time_point now);
 
  private:

@@ -194,8 +194,8 @@ class MpiTransport : public Transport {
     Check(MPI_Allgather(&first, 1, MPI_INT, nodes_.data(), 1, MPI_INT, packets_), "MPI_Allgather");
   }
 
-  // Removes the names of the memory that MPICH shares between the ranks of a node, which all of them have mapped by now:
-  // a job that does not end well would leave it for ever, and /dev/shm is small in containers.
+  // Removes the names of the memory that MPICH shares between the ranks of a node, which all of them have mapped by
+  // now: a job that does not end well would leave it for ever, and /dev/shm is small in containers.
   static void ForgetSharedMemory() {
     const std::string prefix = "/dev/shm/mpich_shm_";
     std::ifstream maps("/proc/self/maps");

@@ -182,7 +182,8 @@ void Protocol::CheckHeartbeats(Clock::time_point now) {
   if (silent.empty()) return;
   FailIf(Text("Rank ", rank_, " has heard nothing of ", RankList(silent), " for ", options_.heartbeat_timeout_s,
               " s: the host is down, frozen or cannot be reached, or the process was stopped. Look at the host of ",
-              RankList(silent), "; if processes are stopped on purpose, as in a debugger, give PoseidonStrategy a larger "
+              RankList(silent),
+              "; if processes are stopped on purpose, as in a debugger, give PoseidonStrategy a larger "
               "heartbeat_timeout_s."));
 }
 
