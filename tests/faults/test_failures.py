@@ -136,6 +136,7 @@ def test_other_data_on_one_rank(how, message, remedy):
 
 @pytest.mark.parametrize("what, here, there", [
     ("activation", "layers[1].config.activation of the model is 'relu'", "is 'tanh'"),
+    ("trainable", "layers[1].config.trainable of the model is True", "is False"),
     ("rate", "layers[2].config.rate of the model is 0.1", "is 0.2"), ("batch", "batch_size=16", "batch_size=32"),
     ("clipnorm", "optimizer.config.clipnorm of compile is None", "is 1.0"),
     ("accumulation", "optimizer.config.gradient_accumulation_steps of compile is None", "is 2"),

@@ -188,6 +188,7 @@ def differ_on_rank_1(what):
             keras.optimizers.SGD(0.1, clipnorm=given("clipnorm", None, 1.0),
                                  gradient_accumulation_steps=given("accumulation", None, 2)),
             given("loss", "mse", "mae"), metrics=given("metrics", ["mae"], ["mse"]))
+    model.layers[0].trainable = given("trainable", True, False)
     x, y = np.ones((64, 4)), np.ones((64, 3))
     if what == "call" and differs:
         model.evaluate(x, y, verbose=0)
