@@ -45,7 +45,8 @@ def is_of_private_module(text):
 
 def defined(tree):
     """Returns the names that some code gives to classes, methods and attributes."""
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    functions = {node.name for node in ast.walk(tree)
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     stored = {getattr(node, "attr", None) or node.id for node in ast.walk(tree)
               if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store)}
     return functions | stored
