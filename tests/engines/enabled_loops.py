@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import sys
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -334,6 +335,10 @@ def main(library, out):
                                               for d in plan.decisions})
     with open(f"{out}.{rank}", "wb") as file:
         pickle.dump(results, file)
+    # Others may still fetch what they need of the last sum: TensorFlow does not wait for them when a process ends.
+    for other in range(size):
+        while not os.path.exists(f"{out}.{other}"):
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
