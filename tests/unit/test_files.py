@@ -65,8 +65,10 @@ def test_file_is_complete_or_as_it_was(name, tmp_path, monkeypatch):
 
 def test_what_is_not_one_file_is_written_by_keras(tmp_path):
     net(1).save(tmp_path / "directory", zipped=False)
-    net(2).save_weights(tmp_path / "m.weights.json", max_shard_size=1)
-    assert kernel(tmp_path / "m.weights.json") == 2 and (tmp_path / "directory" / "config.json").exists()
+    assert (tmp_path / "directory" / "config.json").exists()
+    for name in ("m.weights.json", "n.weights.h5"):
+        net(2).save_weights(tmp_path / name, max_shard_size=1)
+        assert kernel(tmp_path / f"{name[0]}.weights.json") == 2
 
 
 def test_link_stays_a_link(tmp_path):

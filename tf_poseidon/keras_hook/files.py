@@ -7,6 +7,7 @@ from collections.abc import Callable
 import contextlib
 import contextvars
 import filecmp
+import inspect
 import json
 import logging
 import os
@@ -35,7 +36,8 @@ _writing: contextvars.ContextVar[keras.callbacks.BackupAndRestore | None] = cont
 def save(original: Callable[..., Any], model: keras.Model, filepath: Any, *args: Any, **options: Any) -> Any:
     """Writes a file beside its place, and moves it there when it is complete."""
     target = os.path.realpath(filepath) if isinstance(filepath, str | os.PathLike) else ""
-    in_one_file = options.get("max_shard_size") is None and options.get("zipped", True)
+    given = inspect.signature(original).bind(model, filepath, *args, **options).arguments
+    in_one_file = given.get("max_shard_size") is None and given.get("zipped", True)
     if not in_one_file or not target.endswith(_SUFFIXES) or "://" in str(filepath) or os.path.isdir(target):
         return original(model, filepath, *args, **options)
     directory, name = os.path.split(target)
