@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import contract_differences
-import distribute_contract
+import contract_outcomes
 import pytest
 
-SCRIPT = pathlib.Path(distribute_contract.__file__)
+SCRIPT = pathlib.Path(contract_outcomes.__file__).with_name("distribute_contract.py")
 
 
 @pytest.mark.parametrize("expected, found, is_same", [
@@ -17,7 +17,7 @@ SCRIPT = pathlib.Path(distribute_contract.__file__)
     ({"error": "a"}, {"error": "b"}, True), ({"error": "a"}, 1, False), ({"a": [1]}, {"a": [1]}, True),
     ({"a": 1}, {"b": 1}, False), ([float("nan")], [float("nan")], True)])
 def test_results_are_compared(expected, found, is_same):
-    assert distribute_contract.same(expected, found) == is_same
+    assert contract_outcomes.same(expected, found) == is_same
 
 
 @pytest.mark.parametrize("ranks, result", [
@@ -27,7 +27,7 @@ def test_results_are_compared(expected, found, is_same):
     ([{"error": "a"}, {"error": "b"}], {"error": "a"}),
     ([{"error": "a"}, 1], {"ranks differ": [{"error": "a"}, 1]})])
 def test_results_of_ranks_are_merged(ranks, result):
-    assert distribute_contract.merged(ranks) == result
+    assert contract_outcomes.merged(ranks) == result
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def one_difference(monkeypatch):
     ({"group/a": 1}, {}, 2, 'group/a, 2 replicas: expected 1, found {"missing": true}'),
     ({"group/known": 1}, {"group/known": 1}, 2, "no check differs because it is so: delete the line")])
 def test_differences_need_reasons_and_reasons_differences(one_difference, expected, found, replicas, problem):
-    rows = distribute_contract.compared(expected, found, replicas)
-    problems = distribute_contract.problems(rows, is_complete=True)
+    rows = contract_outcomes.compared(expected, found, replicas)
+    problems = contract_outcomes.problems(rows, is_complete=True)
     assert problem in problems if problem else not problems
 
 
 def test_report_has_every_difference(one_difference):
-    rows = distribute_contract.compared({"group/a": 1, "group/known|": 1}, {"group/a": 1, "group/known|": 2}, 2)
-    page = distribute_contract.report(rows, "versions")
+    rows = contract_outcomes.compared({"group/a": 1, "group/known|": 1}, {"group/a": 1, "group/known|": 2}, 2)
+    page = contract_outcomes.report(rows, "versions")
     assert "| group | 0 | 0 | 2 | 1 |" in page and "### It is so" in page and "| 1 | 2 |" in page
 
 

@@ -5,8 +5,9 @@ import os
 
 import horovod_differences
 import horovod_examples
-import horovod_suites
-from horovod_suites import Result
+import horovod_outcomes
+from horovod_outcomes import Result
+import horovod_runs
 import numpy as np
 import pytest
 
@@ -70,7 +71,7 @@ def of(results):
 def test_jobs_go_on_after_tests_that_die_or_hang(tmp_path):
     path = tmp_path / "test_ends.py"
     path.write_text(ENDS)
-    results = horovod_suites.run_suite(str(path), "plain", keras=3, timeout_s=60, grace_s=2)
+    results = horovod_runs.run_suite(str(path), "plain", keras=3, timeout_s=60, grace_s=2)
     assert of(results) == {
         "test_passes": "passed", "test_skipped": "skipped", "test_skipped_on_rank_0": "passed",
         "test_fails_on_rank_1": "failed", "TestSubtests::test_part_fails": "failed", "test_dies": "failed",
@@ -85,14 +86,14 @@ def test_jobs_go_on_after_tests_that_die_or_hang(tmp_path):
 def test_file_that_cannot_be_imported(tmp_path):
     path = tmp_path / "test_broken.py"
     path.write_text("import no_such_module\n")
-    results = horovod_suites.run_suite(str(path), "plain", keras=3, timeout_s=60, grace_s=2)
+    results = horovod_runs.run_suite(str(path), "plain", keras=3, timeout_s=60, grace_s=2)
     assert of(results) == {"(collection)": "failed"} and "no_such_module" in results["(collection)"].text
 
 
 def test_test_that_takes_too_long(tmp_path):
     path = tmp_path / "test_long.py"
     path.write_text("import time\ndef test_long(): time.sleep(60)\ndef test_last(): pass\n")
-    results = horovod_suites.run_suite(str(path), "plain", keras=3, timeout_s=6, grace_s=6)
+    results = horovod_runs.run_suite(str(path), "plain", keras=3, timeout_s=6, grace_s=6)
     assert of(results) == {"test_long": "failed", "test_last": "passed"}
     assert results["test_long"].text == "did not end within 6 s"
 
@@ -101,7 +102,7 @@ def test_test_that_takes_too_long(tmp_path):
 def test_enabled_tests(tmp_path):
     path = tmp_path / "test_sums.py"
     path.write_text(SUMS)
-    results = horovod_suites.run_suite(str(path), "sfb", keras=3, timeout_s=60, grace_s=5)
+    results = horovod_runs.run_suite(str(path), "sfb", keras=3, timeout_s=60, grace_s=5)
     assert of(results) == {"test_sum": "passed", "test_fails_after_enable": "failed"}
     assert {"sfb": 1} in results["test_sum"].plans
 
@@ -123,7 +124,7 @@ PASSED, FAILED, SKIPPED = Result("passed"), Result("failed", "no attribute 'lr'"
     ({}, {"(end of the job)": FAILED}, "suite::(end of the job): only after enable(): no attribute 'lr'"),
     ({"test_known": FAILED}, {"test_known": FAILED}, "no test fails because it is so: delete the line")])
 def test_failures_need_reasons_and_reasons_failures(one_difference, plain, enabled, problem):
-    problems = horovod_suites.problems({"suite": plain}, {"suite": enabled}, is_complete=True)
+    problems = horovod_outcomes.problems({"suite": plain}, {"suite": enabled}, is_complete=True)
     assert problem in problems if problem else not problems
 
 
@@ -131,7 +132,7 @@ def test_report_has_every_failure(one_difference):
     plain = {"suite": {"test_known": PASSED, "test_a": FAILED, "test_b": SKIPPED}, "examples": {"one": PASSED}}
     enabled = {"suite": {"test_known": Result("failed", "a | b"), "test_a": FAILED, "test_b": SKIPPED},
                "examples": {"one": Result("passed", plans=[{"ps": 2, "sfb": 3}, "refused"])}}
-    page = horovod_suites.report(plain, enabled, {"one": 1e-7}, "versions")
+    page = horovod_outcomes.report(plain, enabled, {"one": 1e-7}, "versions")
     assert "| suite | 3 | 1 | 0 | 1 | 1 | 1 | 0 | 0 |" in page
     assert "| examples | 1 | 1 | 1 | 0 | 0 | 0 | 5 | 3 |" in page
     assert "### It is so\n\n- `suite::test_known`: a / b" in page and "| one | 1e-07 |" in page
@@ -144,7 +145,7 @@ def test_report_has_every_failure(one_difference):
     ([{"w": np.ones(1)}, {"w": np.ones(2)}], [{"w": np.ones(1)}, {"w": np.zeros(2)}], 1),
     ([{"w": np.ones(1)}], [{"w": np.full(1, np.nan)}], np.inf)])
 def test_what_examples_compute_is_compared(plain, enabled, expected):
-    assert horovod_suites.difference(plain, enabled) == expected
+    assert horovod_outcomes.difference(plain, enabled) == expected
 
 
 def test_examples_are_made_smaller():
