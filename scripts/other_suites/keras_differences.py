@@ -7,6 +7,8 @@ _BOTH, _TWO = (1, 2), (2,)
 _OTHER = "the test enters the scope of a MirroredStrategy of its own, which TensorFlow refuses inside any other scope"
 _HALF = ("outside of a step, Keras divides a loss by the number of replicas under every strategy, so these fail under "
          "MirroredStrategy with two replicas too")
+_WRITERS = ("callbacks that write files run on rank 0 only, and the test uses them, or looks for what they have done, "
+            "on all ranks")
 
 
 class Difference(NamedTuple):
@@ -34,8 +36,15 @@ DIFFERENCES: tuple[Difference, ...] = (
                "gradients that an optimizer applies outside of a step cannot be synchronised: refused by name"),
     Difference("optimizers/*", "apply() must be called in a replica context", _BOTH,
                "in any strategy's scope, Keras' LossScaleOptimizer refuses to apply gradients outside strategy.run"),
-    Difference("callbacks/backup_and_restore_test.py::*", "AssertionError: 0 != 2", _TWO,
-               "callbacks that write files run on rank 0 only, and the test reads their attributes on all ranks"),
+    Difference("callbacks/backup_and_restore_test.py::*", "AssertionError: 0 != ", _TWO, _WRITERS),
+    Difference("callbacks/model_checkpoint_test.py::*", "DID NOT WARN", _TWO, _WRITERS),
+    Difference("callbacks/orbax_checkpoint_test.py::*", "", _TWO, _WRITERS),
+    Difference("callbacks/remote_monitor_test.py::*", "Called 0 times", _TWO, _WRITERS),
+    *(Difference(f"callbacks/{name}_test.py::*", "Rank 1 has different data than rank 0", _TWO,
+                 "the test seeds its data by the operating system, so ranks have different ones: refused by name")
+      for name in ("learning_rate_scheduler", "reduce_lr_on_plateau")),
+    Difference("saving/saving_lib_test.py::*test_save_model_exception_raised*", "False is not true", _BOTH,
+               "files are written completely or not at all, and the test wants to see an incomplete one"),
     Difference("losses/*", "Mismatched elements", _TWO, _HALF),
     Difference("trainers/compile_utils_test.py::TestCompileLoss::*", "Mismatched elements", _TWO, _HALF),
     Difference("trainers/compile_utils_test.py::TestCompileLoss::test_struct_loss_valid_weights", "!= 4", _TWO, _HALF),
