@@ -5,6 +5,7 @@ import os
 import launch
 import numpy as np
 import pytest
+import train_resumed
 
 RANKS = 2
 BOUND = 1e-9  # as in test_training.py
@@ -55,3 +56,24 @@ def test_other_numbers_of_ranks_resume_where_the_job_was_interrupted(resumed, re
 
 def test_files_open_without_us(resumed):
     launch.run_ok(["open_saved.py", resumed], 0, timeout_s=90)
+
+
+@pytest.fixture(scope="module")
+def resumed_anywhere(tmp_path_factory):
+    """A directory that one process, and then a job of two, wrote into; and the lines of the job."""
+    directory = tmp_path_factory.mktemp("anywhere")
+    lines = [line for ranks in (0, RANKS) for line in launch.run_ok(
+        ["train_resumed.py", directory / str(ranks)], ranks, timeout_s=300).own_lines]
+    return directory, lines
+
+
+@pytest.mark.parametrize("case", train_resumed.CASES)
+def test_resumed_job_has_the_bits_of_an_undisturbed_one(resumed_anywhere, case):
+    directory, lines = resumed_anywhere
+    assert sorted(line for line in lines if f", {case}:" in line) == [
+        f"rank {rank}, {case}: same bits" for rank in (0, 0, 1)]
+    one, *ranks = (dict(np.load(directory / name)) for name in (
+        f"0/{case}.0.npz", f"{RANKS}/{case}.0.npz", f"{RANKS}/{case}.1.npz"))
+    for name, value in one.items():
+        assert ranks[0][name].tobytes() == ranks[1][name].tobytes(), name
+        np.testing.assert_allclose(ranks[0][name], value, rtol=BOUND, atol=BOUND, err_msg=name)

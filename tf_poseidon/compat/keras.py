@@ -13,6 +13,8 @@ from tf_poseidon.compat.table import Table
 if TYPE_CHECKING:
     import tensorflow as tf
 
+_COUNTS = "resume what callbacks have counted"
+_PAST = "read past the data that a backup was trained on"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 
 TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
@@ -30,8 +32,31 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     *(Name("keras.src.callbacks.backup_and_restore", f"BackupAndRestore.{name}",
            "keep the weights of a backup together with the epoch that they belong to")
       for name in ("_weights_path", "_training_metadata_path", "_current_epoch", "_last_batch_seen")),
+    *(Name(f"keras.src.callbacks.{module}", name, _COUNTS) for module, name in (
+        ("backup_and_restore", "BackupAndRestore._batches_seen_since_last_saving"),
+        ("early_stopping", "EarlyStopping.wait"), ("early_stopping", "EarlyStopping.stopped_epoch"),
+        ("early_stopping", "EarlyStopping.best_epoch"), ("early_stopping", "EarlyStopping.best_weights"),
+        ("model_checkpoint", "ModelCheckpoint._batches_seen_since_last_saving"),
+        ("model_checkpoint", "ModelCheckpoint._last_batch_seen"), ("monitor_callback", "MonitorCallback.best"),
+        ("reduce_lr_on_plateau", "ReduceLROnPlateau.wait"),
+        ("reduce_lr_on_plateau", "ReduceLROnPlateau.cooldown_counter"))),
+    Name("keras.src.trainers.trainer", "Trainer._symbolic_build", "restore metrics before the first step",
+         ("self", "iterator", "data_batch")),
+    Name("keras.src.trainers.trainer", "Trainer._should_eval", _PAST, ("self", "epoch", "validation_freq")),
+    Name("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer._eval_epoch_iterator", _PAST),
+    Name("keras.src.trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter._dataset", _PAST),
+    Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter._shuffle", _PAST),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
 ))
+
+
+# By the class of a callback, its attributes that change while it runs.
+_COUNTED = {
+    "BackupAndRestore": ("_batches_seen_since_last_saving",),
+    "EarlyStopping": ("wait", "best", "stopped_epoch", "best_epoch"),
+    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+}
 
 
 def value(variable: Any) -> "tf.Variable":
@@ -72,6 +97,50 @@ def backup_paths(callback: Any) -> tuple[str, str]:
 def backup_position(callback: Any) -> dict[str, int]:
     """Returns what a BackupAndRestore writes about the epoch, as Keras does."""
     return {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}
+
+
+def set_backup_position(callback: Any, epoch: int) -> None:
+    """Makes a BackupAndRestore continue with an epoch; Keras' begins to count at 0."""
+    callback._current_epoch = epoch
+
+
+def callback_state(callback: Any) -> dict[str, Any]:
+    """Returns what a callback of Keras has counted, except the best weights; nothing of other callbacks."""
+    found = {name: getattr(callback, name) for kind, names in _COUNTED.items() for each in type(callback).__mro__
+             if each.__name__ == kind and each.__module__.startswith("keras.") for name in names}
+    return {name: None if value is None else int(value) if isinstance(value, int) else float(value)
+            for name, value in found.items()}
+
+
+def set_callback_state(callback: Any, state: dict[str, Any]) -> None:
+    """Restores what `callback_state` has returned."""
+    for name, value in state.items():
+        setattr(callback, name, value)
+
+
+def build_metrics(model: Any, batch: Any) -> None:
+    """Makes the metrics of a compiled model, and what else it lacks for a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def validates(model: Any, epoch: int, frequency: Any) -> bool:
+    """Whether `fit` validates after an epoch."""
+    return model._should_eval(epoch, frequency)
+
+
+def validation_iterator(model: Any) -> Any:
+    """Returns the iterator of the validation data of a running `fit`, None if it has none yet."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
+def given_dataset(iterator: Any) -> "tf.data.Dataset | None":
+    """Returns the dataset that `fit` was given, None if it was given something else."""
+    return getattr(iterator.data_adapter, "_dataset", None)
+
+
+def reads_arrays_in_order(iterator: Any) -> bool:
+    """Whether `fit` reads arrays that it does not shuffle."""
+    return getattr(iterator.data_adapter, "_shuffle", True) is False
 
 
 def functional(sequential: Any) -> Any:

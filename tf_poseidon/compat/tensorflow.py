@@ -33,6 +33,7 @@ _DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
 
 _OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
+_EPOCHS = "know which data a job that resumes must read past"
 _TRACED = "take a traced function apart, and reassemble it"
 
 # Datasets whose elements are batches; and datasets that keep the number of rows of their input's elements, as `map`
@@ -41,6 +42,11 @@ _BATCHES = ("batch_op._BatchDataset", "batch_op._ParallelBatchDataset", "padded_
 _KEEP_ROWS = ("cache_op.CacheDataset", "dataset_ops._OptionsDataset", "filter_op._FilterDataset", "map_op._MapDataset",
               "map_op._ParallelMapDataset", "prefetch_op._PrefetchDataset", "repeat_op._RepeatDataset",
               "shuffle_op._ShuffleDataset", "skip_op._SkipDataset", "take_op._TakeDataset")
+_RESHUFFLES = "shuffle_op._ShuffleDataset._reshuffle_each_iteration"
+# Datasets whose iterators begin those of their inputs when they are made, and read nothing else.
+_BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op._RepeatDataset"),
+                  "from_tensor_slices_op._TensorSliceDataset", "from_tensors_op._TensorDataset",
+                  "range_op._RangeDataset", "zip_op._ZipDataset")
 
 TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES}.*', or "
@@ -108,6 +114,10 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     *(Name(f"{_DATA}.{module}", name, _ROWS) for module, _, name in (
         kind.partition(".") for kind in (*_KEEP_ROWS, *_BATCHES, *(f"{kind}._batch_size" for kind in _BATCHES)))),
     Name(f"{_DATA}.dataset_ops", "DatasetV2._inputs", _ROWS, ("self",)),
+    *(Name(f"{_DATA}.{module}", name, _EPOCHS) for module, _, name in (
+        kind.partition(".") for kind in (*_BEGIN_AT_ONCE[-4:], _RESHUFFLES))),
+    Name(f"{_DATA}.dataset_ops", "DatasetV2._functions", _EPOCHS, ("self",)),
+    Name(f"{_DATA}.structured_function", "StructuredFunctionWrapper.function", _EPOCHS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator", _ROWS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator._dataset", _ROWS),
     Name(f"{_PYTHON}.saved_model.pywrap_saved_model.fingerprinting", "CreateFingerprintDef",
@@ -224,6 +234,26 @@ def batch_size(dataset: "tf.data.Dataset") -> int:
         dataset, = dataset._inputs()
     is_batch = type(dataset) in {TABLE[kind] for kind in _BATCHES}
     return int(dataset._batch_size) if is_batch else -1
+
+
+def inputs_of(dataset: "tf.data.Dataset") -> "list[tf.data.Dataset]":
+    """Returns the datasets whose elements a dataset reads."""
+    return list(dataset._inputs())
+
+
+def begins_with_its_iterator(dataset: "tf.data.Dataset") -> bool:
+    """Whether an iterator of a dataset begins those of its inputs when it is made, and reads nothing else."""
+    return type(dataset) in {TABLE[kind] for kind in _BEGIN_AT_ONCE}
+
+
+def reshuffles(dataset: "tf.data.Dataset") -> bool:
+    """Whether a dataset shuffles its input, in another way for every iterator."""
+    return isinstance(dataset, TABLE["shuffle_op._ShuffleDataset"]) and bool(dataset._reshuffle_each_iteration)
+
+
+def graphs_of(dataset: "tf.data.Dataset") -> "list[tf.Graph]":
+    """Returns the graphs of the functions by which a dataset makes its elements of those of its inputs."""
+    return [each.function.graph for each in dataset._functions()]
 
 
 def dataset_of(iterator: Any) -> "tf.data.Dataset | None":

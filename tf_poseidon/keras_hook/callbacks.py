@@ -18,6 +18,7 @@ from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
+from tf_poseidon.keras_hook import resuming
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -55,14 +56,15 @@ def coordinate(callbacks: Any, communicator: Communicator,
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
     mine = {
         **{phase: any(_acts_on_batches(c, phase) for c in callbacks) for phase in _STOP},
-        "restore": any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks),
+        "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
     }
     # Users may give callbacks to a single rank.
     sums = communicator.sum(f"callbacks of {method}", np.array(list(mine.values()), np.int64))
     needs = {name for name, total in zip(mine, sums) if total}
-    return [_Complete(communicator, needs), *callbacks, _Agree(communicator, needs)]
+    writes = [resuming.WriteBackup()] if resuming.has_backup(callbacks) else []
+    return [_Complete(communicator, needs), *callbacks, *writes, _Agree(communicator, needs)]
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback, phase: str) -> bool:
@@ -82,11 +84,8 @@ class _Complete(keras.callbacks.Callback):
             self.on_train_batch_end = self._fold
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        optimizer = getattr(self.model, "optimizer", None)
-        if self._restores and self.model.built and optimizer is not None and not optimizer.built:
-            # As BackupAndRestore does, which only rank 0 runs.
-            with self.model.distribute_strategy.scope():
-                optimizer.build(self.model.trainable_variables)
+        if self._restores:  # on rank 0 alone
+            resuming.build_optimizer(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._fold()
@@ -125,6 +124,8 @@ class _Agree(keras.callbacks.Callback):
         epoch = keras_compat.initial_epoch(self.model)
         epoch = self._communicator.broadcast("initial_epoch", np.array(epoch or 0))
         keras_compat.set_initial_epoch(self.model, int(epoch) or None)
+        if self._restores:
+            resuming.agree(self._communicator)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._agree("train")

@@ -20,6 +20,7 @@ import keras
 from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
+from tf_poseidon.keras_hook import resuming
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -60,12 +61,16 @@ def save(original: Callable[..., Any], model: keras.Model, filepath: Any, *args:
 
 
 def back_up(original: Callable[..., Any], callback: keras.callbacks.BackupAndRestore) -> None:
-    """Writes a backup whose weights say which epoch they belong to."""
-    token = _writing.set(callback)
-    try:
-        original(callback)
-    finally:
-        _writing.reset(token)
+    """Writes a backup whose weights say which epoch they belong to, and hold what else is needed to resume."""
+    def write() -> None:
+        token = _writing.set(callback)
+        try:
+            original(callback)
+        finally:
+            _writing.reset(token)
+
+    if not resuming.deferred(write, callback):
+        write()
 
 
 def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRestore) -> None:
@@ -75,12 +80,17 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
         JobError: If it cannot be read, and there is none before it.
         OSError: If it cannot be read; then Keras restores the one before.
     """
-    weights, _ = keras_compat.backup_paths(callback)
+    weights, metadata = keras_compat.backup_paths(callback)
     before = f"{weights}.bkp"
     try:
         if os.path.exists(weights):
             _write_metadata(callback)
+        elif os.path.exists(metadata):  # what is left of a backup that was deleted
+            os.remove(metadata)
+        resuming.build_optimizer(callback.model)
         original(callback)
+        if os.path.exists(weights):
+            resuming.detach(weights, callback)
     except OSError as error:
         # Keras puts the backup before in place of the latest, and tries again.
         if callback.double_checkpoint and os.path.exists(before) and not filecmp.cmp(weights, before, shallow=False):
@@ -94,6 +104,7 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
 def _attach_metadata(path: str, callback: keras.callbacks.BackupAndRestore) -> None:
     with h5py.File(path, "r+") as file:
         file.attrs[_ATTRIBUTE] = json.dumps(keras_compat.backup_position(callback))
+        resuming.attach(file, callback)
 
 
 def _write_metadata(callback: keras.callbacks.BackupAndRestore) -> None:

@@ -12,6 +12,7 @@ from tf_poseidon.compat import table
 from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import files
 from tf_poseidon.keras_hook import optimizers
+from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import state
 from tf_poseidon.keras_hook import trainer
 
@@ -24,17 +25,22 @@ class Hook(table.Name):
 
     Attributes:
         wrapper: Called as wrapper(original, *args, **kwargs) in its place.
-        alone: Whether it is also useful in a job of one process.
+        alone: The same in a job of one process; None if the function is not wrapped there.
     """
 
     wrapper: Callable[..., Any]
-    alone: bool = False
+    alone: Callable[..., Any] | None = None
+
+
+def _always(wrapper: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {"wrapper": wrapper, "alone": wrapper}
 
 
 HOOKS = (
     *(Hook(_TRAINER, f"TensorFlowTrainer.{name}",
            "refuse models that cannot be synchronised; coordinate callbacks; progress on rank 0 only",
-           ("verbose", "callbacks"), wrapper=trainer.run) for name in ("fit", "evaluate", "predict")),
+           ("verbose", "callbacks"), wrapper=trainer.run, alone=resuming.alone if name == "fit" else None)
+      for name in ("fit", "evaluate", "predict")),
     *(Hook(_TRAINER, f"TensorFlowTrainer.{name}", "refuse as fit", ("x",), wrapper=trainer.on_batch)
       for name in ("train_on_batch", "test_on_batch", "predict_on_batch")),
     Hook(_TRAINER, "TensorFlowTrainer._make_function", "partition the steps of fit and evaluate",
@@ -42,10 +48,14 @@ HOOKS = (
     Hook(_TRAINER, "TensorFlowTrainer.make_predict_function", "partition the steps of predict", ("self", "force"),
          wrapper=trainer.make_predict_function),
     Hook(_TRAINER, "TFEpochIterator.__init__", "read global batches", ("self", "distribute_strategy"),
-         wrapper=trainer.make_iterator),
+         wrapper=trainer.make_iterator, alone=resuming.make_iterator),
+    Hook("keras.src.trainers.epoch_iterator", "EpochIterator._enumerate_iterator",
+         "read past the data that a backup was trained on", ("self",), **_always(resuming.enumerate_iterator)),
+    Hook("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs",
+         "give the logs of an epoch that resumes after its last step", ("self", "logs"), **_always(resuming.results)),
     Hook(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build",
          "build models in their first step, without reading a batch of data", ("self", "iterator", "data_batch"),
-         wrapper=trainer.maybe_symbolic_build, alone=True),
+         **_always(trainer.maybe_symbolic_build)),
     Hook("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset",
          "know the batch size that gradients are planned for", ("self",), wrapper=trainer.get_tf_dataset),
     Hook("keras.src.layers.normalization.batch_normalization", "BatchNormalization.call",
@@ -61,13 +71,12 @@ HOOKS = (
          "save a model on one rank inside the scope: Keras makes an optimizer and metrics to list their attributes",
          ("obj_type",), wrapper=state.get_attr_skipset),
     *(Hook("keras.src.saving.saving_lib", name, "write files completely or not at all", ("model", "filepath"),
-           wrapper=files.save, alone=True) for name in ("save_model", "save_weights_only")),
+           **_always(files.save)) for name in ("save_model", "save_weights_only")),
     Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._save_model",
          "keep the weights of a backup together with the epoch that they belong to", ("self",),
-         wrapper=files.back_up, alone=True),
+         **_always(files.back_up)),
     Hook("keras.src.callbacks.backup_and_restore", "BackupAndRestore._load_model",
-         "restore what belongs together; name a backup that cannot be read", ("self",), wrapper=files.restore,
-         alone=True),
+         "restore what belongs together; name a backup that cannot be read", ("self",), **_always(files.restore)),
     Hook("keras.src.utils.io_utils", "is_interactive_logging_enabled",
          "print summaries and messages of callbacks on rank 0 only", (), wrapper=trainer.is_interactive),
     Hook("keras.src.random.seed_generator", "SeedGenerator.next",
@@ -110,11 +119,12 @@ def install(alone: bool = False) -> list[tuple[type, str, Callable[..., Any]]]:
     keras_compat.TABLE.check()
     replaced = []
     for hook, (owner, attribute, original) in [(hook, resolve(hook)) for hook in HOOKS]:
-        if alone and not hook.alone or getattr(original, "_is_poseidon_hook", False):
+        wrapper = hook.alone if alone else hook.wrapper
+        if wrapper is None or getattr(original, "_is_poseidon_hook", False):
             continue
 
         @functools.wraps(original)
-        def wrapped(*args: Any, _original: Callable[..., Any] = original, _wrapper: Callable[..., Any] = hook.wrapper,
+        def wrapped(*args: Any, _original: Callable[..., Any] = original, _wrapper: Callable[..., Any] = wrapper,
                     **kwargs: Any) -> Any:
             return _wrapper(_original, *args, **kwargs)
 

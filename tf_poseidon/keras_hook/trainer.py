@@ -23,6 +23,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
+from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook.common import is_ours
 
 # By model: the number of calls of each method for one batch.
@@ -39,11 +40,15 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if is_outermost:  # fit calls evaluate
             descriptions.compare(model, method, bound.arguments, strategy.extended.communicator)
-        bound.arguments["callbacks"] = callbacks_lib.coordinate(
+        callbacks = callbacks_lib.coordinate(
             bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
+        bound.arguments["callbacks"] = callbacks
         if strategy.rank != 0:
             bound.arguments["verbose"] = 0
-        return original(*bound.args, **bound.kwargs)
+        if method != "fit":
+            return original(*bound.args, **bound.kwargs)
+        with resuming.in_fit(model, bound.arguments, callbacks):
+            return original(*bound.args, **bound.kwargs)
 
 
 def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -199,3 +204,4 @@ def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwa
     """Makes Keras read global batches: its functions are those of one process."""
     with one_process.inside():
         original(iterator, *args, **kwargs)
+    resuming.note_iterator(iterator)

@@ -1,0 +1,367 @@
+"""Resuming a `fit` where its backup was written, so that it ends where an undisturbed one would.
+
+`keras.callbacks.BackupAndRestore` keeps the weights, the optimizer's variables and the epoch. Here, a backup also has
+what else the rest of a `fit` depends on: how many batches the epoch has had, the seeds of random layers, metrics in the
+middle of an epoch, and what callbacks have counted. The data are not kept: a `fit` that resumes reads past the batches
+that it has trained on, so data that are the same in every run continue where they were.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import inspect
+import json
+import logging
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from tf_poseidon import orders
+from tf_poseidon import runtime
+from tf_poseidon.communicator import Communicator
+from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.errors import JobError
+
+_log = logging.getLogger("tf_poseidon")
+
+_GROUP = "tf_poseidon"  # in the file of a backup's weights
+_POSITION = "position"
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a `fit` was when its backup was written.
+
+    Attributes:
+        epoch: The epoch to continue, counted as `fit` does.
+        steps: Calls of the training function that the epoch has had.
+        has_stopped: Whether a callback had ended the training.
+        metrics: Number of the variables of metrics that the backup has; 0 at the end of an epoch.
+        callbacks: What callbacks have counted, by their name and what it is.
+        best_weights: Number of the arrays that each EarlyStopping has kept.
+    """
+
+    epoch: int
+    steps: int
+    has_stopped: bool
+    metrics: int
+    callbacks: dict[str, dict[str, Any]]
+    best_weights: dict[str, int]
+
+
+@dataclasses.dataclass
+class Fit:
+    """One call of `fit`.
+
+    Attributes:
+        model: The model.
+        arguments: Of the call.
+        callbacks: Those that run on this rank.
+        iterator: Keras' iterator of the training data.
+        position: Where it resumes, after the callbacks have begun; None to begin at the beginning.
+        arrays: Of the backup, on the rank that has read it: metrics, and the best weights of each EarlyStopping.
+        due: What is to be written when all callbacks have seen the batch or the epoch.
+        has_read: The iterators of this `fit` that have read past what was before.
+        is_between: Whether the epoch in which it resumes has no more steps.
+    """
+
+    model: keras.Model
+    arguments: dict[str, Any]
+    callbacks: Sequence[keras.callbacks.Callback]
+    iterator: Any = None
+    position: Position | None = None
+    arrays: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    due: Callable[[], None] | None = None
+    has_read: list[Any] = dataclasses.field(default_factory=list)
+    is_between: bool = False
+
+
+_current: contextvars.ContextVar[Fit | None] = contextvars.ContextVar("fit", default=None)
+
+
+class WriteBackup(keras.callbacks.Callback):
+    """Writes backups when the callbacks of the user have seen the batch or the epoch: they may change what is kept."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._write()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        fit = _current.get()
+        if fit is not None and fit.due is not None:
+            write, fit.due = fit.due, None
+            write()
+
+
+def has_backup(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+    """Whether one of the callbacks writes backups."""
+    return any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
+
+
+@contextlib.contextmanager
+def in_fit(model: keras.Model, arguments: dict[str, Any],
+           callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+    """A context in which a backup that is restored belongs to this call of `fit`; its arguments and its callbacks."""
+    token = _current.set(Fit(model, arguments, callbacks))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def alone(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Runs `fit` in a job of one process."""
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    given = bound.arguments.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):  # whose order is the user's
+        return original(*bound.args, **bound.kwargs)
+    callbacks = keras.tree.flatten(given) if given else []
+    if not has_backup(callbacks):
+        return original(*bound.args, **bound.kwargs)
+    bound.arguments["callbacks"] = [*callbacks, WriteBackup()]
+    with in_fit(model, bound.arguments, callbacks):
+        return original(*bound.args, **bound.kwargs)
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def deferred(write: Callable[[], None], callback: keras.callbacks.BackupAndRestore) -> bool:
+    """Whether a backup will be written by `WriteBackup`, rather than now."""
+    fit = _current.get()
+    if fit is None or fit.model is not callback.model:
+        return False
+    fit.due = write
+    return True
+
+
+def attach(file: h5py.File, callback: keras.callbacks.BackupAndRestore) -> None:
+    """Adds to the weights of a backup what else a `fit` needs to resume."""
+    fit, model = _current.get(), callback.model
+    if fit is None or fit.model is not model:
+        return
+    group = file.create_group(_GROUP)
+    saved = keras_compat.backup_position(callback)
+    # Keras counts batches from 0, and notes 0 at the end of an epoch, too.
+    batches = 0 if callback.save_freq == "epoch" else saved["batch"] + 1
+    metrics = model.metrics_variables if batches else []
+    best = {name: list(each.best_weights or ()) for name, each in _named(fit.callbacks).items()
+            if isinstance(each, keras.callbacks.EarlyStopping)}
+    arrays = {"metrics": [v.numpy() for v in metrics], "seeds": [v.numpy() for v in _seeds(model)], **best}
+    for name, values in arrays.items():
+        for number, value in enumerate(values):
+            group.create_dataset(f"{name}/{number}", data=value)
+    position = Position(
+        saved["epoch"], -(-batches // model.steps_per_execution), bool(model.stop_training), len(metrics),
+        {name: keras_compat.callback_state(each) for name, each in _named(fit.callbacks).items()},
+        {name: len(values) for name, values in best.items()})
+    group.attrs[_POSITION] = json.dumps(dataclasses.asdict(position))
+
+
+def _named(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
+    """Returns callbacks by their class and number: the same names in another run, and on other ranks."""
+    named: dict[str, keras.callbacks.Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        named[f"{kind} {sum(name.startswith(f'{kind} ') for name in named)}"] = callback
+    return named
+
+
+def _seeds(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of random layers, which Keras does not save; they are variables of a model, but no weights."""
+    others = {id(variable) for variable in (*model.weights, *model.metrics_variables)}
+    return [variable for variable in model.variables if id(variable) not in others]
+
+
+# ---- restoring ---------------------------------------------------------------------------------------------------
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """Makes the variables of the optimizer that a backup holds; Keras does it outside of the scope."""
+    optimizer = getattr(model, "optimizer", None)
+    if model.built and optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
+def detach(path: str, callback: keras.callbacks.BackupAndRestore) -> None:
+    """Restores what `attach` has added to the weights in a file, after Keras has restored these.
+
+    Raises:
+        JobError: If it does not belong to this model.
+    """
+    fit, model = _current.get(), callback.model
+    with h5py.File(path, "r") as file:
+        if fit is None or fit.model is not model or _GROUP not in file:
+            return
+        group = file[_GROUP]
+        position = Position(**json.loads(group.attrs[_POSITION]))
+        arrays = {name: [part[str(number)][()] for number in range(len(part))] for name, part in group.items()}
+    seeds = _seeds(model)
+    if len(seeds) != len(arrays.get("seeds", ())):
+        raise JobError(f"The backup '{path}' has the seeds of {len(arrays.get('seeds', ()))} random layers, but the "
+                       f"model '{model.name}' has {len(seeds)}; remove it to begin anew.")
+    for variable, value in zip(seeds, arrays.get("seeds", ())):
+        variable.assign(value)
+    keras_compat.set_backup_position(callback, position.epoch)
+    if position.has_stopped:
+        keras_compat.set_initial_epoch(model, fit.arguments.get("epochs", 1))
+    fit.position, fit.arrays = position, arrays
+
+
+def agree(communicator: Communicator) -> None:
+    """Gives the position that rank 0 has restored to all ranks."""
+    fit = _current.get()
+    mine = json.dumps(None if fit.position is None else dataclasses.asdict(fit.position))
+    found = json.loads(communicator.broadcast_text("backup", mine))
+    fit.position = None if found is None else Position(**found)
+
+
+# ---- reading past ------------------------------------------------------------------------------------------------
+
+
+def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+    """Notes the iterator of the training data in a job of one process."""
+    original(iterator, *args, **kwargs)
+    note_iterator(iterator)
+
+
+def note_iterator(iterator: Any) -> None:
+    """Notes the iterator of the training data, the first that a `fit` creates."""
+    fit = _current.get()
+    if fit is not None and fit.iterator is None:
+        fit.iterator = iterator
+
+
+def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) -> Iterator[Any]:
+    """Makes the iterators of a `fit` that resumes read past what was before.
+
+    Yields:
+        The steps of an epoch, as Keras does.
+
+    Raises:
+        JobError: If the data have fewer batches than the backup has seen.
+    """
+    fit = _current.get()
+    epoch = functools.partial(original, iterator)
+    if fit is None or fit.position is None or any(each is iterator for each in fit.has_read):
+        return epoch()
+    is_training = iterator is fit.iterator
+    if not is_training and iterator is not keras_compat.validation_iterator(fit.model):
+        return epoch()  # of another method, which a callback has called
+    fit.has_read.append(iterator)
+    first, position = fit.arguments.get("initial_epoch", 0), fit.position
+    before = range(first, position.epoch)
+    if is_training:
+        _restore_callbacks(fit)
+    else:
+        frequency = fit.arguments.get("validation_freq", 1)
+        before = [number for number in before if keras_compat.validates(fit.model, number, frequency)]
+    if not is_training or position.has_stopped:
+        position = dataclasses.replace(position, steps=0)
+    joined = runtime.communicator()
+    if is_training and (joined is None or joined.rank == 0):
+        _log.warning("Training resumes after %d epochs and %d steps; their data are read once more where later ones "
+                     "depend on them.", len(before), position.steps)
+    _read_epochs(iterator, epoch, len(before))
+    return _rest(fit, iterator, epoch(), position.steps) if position.steps else epoch()
+
+
+def _read_epochs(iterator: Any, epoch: Callable[[], Iterator[Any]], number: int) -> None:
+    """Reads past epochs, as far as later ones depend on it."""
+    order = _order(iterator)
+    for _ in range(0 if order is orders.Order.SAME else number):
+        with iterator.catch_stop_iteration():
+            for _, _, batches in epoch():  # makes as many iterators as Keras does
+                if order is orders.Order.CONTINUED:
+                    for _ in range(iterator.steps_per_execution):
+                        next(batches)
+
+
+def _order(iterator: Any) -> orders.Order:
+    if iterator.steps_per_epoch is not None or iterator.data_adapter.num_batches is None:
+        # The next epoch continues where one has ended; or Keras makes iterators when it finds that one has.
+        return orders.Order.CONTINUED
+    if keras_compat.reads_arrays_in_order(iterator):
+        return orders.Order.SAME
+    dataset = keras_compat.given_dataset(iterator)
+    return orders.Order.CONTINUED if dataset is None else orders.order(dataset)
+
+
+def _rest(fit: Fit, iterator: Any, steps: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yields what follows a number of steps of an epoch."""
+    batch = None
+    for step in range(number):
+        found = _read_step(iterator, steps)
+        if found is None:
+            raise JobError(
+                f"The backup was written after step {number} of an epoch, but the data have only {step}; give fit the "
+                "data with which it has begun, or remove the backup to begin anew.")
+        batch = found
+    _restore_metrics(fit, batch)
+    rest = next(steps, None)
+    if rest is None:
+        fit.is_between = True
+        return
+    yield rest
+    yield from steps
+
+
+def _read_step(iterator: Any, steps: Iterator[Any]) -> Any:
+    """Reads the batches of a step; returns the first of them, or None at the end of the data."""
+    found = None
+    with contextlib.suppress(StopIteration):
+        *_, batches = next(steps)
+        for _ in range(iterator.steps_per_execution):
+            batch = next(batches)
+            found = batch if found is None else found
+    return found
+
+
+def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
+    """Returns the logs of an epoch: those of metrics, if it resumed after its last step."""
+    fit = _current.get()
+    if fit is not None and fit.model is model and fit.is_between:
+        fit.is_between, logs = False, model.get_metrics_result()
+    return original(model, logs)
+
+
+def _restore_metrics(fit: Fit, batch: Any) -> None:
+    model, number = fit.model, fit.position.metrics
+    if len(model.metrics_variables) != number:  # Keras makes those of `compile` for the first batch
+        with model.distribute_strategy.scope():
+            keras_compat.build_metrics(model, batch)
+    variables = model.metrics_variables
+    if len(variables) != number:
+        raise JobError(f"The backup has {number} variables of metrics, but the model '{model.name}' has "
+                       f"{len(variables)}; compile it with the same metrics, or remove the backup to begin anew.")
+    for variable, value in zip(variables, _shared(fit, "metrics", [v.numpy() for v in variables])):
+        variable.assign(value)
+
+
+def _restore_callbacks(fit: Fit) -> None:
+    for name, callback in _named(fit.callbacks).items():
+        keras_compat.set_callback_state(callback, fit.position.callbacks.get(name, {}))
+    model, named = fit.model, _named(fit.callbacks)
+    for name, number in fit.position.best_weights.items():
+        if number:
+            arrays = _shared(fit, name, model.get_weights())
+            if name in named:
+                named[name].best_weights = arrays
+
+
+def _shared(fit: Fit, name: str, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns arrays of the backup on all ranks; `like` has their shapes and types."""
+    mine, communicator = fit.arrays.get(name, like), runtime.communicator()
+    if communicator is None:
+        return list(mine)
+    waits = [communicator.submit(f"backup/{name}/{number}", value, root=0) for number, value in enumerate(mine)]
+    return [wait() for wait in waits]

@@ -1,0 +1,40 @@
+"""How the elements of a dataset change from epoch to epoch: a job that resumes reads past as few as it can."""
+
+import enum
+
+import tensorflow as tf
+
+from tf_poseidon.compat import tensorflow as tf_compat
+
+# Ops with state that does not change what a function returns.
+_HARMLESS = ("Assert", "Case", "If", "LookupTableFindV2", "LookupTableSizeV2", "StatefulPartitionedCall", "While")
+
+
+class Order(enum.Enum):
+    """What the elements of an epoch depend on."""
+
+    SAME = "nothing: they are the same in every epoch"
+    RESHUFFLED = "how many iterators have been made before"
+    CONTINUED = "what has been read before"
+
+
+def order(dataset: tf.data.Dataset) -> Order:
+    """Returns what the elements of an epoch depend on, CONTINUED where that is not known."""
+    found, datasets = Order.SAME, [dataset]
+    while datasets:
+        each = datasets.pop()
+        if not tf_compat.begins_with_its_iterator(each) or not all(map(_is_pure, tf_compat.graphs_of(each))):
+            return Order.CONTINUED
+        if tf_compat.reshuffles(each):
+            found = Order.RESHUFFLED
+        datasets += tf_compat.inputs_of(each)
+    return found
+
+
+def _is_pure(graph: tf.Graph) -> bool:
+    """Whether a function returns the same for the same arguments."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    ops = {node.op for node in nodes} - set(_HARMLESS) - {function.signature.name
+                                                         for function in definition.library.function}
+    return all((known := tf_compat.op_def(op)) is not None and not known.is_stateful for op in ops)
