@@ -38,6 +38,8 @@ $(VENV)/.installed: pyproject.toml setup.py tf_poseidon/supported.py
 horovod: setup
 	scripts/install_horovod.sh $(BIN)/python
 
+# Without TensorFlow's warnings, of which there are dozens in double precision.
+demo: export TF_CPP_MIN_LOG_LEVEL := 2
 demo: setup
 	mkdir -p build/demo
 	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz

@@ -5,6 +5,7 @@
     tf-poseidon diff IN OUT
     tf-poseidon strip OUT BACK
     mpiexec -n 2 tf-poseidon verify IN OUT
+    tf-poseidon run -n 4 --restarts 3 -- python train.py
 
 Exit statuses are those of `Status`.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import enum
+import importlib.metadata
 import json
 import os
 import signal
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING
 import zipfile
 
 from tf_poseidon import engines
+from tf_poseidon import launching
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
@@ -45,20 +48,19 @@ class Status(enum.IntEnum):
 
 
 _STATUSES = """exit status: 0 done; 1 graphs differ, or verify found an error; 2 a mistake in the command line;
-3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted"""
+3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted; that of the job for run"""
 
 
 def explain(given: argparse.Namespace) -> Status:
     """Prints how the gradients of a saved model would travel."""
     planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
                      given.accelerators, given.ranks_per_node)
-    for option in ("json", "plan"):
-        path = getattr(given, option)
-        if path and not os.access(os.path.dirname(path) or ".", os.W_OK):
-            raise ConfigurationError(f"--{option}={path} cannot be written; name a file in a directory that exists.")
-    if not os.path.exists(given.model):
-        raise ConfigurationError(f"There is no file '{given.model}'; give explain a model that was saved with "
-                                 "model.save('model.keras').")
+    _check_output("--json", given.json)
+    _check_output("--plan", given.plan)
+    _check_source(given.model, "give explain a model that was saved with model.save('model.keras')")
+    if given.model.endswith(".keras") and not zipfile.is_zipfile(given.model):
+        raise ConfigurationError(f"'{given.model}' is not what model.save writes into a .keras file: it is damaged or "
+                                 "incomplete, or another kind of file; save the model again.")
     # Late: it imports TensorFlow, which takes seconds; errors in the command should appear at once.
     from tf_poseidon import progress
     with progress.shown() as show:
@@ -70,6 +72,8 @@ def explain(given: argparse.Namespace) -> Status:
             model, given.batch_size, given.workers, given.bandwidth_gbps, policy=given.policy,
             servers=given.servers, latency_us=given.latency_us, gflops=given.gflops, accelerators=given.accelerators,
             ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge)
+    if unmatched := planning.unmatched_pins(given.pin, plan):
+        raise ConfigurationError(unmatched)
     print(plan)
     _save_predictions(given.json, plan.predictions())
     if given.plan:
@@ -82,9 +86,11 @@ def rewrite(given: argparse.Namespace) -> Status:
     if given.workers is None and given.plan is None:
         raise _Mistake("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
                        "on each of them), or a --plan.")
-    if not os.path.exists(given.source):
-        raise ConfigurationError(f"There is no file '{given.source}'; give rewrite a SavedModel, MetaGraph or "
-                                 "GraphDef.")
+    _check_source(given.source, _GRAPH)
+    if given.plan:
+        _check_source(given.plan, "give rewrite a plan that explain or Plan.save has written")
+    _check_target(given.target)
+    _check_output("--json", given.json)
     from tf_poseidon import progress
     with progress.shown() as show:
         from tf_poseidon.saved_graphs import rewriting
@@ -103,6 +109,8 @@ def rewrite(given: argparse.Namespace) -> Status:
 
 def diff(given: argparse.Namespace) -> Status:
     """Prints what was inserted into a rewritten graph."""
+    _check_source(given.source, _GRAPH)
+    _check_source(given.target, _GRAPH)
     from tf_poseidon.saved_graphs import differences
     difference = differences.diff(given.source, given.target)
     print(difference)
@@ -111,6 +119,8 @@ def diff(given: argparse.Namespace) -> Status:
 
 def strip(given: argparse.Namespace) -> Status:
     """Writes the original of a rewritten graph."""
+    _check_source(given.source, _GRAPH)
+    _check_target(given.target)
     from tf_poseidon.saved_graphs import rewriting
     rewriting.strip(given.source, given.target)
     return Status.DONE
@@ -118,8 +128,13 @@ def strip(given: argparse.Namespace) -> Status:
 
 def verify(given: argparse.Namespace) -> Status:
     """Compares a rewritten graph, on the ranks that mpiexec has started, with the original in one process."""
+    _check_source(given.source, _GRAPH)
+    _check_source(given.target, _GRAPH)
     arrays = _arrays(given.arrays)
     import tensorflow as tf
+
+    from tf_poseidon import runtime
+    runtime.failure_status = Status.OWN_ERROR  # 1 is for graphs that differ
     # One thread: several may sum in a different order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # TensorFlow warns about gradients of loaded functions, which this program never takes.
@@ -133,14 +148,49 @@ def verify(given: argparse.Namespace) -> Status:
     return Status.DIFFERS if found.failures else Status.DONE
 
 
+def run(given: argparse.Namespace) -> int:
+    """Starts a job with mpiexec, and starts it again when it fails."""
+    program = given.program[given.program[:1] == ["--"]:]
+    if not program:
+        raise _Mistake("there is no program; give run a command: tf-poseidon run -n 4 -- python train.py.")
+    return launching.run(program, given.n, given.hosts, given.restarts, given.mpiexec,
+                         lambda text: print(f"tf-poseidon run: {text}", file=sys.stderr, flush=True))
+
+
 class _Mistake(Exception):
     """A mistake in the command line that argparse cannot find."""
 
 
+# Before TensorFlow is imported, which takes seconds.
+_GRAPH = "give a SavedModel's directory, a MetaGraph (.meta) or a GraphDef (.pb)"
+
+
+def _check_source(path: str, instead: str) -> None:
+    if not os.path.exists(path):
+        raise ConfigurationError(f"There is no file '{path}'; {instead}.")
+
+
+def _check_target(path: str) -> None:
+    if os.path.lexists(path):
+        raise ConfigurationError(f"'{path}' exists already; remove it, or name another.")
+    _check_output("OUT", path)
+
+
+def _check_output(option: str, path: str | None) -> None:
+    if path and (os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)):
+        raise ConfigurationError(f"{option}={path} cannot be written; name a file in a directory that exists.")
+
+
+def _check_alone(command: str) -> None:
+    if (size := int(os.environ.get("PMI_SIZE", 1))) > 1:  # that of mpiexec
+        raise ConfigurationError(f"{size} processes were started, but {command} runs in one; omit mpiexec.")
+
+
 def _pin(text: str) -> tuple[str, str]:
     pattern, separator, scheme = text.rpartition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"'{text}', expected PATTERN=SCHEME, such as '*/embeddings=ps'")
+    if not separator or scheme not in planning.SCHEMES:
+        raise argparse.ArgumentTypeError(f"'{text}', expected PATTERN=SCHEME, such as '*/embeddings=ps', with a scheme "
+                                         f"of {', '.join(planning.SCHEMES)}")
     return pattern, scheme
 
 
@@ -182,28 +232,29 @@ def _parser() -> argparse.ArgumentParser:
         "tf-poseidon", description="Plans, rewrites and checks training steps for several processes.",
         epilog=f"`tf-poseidon COMMAND --help` describes a command.\n{_STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("tf_poseidon"))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(run: Callable[[argparse.Namespace], Status], example: str,
+    def command(runs: Callable[[argparse.Namespace], int], example: str,
                 *positional: tuple[str, str, str]) -> argparse.ArgumentParser:
         added = commands.add_parser(
-            run.__name__, help=run.__doc__, description=run.__doc__, allow_abbrev=False,
+            runs.__name__, help=runs.__doc__, description=runs.__doc__, allow_abbrev=False,
             epilog=f"example:\n  {example}\n\n{_STATUSES}", formatter_class=argparse.RawDescriptionHelpFormatter)
         for name, metavar, what in positional:
             added.add_argument(name, metavar=metavar, help=what)
-        added.set_defaults(run=run, command=run.__name__)
+        added.set_defaults(run=runs, command=runs.__name__)
         return added
 
     graph = "a SavedModel, MetaGraph (.meta) or GraphDef (.pb)"
     explains = command(explain, "tf-poseidon explain model.keras --batch_size 32 --workers 8 --bandwidth_gbps 10",
                        ("model", "MODEL.keras", "a model that model.save has written"))
-    explains.add_argument("--batch_size", type=int, required=True, help="rows of a full batch on each worker")
-    explains.add_argument("--workers", type=int, required=True, help="number of ranks")
+    explains.add_argument("--batch_size", type=_at_least(1), required=True, help="rows of a full batch on each worker")
+    explains.add_argument("--workers", type=_at_least(1), required=True, help="number of ranks")
     explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")
     rewrites = command(rewrite, "tf-poseidon rewrite step step_for_4 --workers 4 --batch_size 32",
                        ("source", "IN", f"the training step: {graph}"), ("target", "OUT", "the rewritten one"))
-    rewrites.add_argument("--batch_size", type=int, help="rows of a full batch on each worker")
-    rewrites.add_argument("--workers", type=int, help="number of ranks; that of the plan if there is one")
+    rewrites.add_argument("--batch_size", type=_at_least(1), help="rows of a full batch on each worker")
+    rewrites.add_argument("--workers", type=_at_least(1), help="number of ranks; that of the plan if there is one")
     rewrites.add_argument("--plan", help="file of a plan to follow")
     rewrites.add_argument("--inputs", type=_marks, action="append", default=[], metavar="NAME=MARK,...",
                           help="which inputs have rows: NAME=rows, NAME=same or NAME=DIMENSION; by default those whose "
@@ -226,6 +277,15 @@ def _parser() -> argparse.ArgumentParser:
     verifies.add_argument("--seed", type=_at_least(0), default=0, help="seed of these random numbers (%(default)s)")
     verifies.add_argument("--initializer", type=_names, default=[], metavar="NAME,...",
                           help="ops that initialise variables")
+    starts = command(run, "tf-poseidon run -n 4 --hosts a,b --restarts 3 -- python train.py")
+    starts.add_argument("-n", type=_at_least(1), default=1, metavar="RANKS", help="number of ranks (%(default)s)")
+    starts.add_argument("--hosts", "-hosts", type=_names, default=[], metavar="HOST,...",
+                        help="where they run, by default here; each host takes an equal part")
+    starts.add_argument("--restarts", type=_at_least(0), default=0, metavar="TIMES",
+                        help="how often the job may be started again, without hosts that are gone; the program resumes "
+                        "where its BackupAndRestore has written (%(default)s)")
+    starts.add_argument("--mpiexec", default="", metavar="PATH", help="the launcher, by default that of this Python")
+    starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
     for runs in (rewrites, verifies):
         runs.add_argument("--train_op", type=_names, default=[], metavar="NAME,...",
                           help="ops that make a training step, of TensorFlow 1")
@@ -246,7 +306,8 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
                          "the wire")
     planned.add_argument("--json", metavar="FILE", help="file for the predictions, as JSON")
     cluster = command.add_argument_group("cluster")
-    cluster.add_argument("--servers", type=int, default=0, help="number of ranks that hold KV pairs; 0 for all (0)")
+    cluster.add_argument("--servers", type=_at_least(0), default=0,
+                         help="number of ranks that hold KV pairs; 0 for all (0)")
     cluster.add_argument("--bandwidth_gbps", type=float, default=10.0, help="bandwidth at which a node sends, and "
                          "receives at the same time, in Gbit/s (%(default)s)")
     cluster.add_argument("--latency_us", type=float, default=50.0, help="latency of a message in µs (%(default)s)")
@@ -254,8 +315,8 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
                          "(%(default)s)")
     cluster.add_argument("--accelerators", action=argparse.BooleanOptionalAction, default=False,
                          help="whether ranks compute on accelerators, which exchanges do not slow down")
-    cluster.add_argument("--ranks_per_node", type=int, default=1, help="how many ranks share a node and its link "
-                         "(%(default)s)")
+    cluster.add_argument("--ranks_per_node", type=_at_least(1), default=1,
+                         help="how many ranks share a node and its link (%(default)s)")
 
 
 def _at_least(smallest: int) -> Callable[[str], int]:
@@ -273,6 +334,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
+        if given.run not in (verify, run):
+            _check_alone(given.command)
         status = given.run(given)
     except (PoseidonError, _Mistake) as error:
         print(f"tf-poseidon {given.command}: {error}", file=sys.stderr)

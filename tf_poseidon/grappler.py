@@ -106,6 +106,7 @@ class GraphPass:
         self.strict = strict
         self.plan = None
         self._log_level = log_level
+        self._said = {""}
         self._callback = _Passes(self._run)  # kept here, or it would be freed
 
     def register(self) -> None:
@@ -168,6 +169,9 @@ class GraphPass:
             _log.log(self._log_level,
                      "The training graph was rewritten: %s. Its plan shows the reasons.",
                      ", ".join(f"{n} gradients by {scheme}" for scheme, n in sorted(schemes.items())))
+            if (unmatched := planning.unmatched_pins(session.planner.pins, outcome.plan)) not in self._said:
+                self._said.add(unmatched)  # it may be for another model of the program
+                _log.warning("%s", unmatched)
         return outcome.graph_def
 
     def _run(self, data: int, size: int, result: int) -> None:

@@ -35,6 +35,9 @@ class JobOptions:
     heartbeat_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.servers, numbers.Number):
+            raise ConfigurationError(f"servers={self.servers}, expected the ranks that are servers, such as "
+                                     f"range({self.servers}).")
         object.__setattr__(self, "servers", tuple(self.servers or ()))
         if self.ranks_per_node is not None:
             planning.Cluster(1, ranks_per_node=self.ranks_per_node)  # checks it

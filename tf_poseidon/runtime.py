@@ -43,6 +43,7 @@ _options = None
 _launch = None
 _pid = None  # of the process that has joined
 _exit = os._exit  # before it is guarded
+failure_status = 1  # of a rank that ends with an exception
 
 
 def communicator() -> "Communicator | None":
@@ -198,7 +199,7 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
-    _exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+    _exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else failure_status)
 
 
 def _leave() -> None:

@@ -5,12 +5,14 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sysconfig
 import time
 
 import launch
+import numpy as np
 import pytest
 import saved_zoo
 import tensorflow as tf
@@ -18,6 +20,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import rewriting
+from tf_poseidon.saved_graphs import verifying
 
 v1 = tf.compat.v1
 
@@ -54,15 +57,54 @@ def test_commands(tmp_path):
 @pytest.mark.parametrize("status, arguments, message", [
     (2, ("rewrite", "there", "out"), "--workers is missing"),
     (2, ("rewrite", "there", "out", "--workers=2", "--inputs=x:rows"), "'x:rows', expected NAME=rows"),
-    (3, ("verify", "there", "out", "--arrays=there/arrays.npz"), "cannot be read"),
-    (3, ("strip", "nowhere", "out"), "nowhere"),
+    (2, ("explain", "there", "--workers=2", "--batch_size=0"), "--batch_size: 0, expected at least 1"),
+    (2, ("explain", "there", "--workers=2", "--batch_size=1", "--pin=x=no"), "'x=no', expected PATTERN=SCHEME"),
+    (3, ("explain", "there", "--workers=2", "--batch_size=1", "--json=there"), "cannot be written"),
+    (3, ("explain", "there.keras", "--workers=2", "--batch_size=1"), "it is damaged or incomplete"),
+    (3, ("rewrite", "there", "there", "--workers=2"), "exists already"),
+    (3, ("rewrite", "there", "out", "--plan=nowhere"), "There is no file 'nowhere'; give rewrite a plan"),
+    (3, ("verify", "there", "there", "--arrays=there/arrays.npz"), "cannot be read"),
+    (3, ("verify", "there", "nowhere"), "There is no file 'nowhere'"),
+    (3, ("strip", "nowhere", "out"), "nowhere"), (3, ("strip", "there", "there"), "exists already"),
     (3, ("diff", "there", "there"), "there"),
 ])
 def test_mistakes_in_commands(status, arguments, message, tmp_path):
     (tmp_path / "there").mkdir()
+    (tmp_path / "there.keras").write_text("cut")
     outcome = command(*(argument.replace("there", str(tmp_path / "there")) for argument in arguments))
     assert outcome.status == status, outcome.output
+    assert "Traceback" not in outcome.output
     assert message in outcome.own_lines[-1] and outcome.own_lines[-1].startswith(f"tf-poseidon {arguments[0]}: ")
+
+
+def test_commands_for_one_process_say_so_under_mpiexec():
+    outcome = command("rewrite", "step", "out", "--workers=2", ranks=RANKS, fresh=True)
+    assert outcome.status == 3
+    assert outcome.own_lines[-1].endswith(": 2 processes were started, but rewrite runs in one; omit mpiexec.")
+
+
+def test_what_verify_cannot_run_is_refused_by_name(tmp_path):
+    source, target, arrays = tmp_path / "step", tmp_path / "out", tmp_path / "arrays.npz"
+    save_two_signatures(str(source))
+    poseidon.rewrite_saved_model(source, target, "train", workers=RANKS, policy="ps")
+    outcome = command("verify", source, target)
+    assert outcome.status == 0 and "nothing was exchanged: start it with mpiexec -n RANKS" in outcome.output
+    np.savez(arrays, x=np.zeros((4, 3), np.float32), y=np.zeros((4, 2), np.float32))
+    outcome = command("verify", source, target, f"--arrays={arrays}")
+    assert outcome.status == 3 and "'x' has the shape [4, 3], but the step takes (None, 4)" in outcome.own_lines[-1]
+    next((target / "variables").glob("variables.data*")).write_bytes(b"")
+    outcome = command("verify", source, target, ranks=RANKS, fresh=True)
+    assert outcome.status == 3 and f"'{target}' cannot be loaded" in outcome.output, outcome.output
+
+
+def test_other_initial_values_are_wrong(tmp_path):
+    for name, value in (("step", 1.0), ("other", 2.0)):
+        save_two_signatures(str(tmp_path / name), value)
+    poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", "train", workers=RANKS, policy="ps")
+    shutil.rmtree(tmp_path / "out" / "variables")
+    shutil.copytree(tmp_path / "other" / "variables", tmp_path / "out" / "variables")
+    found = verifying.verify(tmp_path / "step", tmp_path / "out")
+    assert found.failures == ["variable 'w' begins with other values than in the original"]
 
 
 def test_what_else_differs(tmp_path):
@@ -85,7 +127,8 @@ def test_what_else_differs(tmp_path):
 @pytest.mark.parametrize("name, flags", [
     ("explain", ["batch_size", "workers", "plan", "policy", "gflops", "json"]),
     ("rewrite", ["inputs", "signature", "train_op", "engine", "workers", "bandwidth_gbps"]),
-    ("diff", []), ("strip", []), ("verify", ["arrays", "seed", "initializer", "signature", "steps"])])
+    ("diff", []), ("strip", []), ("run", ["restarts", "hosts", "mpiexec"]),
+    ("verify", ["arrays", "seed", "initializer", "signature", "steps"])])
 def test_help_of_a_command_names_its_flags(name, flags):
     outcome = command(name, "--help")
     assert outcome.status == 0 and "exit status: 0 done; 1 " in outcome.output
@@ -99,7 +142,8 @@ def test_help_names_all_commands():
     outcome = command("--help")
     assert outcome.status == 0
     assert all(re.search(rf"^ +{name} +\w", outcome.output, re.MULTILINE)
-               for name in ("explain", "rewrite", "diff", "strip", "verify"))
+               for name in ("explain", "rewrite", "diff", "strip", "verify", "run"))
+    assert command("--version").status == 0
 
 
 def test_graphs_that_differ_have_a_status_of_their_own(tmp_path):
@@ -167,10 +211,10 @@ def save_gan(path):
     tf.saved_model.save(module, path, signatures={"train": step})
 
 
-def save_two_signatures(path):
-    """Saves a step that trains, and one that evaluates and counts."""
+def save_two_signatures(path, factor=1.0):
+    """Saves a step that trains, and one that evaluates and counts; initial values are multiplied by a factor."""
     module = tf.Module()
-    module.w = tf.Variable(tf.random.stateless_normal((4, 2), (1, 3)), name="w")
+    module.w = tf.Variable(factor * tf.random.stateless_normal((4, 2), (1, 3)), name="w")
     module.count = tf.Variable(0, name="count")
 
     @tf.function(input_signature=[tf.TensorSpec((None, 4), name="x"), tf.TensorSpec((None, 2), name="y")])

@@ -202,6 +202,9 @@ def test_command(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"})) == ""
     assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout
+    mistaken = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--pin", "narow/*=ps")
+    assert mistaken.returncode == 3
+    assert "The pin of 'narow/*' matches no variable of this step; the nearest is 'narrow/" in mistaken.stderr
     predictions = json.loads((tmp_path / "json").read_text())
     assert predictions["total_bytes"] == plan.total_bytes
     schemes = {v["name"]: v["scheme"] for v in predictions["variables"]}
@@ -218,7 +221,7 @@ def test_command(tmp_path):
     (2, [], "the following arguments are required: COMMAND"),
     (3, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
      "There is no file '/no/model.keras'"),
-    (3, ["explain", "/no/model.keras", "--workers", 0, "--batch_size", 8], "expected"),
+    (2, ["explain", "/no/model.keras", "--workers", 0, "--batch_size", 8], "--workers: 0, expected at least 1"),
 ])
 def test_mistakes_in_the_command(status, arguments, message):
     outcome = command(*arguments)

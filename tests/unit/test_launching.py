@@ -83,7 +83,8 @@ def test_job_on_a_host_that_is_gone_ends(mpiexec, tmp_path, monkeypatch):
 def test_job_ends_with_the_command(tmp_path, number, status):
     """And does not start again; nothing of it is left, also when the command cannot end it."""
     program = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w'); time.sleep(60)"
-    process = subprocess.Popen([COMMAND, "run", "-n", "2", "--restarts", "5", "--", sys.executable, "-S", "-c", program])
+    process = subprocess.Popen(
+        [COMMAND, "run", "-n", "2", "--restarts", "5", "--", sys.executable, "-S", "-c", program])
     begin = time.monotonic()
     while len(list(tmp_path.iterdir())) < 2:
         assert time.monotonic() - begin < 60 and process.poll() is None

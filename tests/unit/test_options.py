@@ -34,6 +34,11 @@ def test_whoever_joins_first_is_checked():
         runtime.start(options.JobOptions(engine="horovod", ranks_per_node=2))
 
 
+def test_number_of_servers_is_not_their_ranks():
+    with pytest.raises(poseidon.PoseidonError, match=r"servers=5, expected the ranks that are servers, .* range\(5\)"):
+        options.JobOptions(servers=5)
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "startup_timeout_s", "heartbeat_timeout_s"])
 def test_times_may_be_long(name):
     for seconds in (float("inf"), 1e30, 1e9):

@@ -391,6 +391,15 @@ def test_pins_that_are_impossible_say_so():
     assert decision.reason == "pinned to 'sfb', which is not possible: a convolution"
 
 
+@pytest.mark.parametrize("pins, sentence", [
+    ((), ""), ((("b/*", "ps"), ("*", "sfb")), ""),
+    ((("b/*", "ps"), ("c/kernl", "ps")), "The pin of 'c/kernl' matches no variable of this step; the nearest is "
+                                         "'c/kernel'. Patterns are those of file names, for whole paths: '*/kernel'.")])
+def test_pins_that_match_nothing_are_named(pins, sentence):
+    plan = plan_for([dense_site(512, 512, 400, name) for name in ("b/kernel", "c/kernel")], "ps", 4, pins=pins)
+    assert planning.unmatched_pins(pins, plan) == sentence
+
+
 def test_pins_fit_every_site_of_a_variable():
     sites = [dense_site(512, 512, 400, name) for name in ("a[1]/kernel#1", "a[1]/kernel")]
     plan = plan_for(sites, "ps", 4, pins=(("a[1]/kernel", "sfb"),))

@@ -110,8 +110,6 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     if graph_pass.plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: "
                          f"{graph_pass.plan.refusal}")
-    if unmatched := planning.unmatched_pins(planner.pins, graph_pass.plan):
-        raise ConfigurationError(unmatched)
     return graph_pass.plan
 
 

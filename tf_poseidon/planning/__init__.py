@@ -18,6 +18,7 @@ from tf_poseidon.planning.plan import Plan
 from tf_poseidon.planning.planner import Planner
 from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.policies import POLICIES
+from tf_poseidon.planning.policies import unmatched_pins
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
@@ -27,4 +28,5 @@ from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
-           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan"]
+           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe", "make_plan",
+           "unmatched_pins"]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import difflib
 import fnmatch
 
 from tf_poseidon.errors import ConfigurationError
@@ -230,6 +231,18 @@ def _why_dense(site: Site) -> str:
     """Returns why only the parameter server can carry a gradient: the first refusal of a scheme for its kind."""
     return next((reason for scheme in SCHEMES.values()
                  if not scheme.mismatch(site) and (reason := scheme.refusal(site))), "")
+
+
+def unmatched_pins(pins: Pins, plan: Plan) -> str:
+    """Returns a sentence about a pin that matches no gradient of a plan, empty if there is none."""
+    names = [*(site.name for site in plan.sites), *(exchange.site for exchange in plan.exchanges)]
+    for pin in pins:
+        if all(_pin(name, (pin,)) is None for name in names):
+            nearest = difflib.get_close_matches(pin[0], [site.name for site in plan.sites], 1, cutoff=0)
+            return (f"The pin of '{pin[0]}' matches no variable of this step"
+                    + (f"; the nearest is '{nearest[0]}'" if nearest else "")
+                    + ". Patterns are those of file names, for whole paths: '*/kernel'.")
+    return ""
 
 
 def _pin(name: str, pins: Pins) -> str | None:

@@ -30,6 +30,13 @@ class Reference:
         self._epsilon = epsilon
         self._rng = np.random.default_rng([seed, 1])
 
+    def differs_at_first(self, state: Arrays) -> list[str]:
+        """Returns a sentence per variable whose value in the file is another than in `state`, at most three."""
+        runner = self._runners[0]
+        names = [name for name, value in zip(runner.variables, runner.state())
+                 if name in state and value.tobytes() != state[name].tobytes()]
+        return [f"variable '{name}' begins with other values than in the original" for name in names[:3]]
+
     def step(self, batch: Arrays,
              state: Arrays) -> tuple[dict[tuple[str, str], np.ndarray], dict[tuple[str, str], float]]:
         """Runs a step.

@@ -200,6 +200,10 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
                             engine.writer, progress)
     with garbage.unsearched():
         rewritten = rewriting_lib.rewrite(graph.graph_def, steps, graph.has_functions, options)
+    plans = [step.plan for step in rewritten.steps.values()]
+    unmatched = [planning.unmatched_pins(planner.pins, plan) for plan in plans]
+    if plans and all(unmatched):
+        raise ConfigurationError(unmatched[0])
     graph.graph_def.CopyFrom(rewritten.graph_def)
     progress("writing files")
     graph.write(target)

@@ -24,10 +24,18 @@ def runner(graph: formats.Saved, signature: str | None = None, train_op: Sequenc
         graph: The graph.
         signature, train_op: The step, as in `rewriting.rewrite`.
         initializer: Names of ops that initialise variables, if there is no checkpoint.
+
+    Raises:
+        PoseidonError: If TensorFlow cannot load it.
     """
-    if graph.has_functions:
-        return _FunctionRunner(graph, signature)
-    return _SessionRunner(graph, graph.targets(signature, train_op), initializer)
+    try:
+        if graph.has_functions:
+            return _FunctionRunner(graph, signature)
+        return _SessionRunner(graph, graph.targets(signature, train_op), initializer)
+    except (tf.errors.OpError, IndexError, OSError) as error:  # TensorFlow reads variables and assets
+        text = str(error).strip().split("\n")[0].rstrip(".")
+        raise GraphError(f"'{graph.path}' cannot be loaded: {text}; one of its files is damaged or missing, write it "
+                         "again.") from error
 
 
 class _FunctionRunner:

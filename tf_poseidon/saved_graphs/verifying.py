@@ -55,10 +55,16 @@ class Verification:
     def __str__(self) -> str:
         rows = [("", "", "values", "largest error / bound"),
                 *((kind, name, f"{number:,}", f"{error:.3g}") for (kind, name), (number, error) in self.errors.items())]
-        lines = [f"{self.steps} steps on {self.size} ranks, against the original in one process:",
-                 *tables.aligned(rows, left=(0, 1, 3), indent="  ")]
-        lines.append("on all ranks: " + ("the same bits" if not self.differing else
-                                         "different bits of " + ", ".join(name for _, name in self.differing)))
+        ranks = f"{self.size} ranks" if self.size > 1 else "one rank"
+        lines = []
+        if self.errors:
+            lines = [f"{self.steps} steps on {ranks}, against the original in one process:",
+                     *tables.aligned(rows, left=(0, 1, 3), indent="  ")]
+            if self.size > 1:
+                lines.append("on all ranks: " + ("the same bits" if not self.differing else
+                                                 "different bits of " + ", ".join(name for _, name in self.differing)))
+            else:
+                lines.append("nothing was exchanged: start it with mpiexec -n RANKS to verify that, too")
         return "\n".join([*lines, *(f"WRONG: {failure}" for failure in self.failures),
                           "wrong" if self.failures else "all right"])
 
@@ -109,6 +115,8 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
         real = running.runner(rewritten, **what)
         one_process = reference.Reference(original, what, epsilon, seed) if rank == 0 else None
         arrays = None if inputs is None else _checked(inputs, real.inputs)
+        if one_process:
+            result.failures += one_process.differs_at_first(dict(zip(real.variables, real.state())))
         for step in range(steps):
             batch = arrays or running.random_inputs(real.inputs, batch_size * size, [seed, step])
             before = dict(zip(real.variables, real.state()))
@@ -138,6 +146,10 @@ def _checked(inputs: Mapping[str, npt.ArrayLike],
     if set(inputs) != set(specs):
         raise ConfigurationError(f"The arrays are {', '.join(sorted(inputs)) or 'none'}, but the step takes "
                                  f"{', '.join(sorted(specs)) or 'none'}; name them alike.")
+    for name, value in inputs.items():
+        if not specs[name][1].is_compatible_with(np.shape(value)):
+            raise ConfigurationError(f"The array '{name}' has the shape {list(np.shape(value))}, but the step takes "
+                                     f"{specs[name][1]}; give it a global batch of that shape.")
     return {name: np.asarray(value, specs[name][0].as_numpy_dtype) for name, value in inputs.items()}
 
 
