@@ -154,7 +154,8 @@ def _search(tuner: str, **options: Any) -> Callable[[Run], Program]:
     def build(run: Run) -> Program:
         def search() -> Results:
             import keras_tuner
-            strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+            with run.scope():
+                strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
             def hypermodel(choices: Any) -> keras.Model:
                 keras.utils.set_random_seed(7)
@@ -174,16 +175,15 @@ def _search(tuner: str, **options: Any) -> Callable[[Run], Program]:
                     "scores": [trial.score for _, trial in sorted(searching.oracle.trials.items())],
                     "best model": searching.get_best_models()[0].evaluate(x, y, verbose=0)}
 
-        def search_in_scope() -> Results:
-            with run.scope():
-                return search()
-
-        return None, search_in_scope
+        # Outside of the scope, which ends when KerasTuner clears the session, as that of any strategy does.
+        return None, search
     return build
 
 
 PROGRAMS |= {"random_search": _search("RandomSearch", max_trials=2),
-             "grid_search": _search("GridSearch", max_trials=2, executions_per_trial=2)}
+             "grid_search": _search("GridSearch", max_trials=2, executions_per_trial=2),
+             "bayesian_optimization": _search("BayesianOptimization", max_trials=3, num_initial_points=2),
+             "hyperband": _search("Hyperband", max_epochs=3, factor=3, hyperband_iterations=1)}
 PRECISION |= {name: "float64" for name in PROGRAMS if name not in PRECISION}
 
 

@@ -124,3 +124,22 @@ def test_a_plan_that_was_changed_on_purpose(tmp_path):
 def test_changes_that_nobody_could_follow_are_refused(change, message, tmp_path):
     with pytest.raises(poseidon.PoseidonError, match=message):
         changed(tmp_path / "plan", change)
+
+
+@pytest.mark.parametrize("given, names, followed", [
+    (("dense/kernel", "dense/bias"), ("net/dense/kernel", "net/dense/bias"), True),
+    (("net/dense/kernel", "net/dense/bias"), ("dense/kernel", "dense/bias"), True),
+    (("dense/kernel", "dense/bias"), ("dense/kernel", "net/dense/bias"), True),
+    (("dense/kernel", "dense/bias"), ("a/dense/kernel", "b/dense/kernel"), False),
+    (("dense/kernel", "dense/bias"), ("net/dense2/kernel", "net/dense2/bias"), False)])
+def test_names_may_have_more_leading_parts(given, names, followed):
+    def sites(kernel, bias):
+        return (dense_site(512, 512, 8, kernel), dataclasses.replace(SITES[1], name=bias, bias_of=kernel))
+
+    plan = plan_for(sites(*given), "sfb", 4)
+    planner = planning.Planner(planning.Cluster(4), given=plan)
+    if followed:
+        assert planner.plan(sites(*names)).agreement_text() == plan_for(sites(*names), "sfb", 4).agreement_text()
+    else:
+        with pytest.raises(poseidon.PoseidonError, match="made for another training graph"):
+            planner.plan(sites(*names))

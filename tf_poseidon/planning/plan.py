@@ -1,6 +1,7 @@
 """The plan: the scheme of every site, with the reason."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
@@ -96,6 +97,22 @@ class Plan:
         """A short text that is the same for two plans if they do the same to the same graph."""
         sites = sorted(f"'{name}' {text}" for name, text in self._fingerprints(self.sites).items())
         return hashlib.sha256("\n".join([self.agreement_text(), *sites]).encode()).hexdigest()[:16]
+
+    def fitted(self, sites: Iterable[Site]) -> "Plan":
+        """Returns this plan with the names that a graph has, where these have more or fewer leading parts.
+
+        Keras names the variables of a Sequential 'sequential/dense/kernel', and 'dense/kernel' once it was loaded from
+        a file. The plan is unchanged unless each other name has exactly one counterpart.
+        """
+        planned, found = {site.name for site in self.sites}, {site.name for site in sites}
+        names = {}
+        for name in planned - found:
+            counterparts = [other for other in found - planned
+                            if other.endswith(f"/{name}") or name.endswith(f"/{other}")]
+            if len(counterparts) != 1:
+                return self
+            names[name] = counterparts[0]
+        return self if len(set(names.values())) < len(names) else _renamed(self, names)
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph or a job that the plan was not made for.
@@ -287,6 +304,18 @@ class Plan:
                          f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
                          "larger batches, fewer ranks, or a faster network.")
         return lines
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns a value whose fields, and theirs, have new names in place of old ones."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_renamed(part, names) for part in value)
+    if not dataclasses.is_dataclass(value):
+        return value
+    return dataclasses.replace(value, **{field.name: _renamed(getattr(value, field.name), names)
+                                         for field in dataclasses.fields(value) if field.init})
 
 
 def _shape(shape: Sequence[int] | None) -> str:

@@ -37,9 +37,10 @@ class Planner:
         if self.given is None:
             return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges,
                              self.schemes)
-        self.given.check(sites, self.cluster)
-        groups = {exchange.site: exchange.group for exchange in self.given.exchanges}
-        return dataclasses.replace(self.given, exchanges=tuple(
+        given = self.given.fitted(sites)
+        given.check(sites, self.cluster)
+        groups = {exchange.site: exchange.group for exchange in given.exchanges}
+        return dataclasses.replace(given, exchanges=tuple(
             dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
     def by_policy(self) -> "Planner":
