@@ -5,6 +5,7 @@
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
+# make faults  kills ranks at every moment of a training, and lets the job start again (about 25 minutes)
 # make paper   compares the paper's results with measurements and simulations: docs/results/paper.md
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test test-full test-native bench paper clean
+.PHONY: setup horovod demo lint test test-full test-native bench faults paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -88,6 +89,9 @@ bench: horovod
 	$(BIN)/python scripts/benchmarks/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
+
+faults: setup
+	$(BIN)/python scripts/faults/kills.py --markdown docs/results/kills.md
 
 paper: setup
 	$(BIN)/python scripts/paper/tables.py

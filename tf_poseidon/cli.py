@@ -283,7 +283,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="where they run, by default here; each host takes an equal part")
     starts.add_argument("--restarts", type=_at_least(0), default=0, metavar="TIMES",
                         help="how often the job may be started again, without hosts that are gone; the program resumes "
-                        "where its BackupAndRestore has written (%(default)s)")
+                        "where its BackupAndRestore has written (%(default)s). TF_POSEIDON_RESTARTS tells it how often "
+                        "it was")
     starts.add_argument("--mpiexec", default="", metavar="PATH", help="the launcher, by default that of this Python")
     starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
     for runs in (rewrites, verifies):

@@ -26,6 +26,7 @@ from tf_poseidon.errors import ConfigurationError
 _WATCH_S = 15.0
 _REACH_S = 20.0  # longest time to start a process on a host
 _END_S = 10.0  # what the ranks get to end when the job is interrupted
+_RESTARTS = "TF_POSEIDON_RESTARTS"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not in the child, which may have a lock of another thread
 
@@ -42,6 +43,8 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
         mpiexec: The launcher; by default that of this Python environment, or the first in PATH.
         tell: Called with a sentence when the job is started again, or not.
 
+    The ranks find the number of restarts so far in the environment variable TF_POSEIDON_RESTARTS.
+
     Returns:
         The exit status of the last job; 128 and the number of the signal if a signal has ended it.
 
@@ -51,7 +54,7 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
     launcher = _find(mpiexec)
     places = _places(ranks, hosts)
     for start in range(1, restarts + 2):
-        status, is_interrupted = _run_once(launcher, command, ranks, places)
+        status, is_interrupted = _run_once(launcher, command, ranks, places, start - 1)
         if status == 0 or is_interrupted:
             return status
         ended = f"the job ended with status {status}"
@@ -92,12 +95,13 @@ def _places(ranks: int, hosts: Sequence[str]) -> dict[str, int]:
     return {host: base + (number < extra) for number, host in enumerate(hosts)}
 
 
-def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping[str, int]) -> tuple[int, bool]:
+def _run_once(launcher: str, command: Sequence[str], ranks: int, places: Mapping[str, int],
+              restarts: int) -> tuple[int, bool]:
     """Returns how a job ended, and whether this process was told to end it."""
     where = ["-hosts", ",".join(f"{host}:{number}" for host, number in places.items())] if places else []
     # A group of its own: a Ctrl-C of the terminal would reach mpiexec twice, which then does not wait for the ranks.
     process = subprocess.Popen([launcher, "-n", str(ranks), *where, *command], start_new_session=True,
-                               preexec_fn=_end_with_parent)
+                               preexec_fn=_end_with_parent, env=os.environ | {_RESTARTS: str(restarts)})
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:

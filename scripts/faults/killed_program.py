@@ -1,0 +1,103 @@
+"""A program that is killed: killed_program.py DIRECTORY SEED KILL ...; each KILL is MOMENT:RANK.
+
+It trains with backups, and resumes from them. In its n-th start, the rank of the n-th KILL kills itself at that moment,
+after it has noted the time; after the last one, the program ends, and each rank writes its weights.
+"""
+
+from collections.abc import Callable
+import os
+import pathlib
+import signal
+import sys
+import time
+from typing import Any
+
+MOMENTS = ("before the strategy", "after the strategy", "tracing", "first step", "a step", "before a backup",
+           "while a backup is written", "after a backup", "validation", "end of an epoch", "end of training",
+           "after training")
+ROWS, BATCH, EPOCHS, SAVE_FREQ = 45, 8, 3, 2  # 6 steps in an epoch
+
+
+def main(directory: str, seed: str, *kills: str) -> None:
+    path = pathlib.Path(directory)
+    rank, start = int(os.environ.get("PMI_RANK", 0)), int(os.environ["TF_POSEIDON_RESTARTS"])
+    moment, _, victim = kills[start].rpartition(":") if start < len(kills) else ("", "", "-1")
+
+    def reach(name: str) -> None:
+        if name == moment and rank == int(victim):
+            (path / f"killed.{start}").write_text(repr(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    reach("before the strategy")
+    import keras
+    import numpy as np
+
+    import tf_poseidon as poseidon
+
+    class Reaching(keras.layers.Layer):
+        """Is called when a step is traced."""
+
+        def call(self, x: Any) -> Any:
+            if self.is_watching:
+                reach("tracing")
+            return x
+
+        is_watching = False
+
+    class Reach(keras.callbacks.Callback):
+        """Reaches moments of training; the steps that this start has made are counted from 1."""
+
+        steps = 0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.steps == 1:
+                reach("first step")
+            if self.steps == 3 + int(seed) % 3:
+                reach("a step")
+            if (batch + 1) % SAVE_FREQ == 0 and self.steps > 1:
+                reach("before a backup")
+            if batch and batch % SAVE_FREQ == 0:
+                reach("after a backup")
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            reach("validation")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            reach("end of an epoch")
+
+        def on_train_end(self, logs: Any = None) -> None:
+            reach("end of training")
+
+    keras.utils.set_random_seed(int(seed))
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    reach("after the strategy")
+    with strategy.scope():
+        reaching = Reaching()
+        model = keras.Sequential([
+            keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.2), reaching,
+            keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    rng = np.random.default_rng(int(seed))
+    x, y = rng.normal(size=(ROWS, 6)), rng.normal(size=(ROWS, 2))
+    reaching.is_watching = True
+    os.fsync = _reaching(os.fsync, lambda: reach("while a backup is written"))
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, validation_data=(x[:9], y[:9]), callbacks=[
+        Reach(), keras.callbacks.BackupAndRestore(path / "backup", save_freq=SAVE_FREQ),
+        keras.callbacks.ModelCheckpoint(path / "model.keras")])
+    reach("after training")
+    np.savez(path / f"weights.{rank}.npz", *model.get_weights())
+
+
+def _reaching(original: Callable[..., Any], reach: Callable[[], None]) -> Callable[..., Any]:
+    def reaching(*args: Any) -> Any:
+        reach()
+        return original(*args)
+
+    return reaching
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
