@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+import keras
 import numpy as np
 import pytest
 import resumed_programs as programs
@@ -37,10 +38,21 @@ def test_ends_where_an_undisturbed_one_does(data, after, options, tmp_path):
 
 @pytest.mark.parametrize("data", programs.DATA)
 def test_data_continue_where_they_were(data, tmp_path):
-    weights, _ = train(None, data)
-    for after in (10, 6):
+    weights, logs = train(None, data)
+    for after in (6, 10):  # the first is the end of an epoch, in some
         assert train(tmp_path, data, after=after, save_freq=2) is None
-    assert all(map(np.array_equal, weights, train(tmp_path, data, save_freq=2)[0]))
+    found, found_logs = train(tmp_path, data, save_freq=2)
+    assert found_logs == {epoch: logs[epoch] for epoch in found_logs}
+    assert all(map(np.array_equal, weights, found))
+
+
+def test_two_backups(tmp_path):
+    x, y = programs.arrays()
+    model = programs.net()
+    model.compile("sgd", "mse")
+    backups = [keras.callbacks.BackupAndRestore(tmp_path / name, delete_checkpoint=False) for name in "ab"]
+    model.fit(x, y, verbose=0, callbacks=backups)
+    assert all((tmp_path / name / "latest.weights.h5").exists() for name in "ab")
 
 
 def test_fewer_data_than_before_are_refused(tmp_path):

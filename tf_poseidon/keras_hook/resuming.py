@@ -66,9 +66,9 @@ class Fit:
         iterator: Keras' iterator of the training data.
         position: Where it resumes, after the callbacks have begun; None to begin at the beginning.
         arrays: Of the backup, on the rank that has read it: metrics, and the best weights of each EarlyStopping.
-        due: What is to be written when all callbacks have seen the batch or the epoch.
+        due: The backups to write when all callbacks have seen the batch or the epoch.
         has_read: The iterators of this `fit` that have read past what was before.
-        is_between: Whether the epoch in which it resumes has no more steps.
+        has_resumed: Whether it has read past the steps of an epoch, and made none yet.
     """
 
     model: keras.Model
@@ -77,9 +77,9 @@ class Fit:
     iterator: Any = None
     position: Position | None = None
     arrays: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
-    due: Callable[[], None] | None = None
+    due: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     has_read: list[Any] = dataclasses.field(default_factory=list)
-    is_between: bool = False
+    has_resumed: bool = False
 
 
 _current: contextvars.ContextVar[Fit | None] = contextvars.ContextVar("fit", default=None)
@@ -96,9 +96,8 @@ class WriteBackup(keras.callbacks.Callback):
 
     def _write(self) -> None:
         fit = _current.get()
-        if fit is not None and fit.due is not None:
-            write, fit.due = fit.due, None
-            write()
+        while fit is not None and fit.due:
+            fit.due.pop(0)()
 
 
 def has_backup(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
@@ -139,7 +138,7 @@ def deferred(write: Callable[[], None], callback: keras.callbacks.BackupAndResto
     fit = _current.get()
     if fit is None or fit.model is not callback.model:
         return False
-    fit.due = write
+    fit.due.append(write)
     return True
 
 
@@ -307,12 +306,10 @@ def _rest(fit: Fit, iterator: Any, steps: Iterator[Any], number: int) -> Iterato
                 "data with which it has begun, or remove the backup to begin anew.")
         batch = found
     _restore_metrics(fit, batch)
-    rest = next(steps, None)
-    if rest is None:
-        fit.is_between = True
-        return
-    yield rest
-    yield from steps
+    fit.has_resumed = True
+    for each in steps:
+        yield each
+        fit.has_resumed = False  # the step has not found the end of the data
 
 
 def _read_step(iterator: Any, steps: Iterator[Any]) -> Any:
@@ -327,10 +324,10 @@ def _read_step(iterator: Any, steps: Iterator[Any]) -> Any:
 
 
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
-    """Returns the logs of an epoch: those of metrics, if it resumed after its last step."""
+    """Returns the logs of an epoch: those of metrics, if it has resumed after its last step."""
     fit = _current.get()
-    if fit is not None and fit.model is model and fit.is_between:
-        fit.is_between, logs = False, model.get_metrics_result()
+    if fit is not None and fit.model is model and fit.has_resumed and not logs:
+        fit.has_resumed, logs = False, model.get_metrics_result()
     return original(model, logs)
 
 
