@@ -6,6 +6,7 @@ DIRECTORY is a checkout of Keras with `examples/keras_io` and `guides`. Some pro
 tensorflow-text. The exit status is 1 if a program differs, or fails, without an explanation in its recipe.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import json
@@ -59,8 +60,8 @@ def _run(names: Sequence[str], how: str, ranks: int) -> dict[str, list[updates.A
     return outcomes
 
 
-def compared(names: Sequence[str], results: dict[str, dict[str, object]]) -> None:
-    """Adds the results of programs that are missing: of plain Keras, and of each run."""
+def compared(names: Sequence[str], results: dict[str, dict[str, object]], store: Callable[[], None]) -> None:
+    """Adds the results of programs that are missing: of plain Keras, and of each run, which is then stored."""
     plain = _run(names, "plain", 1)
     for name, outcome in plain.items():
         results.setdefault(name, {"plain": "", "runs": {}})["plain"] = outcome if isinstance(outcome, str) else ""
@@ -69,6 +70,7 @@ def compared(names: Sequence[str], results: dict[str, dict[str, object]]) -> Non
         missing = [name for name in names if not results[name]["plain"] and run not in results[name]["runs"]]
         for name, outcome in _run(missing, policy, int(ranks)).items():
             results[name]["runs"][run] = outcome if isinstance(outcome, str) else _compare(plain[name][0], outcome)
+        store()
 
 
 def _compare(plain: updates.Arrays, ranks: Sequence[updates.Arrays]) -> dict[str, object] | str:
@@ -139,16 +141,19 @@ def _is_right(result: dict[str, object]) -> bool:
 def main(_: Sequence[str]) -> int:
     stored = pathlib.Path(_JSON.value) if _JSON.value else None
     results = json.loads(stored.read_text()) if stored and stored.exists() else {}
+
+    def store() -> None:
+        if stored:
+            stored.write_text(json.dumps(results, indent=1) + "\n")
+
     wanted = [recipe for recipe in program_recipes.RECIPES if recipe.name in (_NAMES.value or [recipe.name])]
     missing = [recipe.name for recipe in wanted
                if not set(_RUNS.value) <= set(results.get(recipe.name, {"runs": {}})["runs"])]
     for start in progress.track(range(0, len(missing), _TOGETHER.value), "programs"):
         names = missing[start:start + _TOGETHER.value]
-        compared(names, results)
+        compared(names, results, store)
         for name in names:
             print(name, json.dumps(results[name]), flush=True)
-        if stored:
-            stored.write_text(json.dumps(results, indent=1) + "\n")
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text(table(results))
     absent = {"plain": "", "runs": {}}

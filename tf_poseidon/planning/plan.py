@@ -312,7 +312,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
         return names.get(value, value)
     if isinstance(value, tuple):
         return tuple(_renamed(part, names) for part in value)
-    if not dataclasses.is_dataclass(value):
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     return dataclasses.replace(value, **{field.name: _renamed(getattr(value, field.name), names)
                                          for field in dataclasses.fields(value) if field.init})
