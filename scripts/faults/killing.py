@@ -21,7 +21,7 @@ from rich import progress
 _PROGRAM = pathlib.Path(killed_program.__file__)
 _RUN = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 _LONGEST_S = 120.0  # of a start
-_SHM = pathlib.Path("/dev/shm")
+_SHM, _SHM_S = pathlib.Path("/dev/shm"), 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +81,18 @@ def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tupl
         wrong.append(f"{ranks} ranks: the job ended with status {status}: {''.join(lines)[-1500:]}")
     if left := _processes_with(str(directory)):
         wrong.append(f"{ranks} ranks: the processes {left} are left")
-    if left := set(os.listdir(_SHM)) - before:
+    if left := _left_in_shm(before):
         wrong.append(f"{ranks} ranks: {sorted(left)} are left in {_SHM}")
     return done, "; ".join(wrong)
+
+
+def _left_in_shm(before: set[str]) -> set[str]:
+    """Returns what stays in /dev/shm; jobs beside this one remove theirs when all of their ranks have met."""
+    left, deadline = set(os.listdir(_SHM)) - before, time.monotonic() + _SHM_S
+    while left and time.monotonic() < deadline:
+        time.sleep(0.2)
+        left &= set(os.listdir(_SHM))
+    return left
 
 
 def _processes_with(text: str) -> list[int]:

@@ -20,7 +20,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" 
 MEGABYTES = 2
 # Ranks 0 and 1 are connected.
 CONNECT = """
-import os, socket, time
+import os, socket, sys, time
 own = socket.gethostbyname(socket.gethostname())
 rank = int(os.environ["PMI_RANK"])
 if rank == 0:
@@ -43,9 +43,10 @@ if rank == 0:
         pass
 elif rank == 1:
     connection.sendall(bytes({MEGABYTES} * 10**6))
-# Begins with a new line: those of ranks can run into each other.
-print(f"\\n{{rank}}", own, os.environ["OF_CALLER"], os.environ["TF_POSEIDON_EMULATED_GBPS"],
-      time.monotonic() - begin)
+# Lines of ranks would run into each other.
+with open(sys.argv[1] + f"/{{rank}}", "w") as file:
+    print(rank, own, os.environ["OF_CALLER"], os.environ["TF_POSEIDON_EMULATED_GBPS"], time.monotonic() - begin,
+          file=file)
 """
 DATAGRAMS = 10000
 # Rank 1 sends datagrams to rank 0, which prints how many came.
@@ -152,10 +153,10 @@ def running(pids):
 
 def test_bytes_rate_and_status(able, tmp_path):
     out = tmp_path / "out.json"
-    process = start("--gbps", "0.1", "--json", out, "--", sys.executable, "-c", SEND)
-    stdout, stderr = process.communicate(timeout=20)
+    process = start("--gbps", "0.1", "--json", out, "--", sys.executable, "-c", SEND, tmp_path)
+    _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0, stderr
-    assert sorted(line.rpartition(" ")[0] for line in stdout.splitlines() if line) == [
+    assert [(tmp_path / rank).read_text().rpartition(" ")[0] for rank in "01"] == [
         "0 10.0.0.1 passed on 0.1", "1 10.0.0.2 passed on 0.1"]
     assert "received MB" in stderr
     result = json.loads(out.read_text())
@@ -171,11 +172,11 @@ def test_bytes_rate_and_status(able, tmp_path):
 
 @pytest.mark.parametrize("gbps, slowest, used", [
     ("0.1,1,1", 0.1, 0.1), ("1,0.1,1", 0.1, 0.1), ("1,1,0.01", 0.01, 1)])
-def test_slower_of_two_links_is_the_rate(able, gbps, slowest, used):
-    process = start("--gbps", gbps, "--", sys.executable, "-c", SEND, hosts=3)
-    stdout, stderr = process.communicate(timeout=20)
+def test_slower_of_two_links_is_the_rate(able, gbps, slowest, used, tmp_path):
+    process = start("--gbps", gbps, "--", sys.executable, "-c", SEND, tmp_path, hosts=3)
+    _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0, stderr
-    receiver, *others = sorted(filter(None, stdout.splitlines()))
+    receiver, *others = [(tmp_path / rank).read_text() for rank in "012"]
     assert all(line.split()[-2] == str(slowest) for line in (receiver, *others))
     seconds, ideal = float(receiver.split()[-1]), MEGABYTES * 8e6 / (used * 1e9)
     # The third host's link, which nothing uses, would take twice as long as the second limit.
