@@ -134,7 +134,9 @@ def campaign(number: int, ranks: Sequence[int], together: int, seed: int) -> tup
                 # Rank 0 alone writes backups.
                 kills.append((moment, 0 if moment == "while a backup is written" else rng.randrange(size)))
             rng.shuffle(kills)
-            kills.sort(key=lambda kill: kill[0] == "after training")  # then nothing is left to resume
+            # After these, no step is left in which others could be reached.
+            last = ("end of training", "after training")
+            kills.sort(key=lambda kill: last.index(kill[0]) if kill[0] in last else -1)
             path = pathlib.Path(name) / f"job {job}"
             found, problem = run_job(path, size, seed, kills)
             done += found

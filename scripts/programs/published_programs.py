@@ -108,7 +108,8 @@ has models of keras-hub 0.32.0 with random weights, as large as those of its own
 program, `run_program.py` what is in all: data are small and made up, weights are not downloaded, a batch has 10 rows, a
 `fit` up to three steps, stacks of transformer blocks are two deep, and maps of `tf.data` are not parallel, since random
 augmentation would then differ between two runs of plain Keras. Programs with loops of their own get
-`@poseidon.distribute` on their steps.
+`@poseidon.distribute` on their steps. Of reinforcement learning, the checkout has `actor_critic_cartpole` alone, which
+is refused by name: it applies gradients outside of a step, after an episode whose states came one by one.
 
 """
 
