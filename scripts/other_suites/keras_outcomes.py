@@ -156,7 +156,7 @@ def _title(test: str) -> str:
 
 
 def short(error: str) -> str:
-    """Returns an error on one line, without addresses."""
+    """Returns an error on one line, without addresses and temporary directories."""
     error = error.strip().removeprefix("tf_poseidon.errors.")
-    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join((error or "no message").replace("|", "/").split()))
+    text = re.sub(r" at 0x[0-9a-f]+|/tmp/tmp\w+/", "", " ".join((error or "no message").replace("|", "/").split()))
     return text if len(text) <= 160 else f"{text[:157]}..."
