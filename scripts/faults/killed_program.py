@@ -1,12 +1,15 @@
 """A program that is killed: killed_program.py DIRECTORY SEED KILL ...; each KILL is MOMENT:RANK.
 
 It trains with backups, and resumes from them. In its n-th start, the rank of the n-th KILL kills itself at that moment,
-after it has noted the time; after the last one, the program ends, and each rank writes its weights.
+after it has noted the time and the files that it shares with other processes; after the last one, the program ends, and
+each rank writes its weights.
 """
 
 from collections.abc import Callable
+import json
 import os
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -25,7 +28,7 @@ def main(directory: str, seed: str, *kills: str) -> None:
 
     def reach(name: str) -> None:
         if name == moment and rank == int(victim):
-            (path / f"killed.{start}").write_text(repr(time.time()))
+            (path / f"killed.{start}").write_text(json.dumps({"time": time.time(), "shared": _shared_files()}))
             os.kill(os.getpid(), signal.SIGKILL)
 
     reach("before the strategy")
@@ -89,6 +92,12 @@ def main(directory: str, seed: str, *kills: str) -> None:
         keras.callbacks.ModelCheckpoint(path / "model.keras")])
     reach("after training")
     np.savez(path / f"weights.{rank}.npz", *model.get_weights())
+
+
+def _shared_files() -> list[str]:
+    """Returns the files in /dev/shm that this process has mapped, those that are removed by now among them."""
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    return sorted(set(re.findall(r"/dev/shm/\S+", maps)))
 
 
 def _reaching(original: Callable[..., Any], reach: Callable[[], None]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import random
@@ -21,7 +22,6 @@ from rich import progress
 _PROGRAM = pathlib.Path(killed_program.__file__)
 _RUN = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 _LONGEST_S = 120.0  # of a start
-_SHM, _SHM_S = pathlib.Path("/dev/shm"), 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,6 @@ def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tupl
         kills: (moment, rank) of the kill in each start.
     """
     directory.mkdir()
-    before = set(os.listdir(_SHM))
     process = subprocess.Popen(
         [_RUN, "run", "-n", str(ranks), "--restarts", str(len(kills)), "--", sys.executable, str(_PROGRAM),
          str(directory), str(seed), *(f"{moment}:{rank}" for moment, rank in kills)],
@@ -68,12 +67,15 @@ def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tupl
         if time.monotonic() > deadline:
             break
     status = process.wait(_LONGEST_S)
-    done = []
+    done, shared = [], []
     for start, (moment, rank) in enumerate(kills):
         file = directory / f"killed.{start}"
-        killed = float(file.read_text()) if file.exists() else None
         ended, code = ends[start] if start < len(ends) else (None, None)
-        seconds = ended - killed if killed and ended else None
+        seconds = None
+        if file.exists():
+            killed = json.loads(file.read_text())
+            shared += killed["shared"]
+            seconds = ended - killed["time"] if ended else None
         done.append(Kill(moment, rank, ranks, seconds, code))
     wrong = [f"{ranks} ranks: the rank {kill.rank} was not killed at '{kill.moment}'" for kill in done
              if kill.seconds is None]
@@ -81,18 +83,9 @@ def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tupl
         wrong.append(f"{ranks} ranks: the job ended with status {status}: {''.join(lines)[-1500:]}")
     if left := _processes_with(str(directory)):
         wrong.append(f"{ranks} ranks: the processes {left} are left")
-    if left := _left_in_shm(before):
-        wrong.append(f"{ranks} ranks: {sorted(left)} are left in {_SHM}")
+    if left := [path for path in shared if os.path.exists(path)]:
+        wrong.append(f"{ranks} ranks: {left} are left")
     return done, "; ".join(wrong)
-
-
-def _left_in_shm(before: set[str]) -> set[str]:
-    """Returns what stays in /dev/shm; jobs beside this one remove theirs when all of their ranks have met."""
-    left, deadline = set(os.listdir(_SHM)) - before, time.monotonic() + _SHM_S
-    while left and time.monotonic() < deadline:
-        time.sleep(0.2)
-        left &= set(os.listdir(_SHM))
-    return left
 
 
 def _processes_with(text: str) -> list[int]:
