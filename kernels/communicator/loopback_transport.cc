@@ -65,6 +65,7 @@ class LoopbackTransport : public Transport {
     }
     bool active = !letters.empty();
     for (Letter& letter : letters) {
+      Heard(letter.peer);
       switch (letter.kind) {
         case Letter::kPacket:
           on_packet(letter.peer, letter.packet.data(), letter.packet.size());

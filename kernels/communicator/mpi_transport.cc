@@ -36,6 +36,8 @@ namespace {
 // flow control, so the number bounds memory, not correctness.
 constexpr int kRingSize = 8;
 
+constexpr int kNobody = -1;
+
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -100,7 +102,7 @@ class MpiTransport : public Transport {
   }
 
   void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
-    InPieces(bytes, std::move(done), [&](size_t begin, int length, MPI_Request* request) {
+    InPieces(kNobody, bytes, std::move(done), [&](size_t begin, int length, MPI_Request* request) {
       Check(MPI_Isend(static_cast<const char*>(data) + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request),
             "MPI_Isend");
     });
@@ -109,7 +111,7 @@ class MpiTransport : public Transport {
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
     orders_[peer].Add(tag, {data, bytes, std::move(done)}, [&](uint32_t tag, Receive receive) {
       char* to = static_cast<char*>(receive.data);
-      InPieces(receive.bytes, std::move(receive.done), [&](size_t begin, int length, MPI_Request* request) {
+      InPieces(peer, receive.bytes, std::move(receive.done), [&](size_t begin, int length, MPI_Request* request) {
         Check(MPI_Irecv(to + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request), "MPI_Irecv");
       });
     });
@@ -124,6 +126,7 @@ class MpiTransport : public Transport {
       MPI_Status status;
       Check(MPI_Test(&ring_requests_[head_], &arrived, &status), "MPI_Test");
       if (!arrived) break;
+      Heard(status.MPI_SOURCE);
       int bytes = 0;
       Check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       on_packet(status.MPI_SOURCE, ring_[head_].data(), static_cast<size_t>(bytes));
@@ -166,7 +169,8 @@ class MpiTransport : public Transport {
   };
   // A bulk transfer, some of whose pieces are under way.
   struct Transfer {
-    size_t pieces;
+    int from;       // a rank, or kNobody for what is sent
+    size_t pieces;  // that have not arrived or left yet
     Completion done;
   };
 
@@ -213,9 +217,9 @@ class MpiTransport : public Transport {
 
   // Starts all pieces of a transfer, by start(first byte, bytes, where the request goes); none of bytes is one too.
   template <typename Start>
-  void InPieces(size_t bytes, Completion done, const Start& start) {
+  void InPieces(int from, size_t bytes, Completion done, const Start& start) {
     const size_t count = std::max<size_t>(1, bytes / piece_bytes_ + (bytes % piece_bytes_ != 0));
-    auto transfer = std::make_shared<Transfer>(Transfer{count, std::move(done)});
+    auto transfer = std::make_shared<Transfer>(Transfer{from, count, std::move(done)});
     for (size_t piece = 0; piece < count; ++piece) {
       const size_t begin = piece * piece_bytes_;
       start(begin, static_cast<int>(std::min(piece_bytes_, bytes - begin)), &requests_.emplace_back());
@@ -235,6 +239,7 @@ class MpiTransport : public Transport {
     std::sort(finished_.begin(), finished_.begin() + count);
     for (int i = 0; i < count; ++i) {
       Transfer& transfer = *transfers_[finished_[i]];
+      if (transfer.from != kNobody) Heard(transfer.from);
       if (--transfer.pieces == 0) done.push_back(std::move(transfer.done));
     }
     for (int i = count - 1; i >= 0; --i) {

@@ -16,7 +16,7 @@ struct Options {
   // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
   double timeout_s = 600;           // longest wait for another rank's part of an exchange
-  double heartbeat_timeout_s = 30;  // longest silence of another rank
+  double heartbeat_timeout_s = 10;  // longest silence of another rank
 };
 
 // `options` with all `size` ranks as servers where it names none.

@@ -27,7 +27,9 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       sender_(transport_.get(), plan_, statistics_),
       broadcasting_(transport_.get(), &routes_, &sender_),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
-             [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {}
+             [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
+  transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });
+}
 
 // ---- what is submitted ----------------------------------------------------------------------
 
@@ -62,7 +64,6 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
 
 bool Protocol::Poll() {
   return transport_->Poll([this](int peer, const char* data, size_t bytes) {
-    heartbeats_.Heard(peer, Clock::now());
     const std::string wrong = Packets::Unpack(
         data, bytes, [this, peer](const FrameHeader& header, const char* payload) { OnFrame(peer, header, payload); });
     if (!wrong.empty()) FailIf(Malformed(peer, wrong));

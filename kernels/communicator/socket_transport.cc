@@ -72,9 +72,12 @@ class Stream {
   }
 
   // Writes and reads what is possible at once, and returns whether anything was.
-  bool Poll(const Transport::PacketHandler& on_packet) {
+  bool Poll(const Transport::PacketHandler& on_packet, const Transport::PeerHandler& on_heard) {
     bool active = Write();
-    active = Read(on_packet) || active;
+    if (Read(on_packet)) {
+      on_heard(peer_);
+      active = true;
+    }
     // After reading and writing: a completion may start more of both.
     for (auto* finished : {&sent_, &received_}) {
       active = active || !finished->empty();
@@ -262,7 +265,7 @@ class SocketTransport : public Transport {
   bool Poll(const PacketHandler& on_packet) override {
     bool active = false;
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) active = streams_[peer].Poll(on_packet) || active;
+      if (peer != rank_) active = streams_[peer].Poll(on_packet, [this](int peer) { Heard(peer); }) || active;
     }
     return active;
   }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace poseidon {
@@ -26,8 +27,13 @@ class Transport {
  public:
   using PacketHandler = std::function<void(int peer, const char* data, size_t bytes)>;
   using Completion = std::function<void()>;
+  using PeerHandler = std::function<void(int peer)>;
 
   virtual ~Transport() = default;
+
+  // From now on, Poll calls `on_heard` with each rank of which bytes have arrived: a packet, or a part of a bulk
+  // transfer.
+  void TellHeard(PeerHandler on_heard) { on_heard_ = std::move(on_heard); }
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
@@ -54,6 +60,14 @@ class Transport {
 
   // Leaves the job. `agreed` says that all ranks are leaving: only then may this wait for them.
   virtual void Close(bool agreed) = 0;
+
+ protected:
+  void Heard(int peer) const {
+    if (on_heard_) on_heard_(peer);
+  }
+
+ private:
+  PeerHandler on_heard_;
 };
 
 }  // namespace poseidon

@@ -65,15 +65,20 @@ class ScriptedTransport : public Transport {
     receives.push_back({peer, tag, nullptr, data, bytes, std::move(done)});
   }
   bool Poll(const PacketHandler& on_packet) override {
-    for (auto& [peer, packet] : std::exchange(arriving_, {})) on_packet(peer, packet.data(), packet.size());
+    for (int peer : std::exchange(heard_, {})) Heard(peer);
+    for (auto& [peer, packet] : std::exchange(arriving_, {})) {
+      Heard(peer);
+      on_packet(peer, packet.data(), packet.size());
+    }
     for (const Completion& done : std::exchange(finished_, {})) done();
     return false;
   }
   bool Flushed() const override { return true; }
   void Close(bool) override {}
 
-  // The next Poll delivers a packet, or completes a transfer.
+  // The next Poll delivers a packet, or a part of a transfer, or completes one.
   void Arrive(int peer, std::vector<char> packet) { arriving_.emplace_back(peer, std::move(packet)); }
+  void ArrivePart(int peer) { heard_.push_back(peer); }
   void Finish(const Bulk& bulk) { finished_.push_back(bulk.done); }
 
   std::vector<std::pair<int, size_t>> packets;  // sent: peer and bytes
@@ -83,6 +88,7 @@ class ScriptedTransport : public Transport {
  private:
   const int rank_, size_;
   std::deque<std::pair<int, std::vector<char>>> arriving_;
+  std::vector<int> heard_;
   std::vector<Completion> finished_;
 };
 

@@ -80,6 +80,22 @@ TEST(ATransferIsDoneWhenAllItsPiecesAre) {
   }
 }
 
+TEST(EachPieceIsHeard) {
+  const size_t bytes = 5 * kPieceBytes;
+  const std::vector<char> mine(bytes);
+  std::vector<char> got(bytes);
+  int done = 0, heard = 0;
+  Meet();
+  Mpi().TellHeard([&](int peer) { heard += peer == Other(); });
+  Mpi().SendBulk(Other(), next_tag, mine.data(), bytes, [&] { ++done; });
+  Mpi().ReceiveBulk(Other(), next_tag, got.data(), bytes, [&] { ++done; });
+  ++next_tag;
+  PollUntil([&] { return done == 2; }, "5 pieces");
+  EXPECT_EQ(heard, 5, "");
+  Mpi().TellHeard({});
+  Meet();
+}
+
 TEST(PiecesOfSeveralTransfersAreNotMixedUp) {
   const size_t count = 20, bytes = 7654;
   std::vector<std::vector<char>> mine, got(count, std::vector<char>(bytes));

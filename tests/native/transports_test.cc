@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -226,5 +227,27 @@ TEST(ATransferOfAnotherSizeThanItsReceiverIsRefused) {
       for (auto& transport : pair) transport->Close(/*agreed=*/false);
     }
     (void)transports;
+  });
+}
+
+TEST(WhatArrivesIsHeardWithoutPackets) {
+  ForEachKind(3, [](Transports& transports, const std::string& kind) {
+    std::map<int, int> heard;
+    transports[1]->TellHeard([&](int peer) { ++heard[peer]; });
+    std::vector<std::vector<Packet>> packets;
+    const std::string sent = Pattern(1, 5000000);
+    std::string got(sent.size(), 'x');
+    int done = 0, heard_before = 0;
+    transports[0]->SendBulk(1, 0, sent.data(), sent.size(), [&] { ++done; });
+    transports[1]->ReceiveBulk(0, 0, got.data(), got.size(), [&] {
+      ++done;
+      heard_before = heard[0];
+    });
+    PollUntil(transports, &packets, [&] { return done == 2; }, kind);
+    EXPECT(heard_before >= (kind == "sockets" ? 3 : 1), kind + ": " + std::to_string(heard_before));
+    transports[2]->SendPacket(1, {'p'});
+    PollUntil(transports, &packets, [&] { return packets[1].size() == 1; }, kind);
+    EXPECT(heard[2] > 0, kind);
+    transports[1]->TellHeard({});
   });
 }
