@@ -27,3 +27,12 @@ class JobError(PoseidonError):
 
 class JobEndedError(JobError):
     """The job was ended: by a failure of this or another rank, or by a rank that left early."""
+
+
+def shown(value: object) -> str:
+    """Returns a value for a message: its text as in Python, which may be long, or too long for Python."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits; a list in a list in a list ...
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -2,7 +2,10 @@
 
 import dataclasses
 import itertools
+import json
+import random
 import re
+import resource
 
 import pytest
 from small_plans import dense_site
@@ -90,6 +93,136 @@ def test_files_that_are_no_plans_are_refused(change, message, tmp_path):
     path.write_text(change(path.read_text()))
     with pytest.raises(poseidon.PoseidonError, match=f"{path}.*{message}"):
         planning.Plan.load(path)
+
+
+FULL = dataclasses.replace(
+    plan_for(SITES, "auto", 4, 2, operations=1e9, merge=True, exchanges=(
+        planning.Exchange("rows/x", "gather", "float32", 4, (3, 4), 1e6, 2, is_waited_for=True),)),
+    whole=(planning.WholeOp("node", "Op", 4),))
+
+
+def without_digest(text):
+    return "\n".join(line for line in text.splitlines() if '"digest"' not in line)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda text: text.replace('"workers": 4', '"workers": 1e400'), r"workers=inf, expected a whole number"),
+    (lambda text: text.replace('"workers": 4', f'"workers": {"9" * 5000}'), r"is damaged \(ValueError\('Exceeds"),
+    (lambda text: text.replace('"workers": 4', f'"workers": {1 << 40}'), r"expected at most 2147483647"),
+    (lambda text: text.replace('"gflops": 1000.0', f'"gflops": {"9" * 400}'), r"gflops=9+\.\.\., expected a positive"),
+    (lambda text: text.replace('"gflops": 1000.0', '"gflops": NaN'), r"gflops=nan, expected a positive number"),
+    (lambda text: text.replace('"num_bytes": 0', '"num_bytes": NaN'), r"is damaged .*its 'num_bytes' is nan"),
+    (lambda text: text.replace('"num_bytes": 0', '"num_bytes": -Infinity'), r"its 'num_bytes' is -inf"),
+    (lambda text: text.replace('"num_bytes": 0', '"num_bytes": [0]'), r"its 'num_bytes' is \[0\]"),
+    (lambda text: text.replace("[512, 512]", f"[{1 << 62}, 512]"), r"its 'shape' is \(4611686018427387904, 512\)"),
+    (lambda text: text.replace("[512, 512]", "[512, 512.5]"), r"its 'shape' is 512.5"),
+    (lambda text: text.replace("[512, 512]", "512"), r"its 'shape' is 512"),
+    (lambda text: text.replace('"scheme": "gather"', '"scheme": "ps"'), r"its 'scheme' is 'ps'"),
+    (lambda text: text.replace('"dtype": "float32"', '"dtype": "\\ud800"', 1), r"its 'dtype' is '\\+ud800'"),
+    (lambda text: text.replace('"policy"', '"policy": "ps", "policy"'), r"'policy' occurs twice in an object"),
+    (lambda text: text.replace('"tf_poseidon_plan": 1', '"tf_poseidon_plan": [1]'), r"The plan has version \[1\]"),
+    (lambda text: '{"a":' * 100000, r"is damaged \(RecursionError"),
+    (lambda text: "[" * 100000, r"is damaged \(RecursionError"),
+    (lambda text: "null", "is not a plan"),
+    (lambda text: "", "is not a plan"),
+])
+def test_values_that_no_plan_has_are_refused(change, message):
+    text = without_digest(FULL.to_text())
+    assert planning.Plan.from_text(text) == FULL and change(text) != text
+    with pytest.raises(poseidon.PoseidonError, match=message) as caught:
+        planning.Plan.from_text(change(text))
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
+
+
+def parts(value):
+    """Returns (list or object, key) of everything inside a value of JSON."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [found for key in keys for found in ((value, key), *parts(value[key]))]
+
+
+STRANGE = (None, True, -1, 10**400, -10**400, float("nan"), float("inf"), "", "x", "kernel", "\ud800", [], {}, [[]],
+           {"a": 1}, 0, 1.5, 1 << 63, 1e308, [1 << 62] * 300)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_plans_give_our_errors_only(seed):
+    """Plans with another value somewhere, and with other bytes; what is accepted can be used."""
+    random_, text = random.Random(seed), without_digest(FULL.to_text())
+    count = 0
+    for case in range(250):
+        if case % 2:
+            fields = json.loads(text)
+            owner, key = random_.choice(parts(fields))
+            owner[key] = random_.choice(STRANGE)
+            damaged = json.dumps(fields)
+        else:
+            data = bytearray(FULL.to_text().encode() if case % 4 else text.encode())
+            for _ in range(random_.randint(1, 3)):
+                begin = random_.randrange(len(data))
+                data[begin:begin + random_.choice((0, 1, 5))] = random_.choice(
+                    (b"", b"9", b"-", b"\"", b"[", b"}", b",", random_.randbytes(2), b"e99", b"9" * 5000))
+            damaged = data.decode(errors="replace")
+        try:
+            plan = planning.Plan.from_text(damaged)
+            assert str(plan) and json.dumps(plan.predictions()) and plan.diff(FULL) is not None
+            assert planning.Plan.from_text(plan.to_text()) == plan
+            planning.Planner(plan.cluster, given=plan).plan(plan.sites)
+        except poseidon.PoseidonError as error:
+            count += 1
+            assert len(str(error).splitlines()) == 1 and str(error).endswith(".") and len(str(error)) < 400
+    assert count > 150
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"\xff\xfe{}", "cannot be read: 'utf-8' codec can't decode"), (None, "cannot be read: No such file"),
+    ("directory", "cannot be read: Is a directory"), ("loop", "cannot be read: Too many levels of symbolic links"),
+    ("\0", r"The plan '.*plan\\x00' cannot be read: embedded null byte"), (3, "The plan '3' cannot be read")])
+def test_files_that_cannot_be_read_are_named(content, message, tmp_path):
+    path = tmp_path / "plan"
+    if content == "directory":
+        path.mkdir()
+    elif content == "loop":
+        path.symlink_to(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(poseidon.PoseidonError, match=message) as caught:
+        planning.Plan.load(f"{path}\0" if content == "\0" else content if isinstance(content, int) else path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_editor_may_mark_a_plan_as_utf_8(tmp_path):
+    (tmp_path / "plan").write_bytes(b"\xef\xbb\xbf" + FULL.to_text().encode())
+    assert planning.Plan.load(tmp_path / "plan") == FULL
+
+
+@pytest.mark.parametrize("path, message", [
+    ("/dev/full", "No space left on device"), ("/proc/plan", r"No such file|Permission denied"),
+    (".", "Is a directory"), ("nowhere/plan", "No such file or directory"), ("plan\0", "embedded null byte"),
+    (f"{'x' * 300}", "File name too long")])
+def test_plans_that_cannot_be_saved_are_named(path, message, tmp_path):
+    with pytest.raises(poseidon.PoseidonError, match=f"^The plan .* cannot be written: .*{message}; name a file"):
+        FULL.save(f"{tmp_path}/{path}" if path[0] != "/" else path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_as_it_was_when_the_disk_is_full(tmp_path):
+    path = tmp_path / "plan"
+    other = plan_for(SITES, "ps", 4)
+    other.save(path)
+    path.chmod(0o640)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(poseidon.PoseidonError, match="cannot be written: File too large"):
+            FULL.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert planning.Plan.load(path) == other and list(tmp_path.iterdir()) == [path]
+    FULL.save(path)
+    assert planning.Plan.load(path) == FULL and path.stat().st_mode & 0o777 == 0o640
+    (tmp_path / "link").symlink_to(path)
+    other.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and planning.Plan.load(path) == other
 
 
 def changed(path, *changes):

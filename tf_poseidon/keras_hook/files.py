@@ -4,19 +4,18 @@ Keras overwrites a file in place. So a job that ends while rank 0 writes its onl
 """
 
 from collections.abc import Callable
-import contextlib
 import contextvars
 import filecmp
 import inspect
 import json
 import logging
 import os
-import shutil
 from typing import Any
 
 import h5py
 import keras
 
+from tf_poseidon import files
 from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
@@ -41,22 +40,11 @@ def save(original: Callable[..., Any], model: keras.Model, filepath: Any, *args:
     in_one_file = given.get("max_shard_size") is None and given.get("zipped", True)
     if not in_one_file or not target.endswith(_SUFFIXES) or "://" in str(filepath) or os.path.isdir(target):
         return original(model, filepath, *args, **options)
-    directory, name = os.path.split(target)
     joined = runtime.communicator()
-    # The same name in every run: what a run has left that was ended while it wrote is overwritten by the next.
-    partial = os.path.join(directory, f".partial-{joined.rank if joined else 0}.{name}")
-    try:
+    with files.replacing(target, joined.rank if joined else 0) as partial:
         result = original(model, partial, *args, **options)
         if _writing.get() is not None:
             _attach_metadata(partial, _writing.get())
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        if os.path.exists(target):
-            shutil.copymode(target, partial)
-        os.replace(partial, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)
     return result
 
 

@@ -6,9 +6,13 @@ import numbers
 from typing import TypeGuard
 
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.errors import shown
 
 # (workers, servers, ranks that combine).
 Shape = tuple[int, int, int]
+
+# Ranks are numbers of 32 bits on the wire.
+_MOST_RANKS = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,9 @@ class Cluster:
         for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
+                raise ConfigurationError(f"{name}={shown(value)}, expected a whole number, at least {least}.")
+            if int(value) > _MOST_RANKS:
+                raise ConfigurationError(f"{name}={shown(value)}, expected at most {_MOST_RANKS}.")
         if not self.servers:
             object.__setattr__(self, "servers", self.workers)
         if self.servers > self.workers:
@@ -56,11 +62,11 @@ class Cluster:
                 "them work too.")
         for name in ("bandwidth_gbps", "gflops"):
             if not (_is_number(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigurationError(f"{name}={getattr(self, name)!r}, expected a positive number.")
+                raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected a positive number.")
         if not isinstance(self.accelerators, bool):
-            raise ConfigurationError(f"accelerators={self.accelerators!r}, expected True or False.")
+            raise ConfigurationError(f"accelerators={shown(self.accelerators)}, expected True or False.")
         if not (_is_number(self.latency_us) and self.latency_us >= 0):
-            raise ConfigurationError(f"latency_us={self.latency_us!r}, expected 0 or more.")
+            raise ConfigurationError(f"latency_us={shown(self.latency_us)}, expected 0 or more.")
 
     @property
     def nodes(self) -> int:
@@ -101,4 +107,9 @@ def describe(shape: Shape) -> str:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False

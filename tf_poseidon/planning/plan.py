@@ -9,9 +9,11 @@ import os
 import pathlib
 from typing import Any
 
+from tf_poseidon import files
 from tf_poseidon import tables
 from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import shown
 from tf_poseidon.planning import plan_file
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
@@ -19,10 +21,13 @@ from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.exchange import PURPOSES
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
+
+_MOST_DIMENSIONS = 254  # as in TensorFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,15 +186,19 @@ class Plan:
         """Writes the plan to a file, for `Plan.load` and `PoseidonStrategy(plan=path)`.
 
         Args:
-            path: The file to write; an existing file is replaced.
+            path: The file to write; an existing file is replaced, or stays as it was.
 
         Raises:
-            PoseidonError: If the plan belongs to a graph that was not rewritten.
+            PoseidonError: If the plan belongs to a graph that was not rewritten, or the file cannot be written.
         """
         if self.refusal:
             raise PlanError(f"There is no plan to save, since the graph was not rewritten: "
                             f"{self.refusal}")
-        pathlib.Path(path).write_text(self.to_text())
+        try:
+            files.write(path, self.to_text().encode())
+        except (OSError, TypeError, ValueError) as error:
+            raise PlanError(f"The plan {files.quoted(path)} cannot be written: {files.reason(error)}; name a file in "
+                            "a directory that exists, with room for it.") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
@@ -199,13 +208,14 @@ class Plan:
             PoseidonError: If the file is not a plan, has another version, or was changed.
         """
         try:
-            text = pathlib.Path(path).read_text()
-        except (OSError, TypeError, UnicodeDecodeError) as error:
-            raise PlanError(f"The plan '{path}' cannot be read: {error}.") from error
+            text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # some editors write a mark of UTF-8
+        except (OSError, TypeError, ValueError) as error:
+            raise PlanError(f"The plan {files.quoted(path)} cannot be read: {files.reason(error)}; give the file of a "
+                            "plan that was saved.") from error
         try:
             return cls.from_text(text)
         except PoseidonError as error:
-            raise PlanError(f"'{path}': {error}") from error
+            raise PlanError(f"{files.quoted(path)}: {error}") from error
 
     def to_text(self) -> str:
         """Returns the plan as text."""
@@ -227,10 +237,10 @@ class Plan:
             is_unchanged = digest is None or digest == plan.digest
             if is_unchanged:
                 plan._check_decisions()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"The plan is damaged ({error!r}); make a new one.") from error
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise PlanError(f"The plan is damaged ({shown(error)}); make a new one.") from error
         if not is_unchanged:
-            raise PlanError(f"The plan was changed after it was saved: its digest says {digest}, but "
+            raise PlanError(f"The plan was changed after it was saved: its digest says {shown(digest)}, but "
                             f"it is {plan.digest}; if that was on purpose, remove its line \"digest\".")
         return plan
 
@@ -239,14 +249,18 @@ class Plan:
 
         Raises:
             PoseidonError: For the first decision that is not possible.
-            ValueError: If a value has the wrong type, or sites have the same name.
+            ValueError: If sites have the same name, a tensor is larger than any, or an exchange has no purpose.
         """
-        if not isinstance(self.policy, str):
-            raise ValueError(f"its policy is {self.policy!r}")
         decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
         if len(decisions) < len(self.sites):
             raise ValueError("its sites are not distinct")
-        str(self)  # fails unless numbers are numbers
+        tensors: tuple[Site | Exchange, ...] = (*self.sites, *self.exchanges)
+        for value in tensors:
+            if len(value.shape or ()) > _MOST_DIMENSIONS or (value.num_bytes or 0) >= 2**63:
+                raise ValueError(f"its 'shape' is {shown(value.shape)}")
+        for exchange in self.exchanges:
+            if exchange.scheme not in PURPOSES:
+                raise ValueError(f"its 'scheme' is {shown(exchange.scheme)}")
         for site, decision in zip(self.sites, self.decisions, strict=True):
             scheme = SCHEMES.get(decision.scheme)
             leader = None if decision.leader is None else decisions.get(decision.leader)
@@ -259,7 +273,7 @@ class Plan:
                     leader = None
                 is_possible = scheme.can_follow(site, decision.carried, None if leader is None else sites[leader.site])
             if not is_possible:
-                raise PlanError(f"The plan lets '{site.name}' travel by '{decision.scheme}'"
+                raise PlanError(f"The plan lets {files.quoted(site.name)} travel by {files.quoted(decision.scheme)}"
                                 f"{decision.carried or ''}, which is not possible; make it '{PS}'.")
 
     def __str__(self) -> str:

@@ -3,21 +3,24 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import json
+import types
+import typing
 from typing import Any
 
 from tf_poseidon.errors import PlanError
+from tf_poseidon.errors import shown
 from tf_poseidon.planning.cluster import Cluster
-from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
-from tf_poseidon.planning.schemes import SCHEMES
-from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
-from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 VERSION = 1
+
+# Numbers in a plan are smaller, so that no sum or product of them is too large for a float.
+_BELOW = {int: 2**63, float: 1e30}
 
 # The lists of a plan besides its sites; each value is a line.
 _LISTS = ("exchanges", "whole")
@@ -42,24 +45,73 @@ def from_text(text: str) -> dict[str, Any]:
 
     Raises:
         PoseidonError: If the text is not a plan, or has another version.
-        KeyError, TypeError, ValueError, AttributeError: If it is damaged.
+        KeyError, TypeError, ValueError, RecursionError: If it is damaged.
     """
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_pairs_hook=_distinct)
         version = fields["tf_poseidon_plan"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise PlanError("This is not a plan of tf_poseidon; make one with plan.save(...) or "
                         "tf-poseidon explain --plan.") from error
-    if version != VERSION:
-        raise PlanError(f"The plan has version {version}, but this tf_poseidon reads {VERSION}; "
+    if version != VERSION or isinstance(version, bool):
+        raise PlanError(f"The plan has version {shown(version)}, but this tf_poseidon reads {VERSION}; "
                         "make a new plan.")
-    return {"policy": fields["policy"], "cluster": Cluster(**fields["cluster"]),
-            "sites": tuple(_site(dict(entry["site"])) for entry in fields["sites"]),
-            "decisions": tuple(_decision(dict(entry["decision"])) for entry in fields["sites"]),
-            "operations": fields["operations"],
-            "exchanges": tuple(_exchange(dict(e)) for e in fields.get("exchanges", ())),
-            "whole": tuple(WholeOp(**op) for op in fields.get("whole", ())),
-            "digest": fields.get("digest")}
+    lists = {name: _value(list, fields.get(name, []), name) for name in ("sites", *_LISTS)}
+    entries = [_value(dict, entry, "sites") for entry in lists["sites"]]
+    return {"policy": _value(str, fields["policy"], "policy"),
+            "cluster": Cluster(**_value(dict, fields["cluster"], "cluster")),
+            "sites": tuple(_made(Site, entry["site"]) for entry in entries),
+            "decisions": tuple(_decision(_value(dict, entry["decision"], "decision")) for entry in entries),
+            "operations": _value(float | None, fields["operations"], "operations"),
+            "exchanges": tuple(_made(Exchange, exchange) for exchange in lists["exchanges"]),
+            "whole": tuple(_made(WholeOp, op) for op in lists["whole"]),
+            "digest": _value(str | None, fields.get("digest"), "digest")}
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON; refuses one that says two things under one name."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{shown(next(name for name in names if names.count(name) > 1))} occurs twice in an object")
+    return fields
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _made(kind: Any, fields: Any) -> Any:
+    """Returns a value of a dataclass, whose fields must have the types that it says.
+
+    Raises:
+        TypeError, ValueError: If they have not.
+    """
+    known = _types(kind)
+    return kind(**{name: _value(known.get(name), value, name)
+                   for name, value in _value(dict, fields, kind.__name__.lower()).items()})
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    """Returns a value of JSON as one of a type; `name` is that of its field."""
+    if isinstance(kind, types.UnionType):  # "X | None"
+        if value is None:
+            return None
+        kind = typing.get_args(kind)[0]
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _made(kind, value)
+    if typing.get_origin(kind) is tuple:
+        return tuple(_value(typing.get_args(kind)[0], part, name) for part in _value(list, value, name))
+    if kind in _BELOW:
+        is_right = (isinstance(value, int | kind) and not isinstance(value, bool) and 0 <= value < _BELOW[kind])
+    elif kind is str:
+        is_right = isinstance(value, str) and value.encode(errors="replace").decode() == value
+    else:
+        is_right = kind is None or isinstance(value, kind)
+    if not is_right:
+        raise ValueError(f"its '{name}' is {shown(value)}")
+    return value
 
 
 def _filled(value: Any) -> dict[str, Any]:
@@ -75,29 +127,13 @@ def _filled(value: Any) -> dict[str, Any]:
     return filled
 
 
-def _site(fields: dict[str, Any]) -> Site:
-    shape = fields.get("shape")
-    fields["shape"] = None if shape is None else tuple(shape)
-    for name, kind in (("factors", Factors), ("slices", Slices)):
-        if fields.get(name) is not None:
-            fields[name] = kind(**fields[name])
-    return Site(**fields)
-
-
-def _exchange(fields: dict[str, Any]) -> Exchange:
-    shape = fields.get("shape")
-    return Exchange(**fields | {"shape": None if shape is None else tuple(shape)})
-
-
 def _decision(fields: dict[str, Any]) -> Decision:
-    for name in ("cost", "runner_up_cost"):
-        if fields.get(name) is not None:
-            fields[name] = Cost(**fields[name])
     known = {field.name for field in dataclasses.fields(Decision)} - {"carried"}
-    carried = {name: fields.pop(name) for name in set(fields) - known}
-    if carried:
-        kind = SCHEMES[fields["scheme"]].carried
-        if kind is None:
-            raise ValueError(f"'{fields['scheme']}' has no {', '.join(sorted(carried))}")
-        fields["carried"] = kind(**carried)
-    return Decision(**fields)
+    decision = _made(Decision, {name: value for name, value in fields.items() if name in known})
+    carried = {name: value for name, value in fields.items() if name not in known}
+    if not carried:
+        return decision
+    kind = decision.by.carried
+    if kind is None:
+        raise ValueError(f"'{decision.scheme}' has no {', '.join(sorted(carried))}")
+    return dataclasses.replace(decision, carried=_made(kind, carried))
