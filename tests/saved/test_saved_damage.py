@@ -4,8 +4,10 @@ import contextlib
 import os
 import random
 import re
+import resource
 import shutil
 import signal
+import stat
 import zlib
 
 import damage_graphs
@@ -18,6 +20,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tf_poseidon as poseidon
+from tf_poseidon import files
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.graph_passes.saved import rewriting as saved_lib
@@ -289,18 +292,148 @@ def test_wrong_target(name, target, expected, zoo, tmp_path):
         zoo[name], tmp_path / target, workers=2, train_op="train" if name == "graph_def" else ()))
 
 
-def test_target_cannot_be_written(zoo, tmp_path):
-    """As if the disk were full: a file of the checkpoint is gone when it is copied."""
+@pytest.fixture
+def source(zoo, tmp_path):
+    """The directory of a SavedModel that a test may change, beside others that it may refer to."""
+    shutil.copytree(zoo["nested_functions"], tmp_path / "beside" / "source")
+    (tmp_path / "beside" / "shared" / "deeper").mkdir(parents=True)
+    (tmp_path / "beside" / "shared" / "words").write_text("words")
+    (tmp_path / "beside" / "shared" / "deeper" / "more").write_text("more")
+    (tmp_path / "out").mkdir()
+    return tmp_path / "beside" / "source"
+
+
+def rewrite_beside(source, name="target", **options):
+    return rewriting.rewrite(source, source.parents[1] / "out" / name, workers=2, **options)
+
+
+def test_links_are_followed(source):
+    """A SavedModel of links, as some caches keep them, gives one that can be moved."""
+    for path in [path for path in source.rglob("*") if path.is_file()]:
+        moved = source.parent / f"blob-{path.name}"
+        path.rename(moved)
+        path.symlink_to(os.path.relpath(moved, path.parent))
+    shutil.rmtree(source / "assets", ignore_errors=True)
+    (source / "assets").symlink_to("../shared")
+    (source / "assets.extra").mkdir()
+    (source / "assets.extra" / "saved_model.pb").write_text("another")
+    (source / "variables").chmod(0o500)
+    rewrite_beside(source)
+    target = source.parents[1] / "out" / "target"
+    shutil.rmtree(source.parent)
+    assert not [path for path in target.rglob("*") if path.is_symlink()]
+    assert (target / "assets" / "deeper" / "more").read_text() == "more"
+    assert (target / "assets.extra" / "saved_model.pb").read_text() == "another"
+    loaded = tf.saved_model.load(str(target))
+    assert loaded.signatures["train"] is not None
+    assert os.listdir(target.parent) == ["target"]
+
+
+def _link(to):
+    return lambda path: path.symlink_to(to)
+
+
+def _socket(path):
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+_UNCOPIED = {  # what is in the directory of a SavedModel, by the message
+    r"more' is a link to 'nothing', which does not exist; it cannot be copied: remove it": _link("nothing"),
+    r"more' is a link to 'more', which does not exist": _link("more"),
+    r"more' is a link to the directory '\.', which holds it; it cannot be copied: remove it": _link("."),
+    r"more' is a link to the directory '\.\./\.\.', which holds it": _link("../.."),
+    r"more' is a link to the directory '/', which holds it": _link("/"),
+    r"back' is a link to the directory '.*source', (which holds it|from inside of such a link)": lambda path: (
+        path.symlink_to("../../shared"),
+        (path.parents[2] / "shared" / "deeper" / "back").symlink_to(path.parents[1].absolute())),
+    r"more' is neither a file nor a directory": os.mkfifo,
+    r"more' is neither a file nor a directory \(but": _socket,
+    r"more' is neither a file nor a directory \(but a pipe, a socket or a device\)": _link("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("expected", _UNCOPIED)
+def test_what_cannot_be_copied_is_named(expected, source):
+    _UNCOPIED[expected](source / "variables" / "more")
+    steps = []
+    refuses(expected, source.parents[1] / "out", lambda: rewrite_beside(source, progress=steps.append))
+    assert not steps, "it was noticed late"
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("../beside/source/variables/target", r"target' is inside of '.*source', which is copied; name a path outside"),
+    ("../beside/source/target", r"is inside of"), ("../beside/link/target", r"is inside of"),
+    ("../beside/source", r"exists already"), ("../beside/source/", r"exists already"),
+    ("a\0b", r"a\\x00b' cannot be written: .*null byte"), ("/proc/target", r"cannot be written: ")])
+def test_a_target_that_would_be_part_of_its_source(name, expected, source):
+    (source.parent / "link").symlink_to("source/assets" if (source / "assets").exists() else "source")
+    before = sorted(source.rglob("*"))
+    refuses(expected, source.parents[1] / "out", lambda: rewrite_beside(source, name))
+    assert sorted(source.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name, limit", [("nested_functions", 10), ("nested_functions", 5000), ("v1_momentum", 10),
+                                         ("graph_def", 10), ("rewritten_nested_functions", 10)])
+def test_nothing_remains_when_the_disk_is_full(name, limit, zoo, tmp_path, monkeypatch):
+    """Files can have few bytes; it is noticed when they are written."""
+    suffix = os.path.splitext(zoo[name])[1]
+    monkeypatch.setattr(files, "check", lambda path: None)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write(target):
+        if name.startswith("rewritten"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+            return rewriting.strip(zoo[name], target)
+        return rewriting.rewrite(zoo[name], target, workers=2, train_op="train" if name == "graph_def" else (),
+                                 progress=lambda what: what == "writing files" and resource.setrlimit(
+                                     resource.RLIMIT_FSIZE, (limit, before[1])))
+
+    try:
+        refuses(r"target.*' cannot be written: File too large; nothing remains of it", tmp_path,
+                lambda: write(tmp_path / f"target{suffix}"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_cannot_be_read(zoo, tmp_path):
     shutil.copytree(os.path.dirname(zoo["v1_momentum"]), tmp_path / "source")
     os.remove(tmp_path / "source" / "model.index")
     (tmp_path / "source" / "model.index").symlink_to("model.index")
     (tmp_path / "out").mkdir()
-    refuses(r"cannot be written|cannot be read", tmp_path / "out", lambda: poseidon.rewrite_meta_graph(
-        tmp_path / "source" / "model.meta", tmp_path / "out" / "target.meta", workers=2))
-    shutil.copytree(zoo["nested_functions"], tmp_path / "folder")
-    (tmp_path / "folder" / "variables" / "more").symlink_to("nothing")
-    refuses(r"cannot be written", tmp_path / "out", lambda: poseidon.rewrite_saved_model(
-        tmp_path / "folder", tmp_path / "out" / "target", workers=2))
+    refuses(r"model.index' is a link to 'model.index', which does not exist", tmp_path / "out",
+            lambda: poseidon.rewrite_meta_graph(tmp_path / "source" / "model.meta", tmp_path / "out" / "target.meta",
+                                                workers=2))
+
+
+@pytest.mark.parametrize("name", ["nested_functions", "v1_momentum", "graph_def_as_text", "rewritten_nested_functions"])
+def test_files_with_other_bytes(name, zoo, tmp_path):
+    """Whatever is in a file, it is rewritten or refused in a sentence."""
+    suffix, random_ = os.path.splitext(zoo[name])[1], random.Random(name)
+    with open(zoo[name] if suffix else os.path.join(zoo[name], "saved_model.pb"), "rb") as file:
+        content = file.read()
+    path, target, refused = tmp_path / f"source{suffix}", tmp_path / f"target{suffix}", 0
+    if not suffix:
+        path.mkdir()
+    for _ in range(30):
+        data = bytearray(content[:random_.choice((len(content), random_.randrange(len(content))))])
+        for _ in range(random_.randint(0 if len(data) < len(content) else 1, 3)):
+            begin = random_.randrange(len(data))
+            data[begin:begin + random_.choice((0, 1, 1, 4, 30))] = random_.randbytes(random_.choice((0, 1, 1, 4)))
+        (path if suffix else path / "saved_model.pb").write_bytes(data)
+        try:
+            with ends_soon():
+                if name.startswith("rewritten"):
+                    poseidon.strip(path, target)
+                else:
+                    rewriting.rewrite(path, target, workers=2, train_op="train" if name.startswith("graph") else ())
+        except poseidon.PoseidonError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(error).endswith("."), str(error)
+            assert not target.exists()
+        shutil.rmtree(target, ignore_errors=True)
+        target.unlink(missing_ok=True)
+        assert os.listdir(tmp_path) == [path.name]
+    assert refused > 5
 
 
 # ---- graphs that are not valid ------------------------------------------------------------------

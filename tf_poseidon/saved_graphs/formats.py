@@ -1,6 +1,7 @@
 """Reads and writes the files that hold training graphs: SavedModel, MetaGraphDef and GraphDef.
 
-A file or directory is written whole or not at all: under a temporary name, and then renamed.
+A file or directory is written whole or not at all: under a temporary name, and then renamed. Links in the directory of
+a SavedModel are followed: the copy holds what they refer to, and can be moved.
 """
 
 import abc
@@ -11,6 +12,7 @@ import contextlib
 import glob
 import os
 import shutil
+import stat
 from typing import TypeVar
 
 from google.protobuf import message
@@ -19,6 +21,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
+from tf_poseidon import files
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 
@@ -35,8 +38,8 @@ def read(path: str | os.PathLike[str]) -> "Saved":
     if os.path.isdir(path):
         return SavedModel(path)
     if not os.path.exists(path):
-        raise GraphError(f"There is no file '{path}'; give a SavedModel's directory, a MetaGraph (.meta) or a "
-                         "GraphDef (.pb, .pbtxt).")
+        raise GraphError(f"There is no file {files.quoted(path)}; give a SavedModel's directory, a MetaGraph (.meta) "
+                         "or a GraphDef (.pb, .pbtxt).")
     for suffixes, kind in (((".meta",), MetaGraph), ((".pb", ".pbtxt"), GraphDef)):
         if path.endswith(suffixes):
             return kind(path)
@@ -116,12 +119,25 @@ class Saved(abc.ABC):
     def _train_ops(self) -> tuple[str, ...]:
         return ()
 
+    def check_target(self, target: str | os.PathLike[str]) -> None:
+        """Refuses what `write` would refuse, before anything takes long.
+
+        Raises:
+            PoseidonError: If the path exists, or cannot be written, or a file that belongs to the graph cannot be read.
+        """
+        for path in self._written(os.fspath(target)):
+            _check_new(path)
+
+    def _written(self, target: str) -> list[str]:
+        """Returns the paths that `write` makes; refuses a path that does not fit the format."""
+        return [target.rstrip("/")]
+
     @abc.abstractmethod
     def write(self, target: str | os.PathLike[str]) -> None:
         """Writes the graph to another path, with the files that belong to it.
 
         Raises:
-            PoseidonError: If the path exists, or cannot be written.
+            PoseidonError: As `check_target`.
         """
 
 
@@ -160,11 +176,28 @@ class SavedModel(Saved):
     def _train_ops(self) -> tuple[str, ...]:
         return _collected(self._proto.meta_graphs[0])
 
+    def check_target(self, target: str | os.PathLike[str]) -> None:
+        super().check_target(target)
+        self._others(os.fspath(target))
+
+    def _others(self, target: str) -> list[str]:
+        """Returns the files and directories besides the graph, relative to `path`; a directory before what it holds."""
+        own = (self._PROTO, self._TEXT, self._FINGERPRINT)
+        source, parent = (os.path.realpath(path) for path in (self.path, os.path.dirname(target.rstrip("/"))))
+        if os.path.commonpath([source, parent]) == source:
+            raise GraphError(f"'{target}' is inside of '{self.path}', which is copied; name a path outside of it.")
+        return [path for path in _inside(self.path) if path not in own]
+
     def write(self, target: str | os.PathLike[str]) -> None:
         target = os.fspath(target).rstrip("/")
+        others = self._others(target)
         with _whole(target) as directory:
-            others = shutil.ignore_patterns(self._PROTO, self._TEXT, self._FINGERPRINT)
-            shutil.copytree(self.path, directory, ignore=others)
+            for path in ("", *others):
+                source, copy = os.path.join(self.path, path), os.path.join(directory, path)
+                if os.path.isdir(source):  # which may be write-protected
+                    os.mkdir(copy, stat.S_IMODE(os.stat(source).st_mode) | stat.S_IRWXU)
+                else:
+                    shutil.copy2(source, copy)
             _serialize(self._proto, os.path.join(directory, self._file))
             if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
                 with open(os.path.join(directory, self._FINGERPRINT), "wb") as file:
@@ -190,18 +223,26 @@ class MetaGraph(Saved):
     def _train_ops(self) -> tuple[str, ...]:
         return _collected(self._proto)
 
-    def write(self, target: str | os.PathLike[str]) -> None:
-        target = os.fspath(target)
+    def _written(self, target: str) -> list[str]:
         if not target.endswith(".meta"):
             raise GraphError(f"'{target}' does not end in .meta, as the file of a MetaGraph does; rename it.")
         prefix, own = target.removesuffix(".meta"), self.path.removesuffix(".meta")
+        return [target, *(prefix + file.removeprefix(own) for file in self._checkpoint_files())]
+
+    def _checkpoint_files(self) -> list[str]:
+        own = glob.escape(self.path.removesuffix(".meta"))
+        found = sorted(glob.glob(f"{own}.index") + glob.glob(f"{own}.data-?????-of-?????"))
+        for file in found:
+            _check_copied(file)
+        return found
+
+    def write(self, target: str | os.PathLike[str]) -> None:
+        target = os.fspath(target)
         with contextlib.ExitStack() as stack:
             # The graph is renamed last: when it exists, so does its checkpoint.
-            meta = stack.enter_context(_whole(target))
+            meta, *copies = (stack.enter_context(_whole(path)) for path in self._written(target))
             _serialize(self._proto, meta)
-            for file in sorted(glob.glob(glob.escape(own) + ".index")
-                               + glob.glob(glob.escape(own) + ".data-?????-of-?????")):
-                copy = stack.enter_context(_whole(prefix + file.removeprefix(own)))
+            for file, copy in zip(self._checkpoint_files(), copies, strict=True):
                 shutil.copyfile(file, copy)
 
     def checkpoint(self) -> tuple[str, str, str] | None:
@@ -224,11 +265,14 @@ class GraphDef(Saved):
     def graph_def(self) -> graph_pb2.GraphDef:
         return self._proto
 
-    def write(self, target: str | os.PathLike[str]) -> None:
-        target = os.fspath(target)
+    def _written(self, target: str) -> list[str]:
         if not target.endswith((".pb", ".pbtxt")):
             raise GraphError(f"'{target}' ends neither in .pb nor in .pbtxt, as the file of a GraphDef does; "
                              "rename it.")
+        return [target]
+
+    def write(self, target: str | os.PathLike[str]) -> None:
+        target, = self._written(os.fspath(target))
         with _whole(target) as file:
             _serialize(self._proto, file, is_text=target.endswith(".pbtxt"))
 
@@ -237,6 +281,54 @@ def _collected(meta_graph: meta_graph_pb2.MetaGraphDef) -> tuple[str, ...]:
     """Returns the names in TensorFlow 1's collection of training ops."""
     return tuple(meta_graph.collection_def["train_op"].node_list.value
                  if "train_op" in meta_graph.collection_def else ())
+
+
+def _inside(path: str, within: str = "", is_linked: bool = False) -> list[str]:
+    """Returns what is in a directory, relative to it: a directory before what it holds.
+
+    Args:
+        path: The directory.
+        within: A directory in it, relative to it, to begin with.
+        is_linked: Whether a link leads there.
+
+    Raises:
+        PoseidonError: If something is there that cannot be copied.
+    """
+    here, found = os.path.join(path, within), []
+    try:
+        names = sorted(os.listdir(here))
+    except OSError as error:
+        raise GraphError(f"'{here}' cannot be read: {files.reason(error)}; it belongs to the SavedModel.") from error
+    for name in names:
+        relative, full = os.path.join(within, name), os.path.join(here, name)
+        found.append(relative)
+        if not os.path.isdir(full):
+            _check_copied(full)
+            continue
+        is_link = os.path.islink(full)
+        if is_link:
+            real, holds = os.path.realpath(full), os.path.realpath(here)
+            # Few links in what links refer to could make the copy as large as one likes.
+            why = "which holds it" if os.path.commonpath([real, holds]) == real else "from inside of such a link"
+            if is_linked or why == "which holds it":
+                raise GraphError(f"'{full}' is a link to the directory '{os.readlink(full)}', {why}; it cannot be "
+                                 "copied: remove it.")
+        found += _inside(path, relative, is_linked or is_link)
+    return found
+
+
+def _check_copied(path: str) -> None:
+    """Refuses what is not a file that can be read, or a link to one."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise GraphError(f"'{path}' is a link to '{os.readlink(path)}', which does not exist; it cannot be copied: "
+                         "remove it, or bring back what it refers to.")
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise GraphError(f"'{path}' is neither a file nor a directory (but a pipe, a socket or a device); it "
+                             "cannot be copied: remove it.")
+        open(path, "rb").close()
+    except OSError as error:
+        raise GraphError(f"'{path}' cannot be read: {files.reason(error)}; it belongs to the saved graph.") from error
 
 
 def _parse(path: str, kind: type[M]) -> M:
@@ -249,8 +341,8 @@ def _parse(path: str, kind: type[M]) -> M:
             text_format.Parse(data.decode(), proto)
         else:
             proto.ParseFromString(data)
-    except (message.DecodeError, text_format.ParseError, UnicodeDecodeError, OSError, RecursionError) as error:
-        text = str(error).strip().split("\n")[0].rstrip(".")
+    except (message.DecodeError, text_format.ParseError, ValueError, OSError, RecursionError) as error:
+        text = files.reason(error).strip()
         raise GraphError(f"'{path}' cannot be read as a {kind.DESCRIPTOR.name}: {text}; it is damaged, or "
                          "another kind of file.") from error
     return proto
@@ -260,7 +352,11 @@ def _serialize(proto: message.Message, path: str, is_text: bool | None = None) -
     if path.endswith(".pbtxt") if is_text is None else is_text:
         data = text_format.MessageToString(proto).encode()
     else:
-        data = proto.SerializeToString(deterministic=True)
+        try:
+            data = proto.SerializeToString(deterministic=True)
+        except message.EncodeError as error:
+            raise GraphError(f"'{path}' cannot be written: its graph takes 2 GiB or more, which no protocol buffer may "
+                             "take; keep large constants in variables, or in a checkpoint.") from error
     with open(path, "wb") as file:
         file.write(data)
 
@@ -268,19 +364,31 @@ def _serialize(proto: message.Message, path: str, is_text: bool | None = None) -
 @contextlib.contextmanager
 def _whole(target: str) -> Iterator[str]:
     """A context with a path to write to, which becomes `target` at the end; nothing remains after a failure."""
+    _check_new(target)
     directory, name = os.path.split(target)
-    if os.path.lexists(target):
-        raise GraphError(f"'{target}' exists already; remove it, or name another.")
-    if not name or not os.path.isdir(directory or "."):
-        raise GraphError(f"'{target}' cannot be written: there is no directory '{directory}'.")
     temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.rename(temporary, target)
     except OSError as error:
-        raise GraphError(f"'{target}' cannot be written: {error.strerror or error}.") from error
+        raise GraphError(f"'{target}' cannot be written: {files.reason(error)}; nothing remains of it.") from error
     finally:
         if os.path.isdir(temporary):
             shutil.rmtree(temporary, ignore_errors=True)
         elif os.path.lexists(temporary):
             os.remove(temporary)
+
+
+def _check_new(target: str) -> None:
+    """Refuses a path that exists, or cannot be written."""
+    if os.path.lexists(target):
+        raise GraphError(f"'{target}' exists already; remove it, or name another.")
+    directory, name = os.path.split(target)
+    try:
+        if not name or not os.path.isdir(directory or "."):
+            raise GraphError(f"{files.quoted(target)} cannot be written: there is no directory "
+                             f"{files.quoted(directory)}; name a path in one that exists.")
+        files.check(target)
+    except (OSError, ValueError) as error:
+        raise GraphError(f"{files.quoted(target)} cannot be written: {files.reason(error)}; name a path in a "
+                         "directory that may be written, with room for it.") from error

@@ -138,6 +138,7 @@ def strip(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Non
         PoseidonError: If it was not rewritten.
     """
     graph = formats.read(source)
+    graph.check_target(target)
     if not strip_lib.is_rewritten(graph.graph_def):
         raise GraphError(f"'{source}' was not rewritten, so there is nothing to strip.")
     graph.graph_def.CopyFrom(strip_lib.strip(graph.graph_def))
@@ -187,8 +188,7 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
         planner.plan(())  # checks policy and pins before anything takes long
     if not isinstance(inputs or {}, dict):
         raise ConfigurationError(f"inputs={inputs!r}, expected a dictionary: 'rows', 'same' or a dimension per name.")
-    if os.path.lexists(target):
-        raise ConfigurationError(f"'{target}' exists already; remove it, or name another.")
+    graph.check_target(target)
     if not graph.graph_def.node:
         raise GraphError(f"'{graph.path}' holds a graph without nodes; it is damaged, or another kind of file.")
     library.load()  # TensorFlow must know our ops
