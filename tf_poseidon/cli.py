@@ -12,8 +12,10 @@ Exit statuses are those of `Status`.
 
 import argparse
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import enum
 import importlib.metadata
 import json
@@ -27,10 +29,12 @@ from typing import TYPE_CHECKING
 import zipfile
 
 from tf_poseidon import engines
+from tf_poseidon import files
 from tf_poseidon import launching
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,8 +57,7 @@ _STATUSES = """exit status: 0 done; 1 graphs differ, or verify found an error; 2
 
 def explain(given: argparse.Namespace) -> Status:
     """Prints how the gradients of a saved model would travel."""
-    planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
-                     given.accelerators, given.ranks_per_node)
+    _cluster(given)
     _check_output("--json", given.json)
     _check_output("--plan", given.plan)
     _check_source(given.model, "give explain a model that was saved with model.save('model.keras')")
@@ -74,10 +77,10 @@ def explain(given: argparse.Namespace) -> Status:
             ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge)
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
-    print(plan)
-    _save_predictions(given.json, plan.predictions())
-    if given.plan:
-        plan.save(given.plan)
+    with _printing(plan):
+        _save_predictions(given.json, plan.predictions())
+        if given.plan:
+            plan.save(given.plan)
     return Status.DONE
 
 
@@ -87,8 +90,12 @@ def rewrite(given: argparse.Namespace) -> Status:
         raise _Mistake("--workers is missing; give rewrite a number of --workers, and a --batch_size (rows "
                        "on each of them), or a --plan.")
     _check_source(given.source, _GRAPH)
+    plan = None
     if given.plan:
         _check_source(given.plan, "give rewrite a plan that explain or Plan.save has written")
+        plan = planning.Plan.load(given.plan)
+    elif given.workers:
+        _cluster(given)
     _check_target(given.target)
     _check_output("--json", given.json)
     from tf_poseidon import progress
@@ -99,11 +106,11 @@ def rewrite(given: argparse.Namespace) -> Status:
             batch_size=given.batch_size, bandwidth_gbps=given.bandwidth_gbps, latency_us=given.latency_us,
             gflops=given.gflops, accelerators=given.accelerators, servers=given.servers,
             ranks_per_node=given.ranks_per_node, policy=given.policy, pins=dict(given.pin), merge=given.merge,
-            plan=given.plan, inputs=dict(mark for marks in given.inputs for mark in marks),
+            plan=plan, inputs=dict(mark for marks in given.inputs for mark in marks),
             wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show)
-    print(report)
     plans = {name: step.plan.predictions() for name, step in report.steps.items()}
-    _save_predictions(given.json, plans if len(plans) > 1 else report.plan.predictions())
+    with _printing(report):
+        _save_predictions(given.json, plans if len(plans) > 1 else report.plan.predictions())
     return Status.DONE
 
 
@@ -113,7 +120,8 @@ def diff(given: argparse.Namespace) -> Status:
     _check_source(given.target, _GRAPH)
     from tf_poseidon.saved_graphs import differences
     difference = differences.diff(given.source, given.target)
-    print(difference)
+    with _printing(difference):
+        pass
     return Status.DIFFERS if difference.others else Status.DONE
 
 
@@ -144,7 +152,8 @@ def verify(given: argparse.Namespace) -> Status:
     found = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
                              given.batch_size, given.steps, arrays, given.seed, given.engine)
     if job.load_ops(given.engine).rank == 0:
-        print(found)
+        with _printing(found):
+            pass
     return Status.DIFFERS if found.failures else Status.DONE
 
 
@@ -177,8 +186,36 @@ def _check_target(path: str) -> None:
 
 
 def _check_output(option: str, path: str | None) -> None:
-    if path and (os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK)):
-        raise ConfigurationError(f"{option}={path} cannot be written; name a file in a directory that exists.")
+    if path:
+        try:
+            files.check(path)
+        except (OSError, ValueError) as error:
+            raise _cannot_write(option, path, error) from error
+
+
+def _cannot_write(option: str, path: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{option}={path} cannot be written: {files.reason(error)}; name a file in a directory "
+                              "that exists, with room for it.")
+
+
+def _cluster(given: argparse.Namespace) -> planning.Cluster:
+    """Returns the cluster that options describe; raises PoseidonError if there is none."""
+    return planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
+                            given.accelerators, given.ranks_per_node)
+
+
+@contextlib.contextmanager
+def _printing(result: object) -> Iterator[None]:
+    """A context at whose end a result is printed, even if what else is written with it fails."""
+    try:
+        yield
+    finally:
+        try:
+            print(result, flush=True)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again at its end
+            raise ConfigurationError(f"The result cannot be printed: {files.reason(error)}; let the output go where "
+                                     "there is room for it.") from error
 
 
 def _check_alone(command: str) -> None:
@@ -216,15 +253,17 @@ def _arrays(path: str | None) -> "dict[str, np.ndarray] | None":
     try:
         with np.load(path) as arrays:  # an .npy has one, without a name
             return dict(arrays)
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(f"--arrays={path} cannot be read as a file of numpy.savez: "
-                                 f"{str(error).splitlines()[0].rstrip('.')}; write it with numpy.savez.") from error
+    except Exception as error:  # NumPy raises many kinds
+        raise ConfigurationError(f"--arrays={path} cannot be read as a file of numpy.savez: {files.reason(error)}; "
+                                 "write it with numpy.savez.") from error
 
 
 def _save_predictions(path: str | None, predictions: Mapping[str, Any]) -> None:
     if path:
-        with open(path, "w") as file:
-            json.dump(predictions, file, indent=1)
+        try:
+            files.write(path, json.dumps(predictions, indent=1).encode())
+        except OSError as error:
+            raise _cannot_write("--json", path, error) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -322,7 +361,12 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
 
 def _at_least(smallest: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if (value := int(text)) < smallest:
+        try:
+            value = int(text)
+        except ValueError:
+            fewer = " of fewer digits" if text.isdecimal() else ""
+            raise argparse.ArgumentTypeError(f"{shown(text)}, expected a whole number{fewer}") from None
+        if value < smallest:
             raise argparse.ArgumentTypeError(f"{value}, expected at least {smallest}")
         return value
 

@@ -67,6 +67,18 @@ def test_commands(tmp_path):
     (3, ("verify", "there", "nowhere"), "There is no file 'nowhere'"),
     (3, ("strip", "nowhere", "out"), "nowhere"), (3, ("strip", "there", "there"), "exists already"),
     (3, ("diff", "there", "there"), "there"),
+    (3, ("explain", "there", "--workers=2", "--batch_size=1", "--json=nowhere/x"), "--json=nowhere/x cannot be wr"),
+    (3, ("explain", "there", "--workers=2", "--batch_size=1", f"--plan={'x' * 300}"), "File name too long"),
+    (3, ("explain", "there", "--workers=2", "--batch_size=1", "--plan=/proc/plan"), "--plan=/proc/plan cannot be wri"),
+    (3, ("explain", "there", "--workers=2", "--batch_size=1", "--gflops=1e400"), "gflops=inf, expected a positive"),
+    (3, ("explain", "there", f"--workers={10 ** 20}", "--batch_size=1"), "expected at most 2147483647"),
+    (2, ("explain", "there", f"--workers={'9' * 5000}", "--batch_size=1"), "expected a whole number of fewer digits"),
+    (2, ("explain", "there", "--workers=2", "--batch_size=x"), "'x', expected a whole number"),
+    (3, ("rewrite", "there", "out", "--workers=2", "--latency_us=nan"), "latency_us=nan, expected 0 or more"),
+    (3, ("rewrite", "there", "out", "--plan=there"), "there' cannot be read: Is a directory; give the file of a plan"),
+    (3, ("rewrite", "there", "out", "--plan=there.keras"), "there.keras': This is not a plan of tf_poseidon"),
+    (3, ("rewrite", "there", "/proc/out", "--workers=2"), "OUT=/proc/out cannot be written"),
+    (3, ("verify", "there", "there", "--arrays=/dev/null"), "--arrays=/dev/null cannot be read as a file of numpy"),
 ])
 def test_mistakes_in_commands(status, arguments, message, tmp_path):
     (tmp_path / "there").mkdir()
@@ -75,6 +87,33 @@ def test_mistakes_in_commands(status, arguments, message, tmp_path):
     assert outcome.status == status, outcome.output
     assert "Traceback" not in outcome.output
     assert message in outcome.own_lines[-1] and outcome.own_lines[-1].startswith(f"tf-poseidon {arguments[0]}: ")
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
+    """The options of an `explain` that takes little time."""
+    path = tmp_path_factory.mktemp("explained") / "model.keras"
+    tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)]).save(path)
+    return ("explain", path, "--workers=2", "--batch_size=1")
+
+
+@pytest.mark.parametrize("option", ["--json", "--plan"])
+def test_disk_is_full_when_a_file_is_written(option, explained):
+    outcome = command(*explained, f"{option}=/dev/full")
+    assert outcome.status == 3 and "Traceback" not in outcome.output, outcome.output
+    assert re.search(r"^dense/kernel +3x2 ", outcome.output, re.MULTILINE), "the result is printed all the same"
+    assert "/dev/full" in outcome.own_lines[-1]
+    assert "cannot be written: No space left on device; name a file in a directory that exists" in outcome.own_lines[-1]
+
+
+def test_disk_is_full_when_the_result_is_printed(explained, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([COMMAND, *explained, f"--plan={tmp_path / 'plan'}"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "tf-poseidon explain: The result cannot be printed: No space left on device; ")
+    assert (tmp_path / "plan").exists()
 
 
 def test_commands_for_one_process_say_so_under_mpiexec():

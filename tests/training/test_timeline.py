@@ -3,6 +3,7 @@
 import collections
 import gzip
 import json
+import os
 import re
 import socket
 import threading
@@ -263,11 +264,25 @@ def test_tensorboard_gets_the_same_rows_and_spans(tmp_path, alone):
           {key: value for key, value in e["args"].items() if value is not None}) for e in spans), key=str)
 
 
-def test_file_that_cannot_be_written_is_refused_at_once(alone, tmp_path):
+@pytest.mark.parametrize("name, reason", [
+    ("file/trace.json", r"'.*trace.json' \(File exists\)"), ("trace\0.json", r"'.*trace\\x00.json' \(.*null byte\)"),
+    ("", "Is a directory"), ("x" * 300, "File name too long"), ("/proc/trace", "trace")])
+def test_file_that_cannot_be_written_is_refused_at_once(name, reason, alone, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(PoseidonError, match="cannot write the trace .*; give it the path of a file"):
-        with recording.record(alone, tmp_path / "file" / "trace.json", lambda: None):
+    with pytest.raises(PoseidonError, match=f"cannot write the trace .*{reason}.*; give it the path of a file"):
+        with recording.record(alone, tmp_path / name, lambda: None):
             raise AssertionError("recorded")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.xplane.pb"])
+def test_disk_is_full_when_the_trace_is_written(name, alone, tmp_path):
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(PoseidonError, match=r"cannot write the trace .* \(No space left on device\); give it"):
+        with recording.record(alone, tmp_path / name, lambda: None):
+            alone.sum("x", np.zeros(3, np.float32))
+    with recording.record(alone, tmp_path / f"another.{name}", lambda: None):
+        alone.sum("x", np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize("communicator, message", [

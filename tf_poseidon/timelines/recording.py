@@ -14,6 +14,7 @@ import zlib
 
 import numpy as np
 
+from tf_poseidon import files
 from tf_poseidon import planning
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import ConfigurationError
@@ -67,10 +68,18 @@ class Timeline:
 
     def _write(self, chrome_trace: Mapping[str, Any]) -> None:
         if self.path.name.endswith(xplane.SUFFIX):
-            self.path.write_bytes(xplane.xspace(chrome_trace).SerializeToString())
-            return
-        with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "wt") as file:
-            json.dump(chrome_trace, file)
+            data = xplane.xspace(chrome_trace).SerializeToString()
+        else:
+            data = json.dumps(chrome_trace).encode()
+        try:
+            files.write(self.path, gzip.compress(data) if self.path.suffix == ".gz" else data)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+
+def _cannot_write(path: pathlib.Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"strategy.timeline cannot write the trace {files.quoted(path)} ({files.reason(error)}); "
+                              "give it the path of a file that rank 0 may write, on a disk with room.")
 
 
 _recording = set()  # communicators that record
@@ -93,10 +102,9 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
     if communicator.rank == 0:  # now, not after hours of training
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
-        except OSError as error:
-            raise ConfigurationError(f"strategy.timeline cannot write the trace '{path}' ({error.strerror}); give "
-                                     "it the path of a file that rank 0 may write.") from error
+            files.check(path)
+        except (OSError, ValueError) as error:
+            raise _cannot_write(path, error) from error
     timeline = Timeline(path, communicator.rank)
     _recording.add(communicator)
     try:
