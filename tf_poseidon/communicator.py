@@ -22,6 +22,7 @@ from tf_poseidon.options import JobOptions
 T = TypeVar("T")
 
 _TEXT_BYTES = 32768  # kPoseidonTextBytes
+_SILENT = "has heard nothing of rank"  # in Protocol::CheckHeartbeats; all ranks get that rank's words
 
 # DataType in kernels/communicator/sum.h, by NumPy's name.
 _SUMMABLE = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
@@ -232,6 +233,11 @@ class Communicator:
         error = ctypes.create_string_buffer(_TEXT_BYTES)
         failed = self._lib.poseidon_failure(self._handle, error)
         return error.value.decode(errors="replace") if failed else None
+
+    @property
+    def has_lost_a_host(self) -> bool:
+        """Whether the job was ended because nothing was heard of a rank."""
+        return _SILENT in (self.failure or "")
 
     def statistics(self) -> dict[str, Any]:
         """Returns counters of this rank's exchanges.

@@ -21,6 +21,7 @@ import socket
 import sys
 import traceback
 import types
+from typing import NoReturn
 from typing import TYPE_CHECKING
 
 from tf_poseidon import engines
@@ -199,7 +200,7 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
-    _exit(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else failure_status)
+    _end(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else failure_status)
 
 
 def _leave() -> None:
@@ -213,4 +214,11 @@ def _leave() -> None:
         print(f"[rank {_communicator.rank}] The job has ended. {error}", file=sys.stderr)
         _flush()
         # MPI is not finalized; and with status 0, the launcher would report success.
-        _exit(1)
+        _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this process after a failure of the job, and the launcher if that cannot notice it."""
+    if _communicator.has_lost_a_host:
+        engine().end_launcher()
+    _exit(status)

@@ -57,6 +57,9 @@ class Engine(typing.Protocol):
     def start_alone(self) -> None:
         """Makes the engine's own ops run in a process that was launched alone."""
 
+    def end_launcher(self) -> None:
+        """Ends the launcher, and with it all other processes of the job, if it would wait for a host that is gone."""
+
     def sum_in_place(self, communicator: "Communicator", site: str, value: "np.ndarray") -> None:
         """Sums an array over all ranks the way gradients are summed, for measurements."""
 

@@ -96,6 +96,10 @@ def start_alone() -> None:
     _horovod().init()
 
 
+def end_launcher() -> None:
+    """Does nothing: horovodrun ends when the first of its processes has failed."""
+
+
 def sum_in_place(communicator: communicator_lib.Communicator, site: str, value: np.ndarray) -> None:
     """Sums an array over all ranks, as gradients are summed; all ranks must call it in the same order."""
     del communicator, site

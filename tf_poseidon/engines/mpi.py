@@ -1,10 +1,13 @@
 """MPI as the engine: detects whether this process was launched as one of several, and joins them."""
 
 from collections.abc import Mapping
+import contextlib
 import ctypes
 import importlib.metadata
 import os
 import pathlib
+import signal
+import time
 
 import numpy as np
 
@@ -25,6 +28,9 @@ _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM
 
 # What MPICH and the UCX in it take there for each rank: 5.2 MiB with 2 and with 4 ranks.
 _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
+
+# hydra's process on each host, and what the other ranks there have to print their last words.
+_PROXY, _LAST_WORDS_S = "hydra_pmi_proxy", 1.0
 
 writer = send_receive.SendReceive
 
@@ -78,6 +84,43 @@ def register_ops() -> None:
 
 def start_alone() -> None:
     """Does nothing, for the same reason."""
+
+
+def end_launcher() -> None:
+    """Ends mpiexec where it waits for a host that is gone, by ending its proxy on this host.
+
+    mpiexec hears of its hosts by connections, which stay open when a host vanishes. When it loses the proxy of one, it
+    ends, and then the proxies of the others do, with their ranks. On this host nobody would end them.
+    """
+    parents = _parents()
+    ancestor = os.getpid()
+    while ancestor in parents and _name_of(ancestor) != _PROXY:
+        ancestor = parents[ancestor]
+    if ancestor not in parents:
+        return  # another launcher's, which watches its hosts
+    time.sleep(_LAST_WORDS_S)
+    ranks = [ancestor]
+    for process in ranks:
+        ranks += [child for child, parent in _parents().items() if parent == process and child != os.getpid()]
+    for process in ranks[::-1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _parents() -> dict[int, int]:
+    """Returns the parent of each process."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _name_of(process: int) -> str:
+    try:
+        return pathlib.Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
 
 
 def sum_in_place(communicator: "communicator.Communicator", site: str, value: np.ndarray) -> None:
