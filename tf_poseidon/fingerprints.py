@@ -13,6 +13,9 @@ _SEED = ("Seed whatever shuffles or generates the data: keras.utils.set_random_s
          "created, shuffle(seed=...), a seeded generator; in a parallel map, take random numbers from seeds of the "
          "elements (docs/semantics.md, 'Augmentation')")
 
+# Bytes of a tensor that are serialized at a time: TensorFlow crashes where these are 2 GiB.
+_PIECE_BYTES = 1 << 28
+
 
 def fingerprint(batch: Any) -> tf.Tensor:
     """Returns [4] int64 that say of a nested structure of tensors: its structure and types, rows, shapes, and values.
@@ -72,9 +75,26 @@ def compare(batch: Any, communicator: Communicator, what: str) -> None:
 
 def checksum(batch: Any) -> tf.Tensor:
     """Returns an int64 that depends on every bit of a nested structure of tensors."""
-    hashes = [tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(part), 2**62)
-              for part in tf.nest.flatten(_leaves(batch), expand_composites=True)]
-    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(tf.stack(hashes or [tf.constant(0, tf.int64)])), 2**62)
+    hashes = [_hash(part) for part in tf.nest.flatten(_leaves(batch), expand_composites=True)]
+    return _hash(tf.stack(hashes or [tf.constant(0, tf.int64)]))
+
+
+def _hash(part: tf.Tensor) -> tf.Tensor:
+    """Returns an int64 that depends on every bit of a tensor of any size, but not on its shape."""
+    if part.dtype == tf.string:  # of any length
+        part = tf.strings.to_hash_bucket_fast(part, 2**62)
+    values, length = tf.reshape(part, [-1]), _PIECE_BYTES // part.dtype.size
+
+    def of(values: tf.Tensor) -> tf.Tensor:
+        return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(values), 2**62)
+
+    def in_pieces() -> tf.Tensor:
+        begins = tf.range(0, tf.size(values, tf.int64), length)
+        return of(tf.map_fn(lambda begin: of(values[begin:begin + length]), begins))
+
+    if (known := part.shape.num_elements()) is not None:
+        return of(values) if known <= length else in_pieces()
+    return tf.cond(tf.size(values, tf.int64) <= length, lambda: of(values), in_pieces)
 
 
 def is_missing(leaf: Any) -> bool:

@@ -88,6 +88,19 @@ def test_checksum_depends_on_every_value():
     assert len(sums) == 7
 
 
+@pytest.mark.parametrize("values", [np.arange(6.0), np.arange(6), np.array(list("abcdef"))], ids=str)
+@pytest.mark.parametrize("elements", [1, 4, 6, 100])
+def test_checksum_in_pieces_depends_on_every_value(values, elements, monkeypatch):
+    """TensorFlow crashes where it serializes 2 GiB."""
+    x = tf.constant(values)
+    monkeypatch.setattr(fingerprints, "_PIECE_BYTES", elements * (8 if x.dtype == tf.string else x.dtype.size))
+    sums = {int(fingerprints.checksum(tf.constant(np.where(np.arange(6) == i, values[i - 1], values))))
+            for i in range(6)}
+    assert len(sums) == 6
+    of_any_shape = tf.function(fingerprints.checksum, [tf.TensorSpec(None, x.dtype)])
+    assert of_any_shape(tf.reshape(x, (2, 3))) == fingerprints.checksum(x)
+
+
 def test_parallel_augmentation_with_seeds_of_elements_repeats():
     """The recipe of docs/semantics.md."""
     images = np.arange(64 * 2 * 8 * 1.0).reshape(64, 2, 8, 1)
