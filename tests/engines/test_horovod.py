@@ -10,7 +10,10 @@ import os
 import pathlib
 import pickle
 import re
+import time
 
+import fault_table
+import faulty_program
 import launch
 import numpy as np
 import pytest
@@ -251,23 +254,17 @@ def test_verify_mode(tmp_path, fault, policy, message):
 # ---- how jobs end ------------------------------------------------------------------------------------
 
 
-def test_exception_on_one_rank_ends_all(tmp_path):
-    outcome = launch.run(["small_programs.py", "raise_on_rank_1", tmp_path / "raised"], ranks=3, timeout_s=60,
-                         launcher="horovodrun")
-    assert outcome.status != 0
-    assert "ValueError: boom on purpose" in outcome.output
-
-
-def test_killed_rank_ends_all():
-    outcome = launch.run(["small_programs.py", "kill_on_rank_1"], ranks=2, timeout_s=60, launcher="horovodrun")
-    assert outcome.status != 0
-
-
-def test_rank_that_stalls_ends_all():
+@pytest.mark.parametrize("program", [("raise_on_rank_1",), ("receive_signal_on_rank_1", "SIGKILL"),
+                                     ("stall_on_rank_1", "sfb")], ids=" ".join)
+def test_fault_ends_the_job_with_its_cause(program, tmp_path):
     """A rank that waits in one of Horovod's operations cannot be interrupted, but ends."""
-    outcome = launch.run(["small_programs.py", "stall_on_rank_1", "sfb"], ranks=2, timeout_s=60,
-                         launcher="horovodrun")
-    assert outcome.status != 0
+    fault, = (fault for fault in fault_table.FAULTS if fault.program == program)
+    time_of_fault = tmp_path / "fault"
+    outcome = launch.run(["faulty_program.py", *program], fault.ranks, timeout_s=60, launcher="horovodrun",
+                         environment={faulty_program.FAULT_TIME: str(time_of_fault)})
+    seconds = time.time() - float(time_of_fault.read_text())
+    ended = fault_table.Ended(outcome.status, outcome.output, seconds)
+    assert fault.horovod and not fault_table.wrong(fault, ended, by_mpiexec=False)
 
 
 @pytest.mark.parametrize("how", ["fails_on_rank_1", "disabled"])

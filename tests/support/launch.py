@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -16,7 +15,10 @@ import tempfile
 import threading
 import time
 
+import fault_table
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
+FAULTS = TESTS.parent / "scripts" / "faults"  # whose programs tests use too
 SERVERS = 4  # as many as a job has ranks at most
 _STARTING = threading.Lock()
 
@@ -32,16 +34,7 @@ class Outcome:
     @property
     def own_lines(self):
         """The lines that our processes printed: without TensorFlow's log and hydra's banner."""
-        lines = []
-        for line in self.output.splitlines():
-            if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
-                break
-            line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun prefixes lines with their rank
-            # "[[" is the second line of some of TensorFlow's.
-            if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the",
-                                                     "\t [[")):
-                lines.append(line)
-        return lines
+        return fault_table.own_lines(self.output)
 
 
 def mpiexec():
@@ -62,6 +55,8 @@ def _program(name):
     """Returns the path of a test program, which any room may have; other names are unchanged."""
     if os.path.dirname(name) or not name.endswith(".py"):
         return name
+    if (FAULTS / name).exists():
+        return str(FAULTS / name)
     path, = TESTS.glob(f"*/{name}")
     return str(path)
 
@@ -70,7 +65,7 @@ def _environment(more=()):
     # TensorFlow reads its log level when it is imported, so before a fork: warnings, which some tests look for.
     # Unbuffered, Python writes a line and its end separately, and another rank's line comes between.
     # Programs import helpers of other rooms.
-    rooms = os.pathsep.join(str(room) for room in sorted(TESTS.iterdir()) if room.is_dir())
+    rooms = os.pathsep.join(str(room) for room in [FAULTS, *sorted(TESTS.iterdir())] if room.is_dir())
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": rooms, **dict(more)}
 
 

@@ -1,16 +1,11 @@
-"""Programs that the tests start on several ranks: small_programs.py NAME [ARGUMENT...].
-
-Programs that must fail do so by themselves; test_failures.py checks how the job ends.
-"""
+"""Programs that the tests start on several ranks: small_programs.py NAME [ARGUMENT...]."""
 
 import hashlib
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
 
+from faulty_program import train
 import keras
 import numpy as np
 import tensorflow as tf
@@ -19,34 +14,7 @@ import tf_poseidon as poseidon
 from tf_poseidon import ops
 from tf_poseidon import runtime
 from tf_poseidon.errors import PoseidonError
-from tf_poseidon.keras_hook import comparing
 from tf_poseidon.ops import library
-
-
-def train(strategy, callbacks=(), epochs=1000, features=4):
-    """Trains a small model, forever unless something fails."""
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(3, name="first")])
-        model.compile("sgd", "mse")
-    x, y = np.ones((64, features), "float32"), np.ones((64, 3), "float32")
-    model.fit(x, y, epochs=epochs, verbose=0, callbacks=list(callbacks))
-    return model, x, y
-
-
-class AtBatch(keras.callbacks.Callback):
-    """Calls a function at the end of one batch, on one rank."""
-
-    def __init__(self, strategy, rank, function, batch=5):
-        super().__init__()
-        self._left = batch if strategy.rank == rank else None
-        self._function = function
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._left is not None:
-            self._left -= 1
-            if self._left == 0:
-                self._function()
 
 
 def reach_the_end():
@@ -69,58 +37,6 @@ def train_without_seed():
     print("weights", hashlib.sha256(model.get_weights()[0].tobytes()).hexdigest(), flush=True)
 
 
-def raise_on_rank_1(stamp):
-    def boom():
-        with open(stamp, "w") as file:
-            file.write(str(time.time()))
-        raise ValueError("boom on purpose")
-
-    strategy = poseidon.PoseidonStrategy()
-    train(strategy, [AtBatch(strategy, 1, boom)])
-
-
-def fail_in_graph_on_rank_1():
-    """An op of the training step fails on one rank, while gradients of that step travel."""
-    strategy = poseidon.PoseidonStrategy()
-
-    class Fails(keras.layers.Layer):
-        def call(self, x):
-            is_fine = tf.reduce_all(tf.math.is_finite(x)) & (strategy.rank == 0)
-            with tf.control_dependencies([tf.debugging.Assert(is_fine, ["boom in the graph"])]):
-                return tf.identity(x)
-
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Fails()])
-        model.compile("sgd", "mse")
-    model.fit(np.ones((64, 4)), np.ones((64, 3)), verbose=0)
-
-
-def exit_on_rank_1(status, policy):
-    strategy = poseidon.PoseidonStrategy(policy)
-    train(strategy, [AtBatch(strategy, 1, lambda: sys.exit(int(status)))])
-
-
-def kill_on_rank_1():
-    strategy = poseidon.PoseidonStrategy()
-    train(strategy, [AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))])
-
-
-def stall_on_rank_1(policy):
-    strategy = poseidon.PoseidonStrategy(policy, timeout_s=2)
-    model, x, y = train(strategy, epochs=1)
-    model.train_on_batch(x, y)
-    if strategy.rank == 1:
-        time.sleep(100)
-    model.train_on_batch(x, y)
-
-
-def stop_on_rank_1():
-    """Freezes a rank, as when its host is frozen; before, it computes for longer than a rank may be silent."""
-    strategy = poseidon.PoseidonStrategy(heartbeat_timeout_s=3)
-    train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(6), batch=3),
-                     AtBatch(strategy, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP))])
-
-
 def tell_shared_memory():
     """Prints the files in /dev/shm that would be left if the job ended now."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
@@ -129,152 +45,6 @@ def tell_shared_memory():
     print(f"{sum('mpich_shm' in line for line in shared)} shared, left: "
           f"{[line.split()[-1] for line in shared if not line.endswith('(deleted)' + os.linesep)]}", flush=True)
     train(strategy, epochs=1)
-
-
-def leave_without_a_word_on_rank_1(status):
-    """Python's exit handlers do not run."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    train(strategy, [AtBatch(strategy, 1, lambda: os._exit(int(status)))])
-
-
-def fork_on_rank_1():
-    """Children of a rank end in all ways, and cannot exchange; the rank goes on."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    model, x, y = train(strategy, epochs=1)
-
-    def forked(end):
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            end()
-            sys.exit(7)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    def exchange():
-        try:
-            runtime.communicator().sum("x", np.float32(1))
-        except PoseidonError as error:
-            print(f"child: {error}", flush=True)
-
-    def fail():
-        raise ValueError("boom in the child")
-
-    if strategy.rank == 1:
-        statuses = [forked(end) for end in (lambda: None, exchange, lambda: os._exit(0), fail)]
-        print(f"children ended with {statuses}", flush=True)
-    model.fit(x, y, verbose=0)
-    print(f"rank {strategy.rank} is done", flush=True)
-
-
-def stall_in_callback_on_rank_1():
-    strategy = poseidon.PoseidonStrategy(timeout_s=2)
-    train(strategy, [AtBatch(strategy, 1, lambda: time.sleep(100))])
-
-
-def differ_on_rank_1(what):
-    """Ranks whose models, or calls, differ in one thing."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=60)
-    differs = strategy.rank == 1
-
-    def given(name, here, there):
-        return there if differs and name == what else here
-
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([
-            keras.Input((4,)), keras.layers.Dense(3, given("activation", "relu", "tanh")),
-            keras.layers.Dropout(given("rate", 0.1, 0.2)), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.SGD(0.1, clipnorm=given("clipnorm", None, 1.0),
-                                 gradient_accumulation_steps=given("accumulation", None, 2)),
-            given("loss", "mse", "mae"), metrics=given("metrics", ["mae"], ["mse"]))
-    model.layers[0].trainable = given("trainable", True, False)
-    x, y = np.ones((64, 4)), np.ones((64, 3))
-    if what == "call" and differs:
-        model.evaluate(x, y, verbose=0)
-    if what == "one batch":
-        getattr(model, "test_on_batch" if differs else "train_on_batch")(x, y)
-    model.fit(x, y, batch_size=given("batch", 16, 32), verbose=0, epochs=given("epochs", 2, 3),
-              steps_per_epoch=given("steps", 4, 2), validation_data=given("validation", None, (x, y)))
-    print(f"rank {strategy.rank} is done", flush=True)
-
-
-def change_learning_rate_on_rank_1(every):
-    """A callback decides in the second epoch by a value that only one rank has."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    comparing.EVERY = int(every)
-
-    class Decide(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 1 and strategy.rank == 1:
-                self.model.optimizer.learning_rate = 0.5
-
-    train(strategy, [Decide()])
-
-
-def never_come():
-    if int(os.environ["PMI_RANK"]) == 1:
-        time.sleep(100)
-    poseidon.PoseidonStrategy(startup_timeout_s=3)
-
-
-def build_other_variables():
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    train(strategy, features=4 + strategy.rank, epochs=1)
-
-
-def build_other_variables_and_go_on():
-    """As tuners do, which take an exception for a trial that failed."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=300)
-    try:
-        train(strategy, features=4 + strategy.rank, epochs=1)
-    except poseidon.PoseidonError:
-        if strategy.rank == 1:
-            time.sleep(5)
-        raise
-
-
-def read_other_data(how):
-    """Trains with data that differ on rank 1."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    other = strategy.rank == 1
-    x, y = np.ones((64, 4)), np.zeros((64, 1))
-    {"fit": lambda: model.fit(x + other, y, verbose=0),
-     "fit with another batch size": lambda: model.fit(
-         tf.data.Dataset.from_tensor_slices((x, y)).batch(16 << other), verbose=0),
-     "train_on_batch": lambda: model.train_on_batch(x + other, y),
-     "third call": lambda: [model.train_on_batch(x + (other and call >= 2), y) for call in range(4)],
-     "rows": lambda: model.test_on_batch(x[other:], y[other:]),
-     "shape": lambda: model.predict_on_batch(x if not other else np.ones((64, 5))),
-     "parts": lambda: model.test_on_batch(x, y, sample_weight=np.ones(64) if other else None)}[how]()
-
-
-def fit_in_two_threads():
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    x = np.ones((64, 4))
-    with strategy.scope():
-        models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)], name=name) for name in ("one", "two")]
-        for model in models:
-            model.compile("sgd", "mse")
-    threads = [threading.Thread(target=model.fit, args=(x, x), kwargs={"epochs": 500, "verbose": 0})
-               for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def start_a_subprocess():
-    """A process that a rank starts is refused, or runs alone where the variables are removed."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=60)
-    if strategy.rank == 0:
-        program = "import tf_poseidon; print(tf_poseidon.PoseidonStrategy().num_replicas_in_sync, 'process')"
-        for environment in (os.environ, {k: v for k, v in os.environ.items() if not k.startswith("PMI_")}):
-            child = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True)
-            print(f"status {child.returncode}:", (child.stdout or child.stderr).strip().splitlines()[-1], flush=True)
 
 
 def tell_local_results():
@@ -296,17 +66,6 @@ def print_what_keras_prints():
     lines = []
     model.summary(print_fn=lines.append)
     print(f"rank {strategy.rank} has {len(lines)} summaries", flush=True)
-
-
-def meet_other_mpi():
-    poseidon.PoseidonStrategy(startup_timeout_s=20)
-
-
-def miss_mpi(transport):
-    """`transport` is a transport whose MPI library does not exist."""
-    from tf_poseidon.engines import mpi
-    mpi._TRANSPORT = type(mpi._TRANSPORT)(transport)
-    poseidon.PoseidonStrategy()
 
 
 def refuse():
