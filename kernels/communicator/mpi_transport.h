@@ -10,8 +10,8 @@
 
 namespace poseidon {
 
-// Less than the int with which MPI counts bytes: whoever waits for a large transfer hears of its sender with each piece,
-// and at 0.1 Gbit/s this one takes 1.3 s.
+// Less than the int with which MPI counts bytes: whoever waits for a large transfer hears of its sender with each
+// piece, and at 0.1 Gbit/s this one takes 1.3 s.
 inline constexpr size_t kMpiPieceBytes = size_t{16} << 20;
 
 // Starts MPI on the calling thread unless it runs already, and returns this rank's transport. Bulk transfers travel as

@@ -23,6 +23,7 @@ class Fault:
         ranks: Number of ranks; 0 for a process without a launcher.
         is_slow: Whether it takes so long that only `make faults` runs it.
         horovod: Whether it is run under horovodrun as well, which hides which of the ranks' lines is the last.
+        horovod_says: What is said there, if it is something else.
         environment: Added to that of the ranks.
     """
 
@@ -36,6 +37,7 @@ class Fault:
     ranks: int = 2
     is_slow: bool = False
     horovod: bool = False
+    horovod_says: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -76,11 +78,12 @@ def wrong(fault: Fault, ended: Ended, by_mpiexec: bool = True) -> str:
     """
     lines = own_lines(ended.output)
     where = "\n".join(lines[-1:] if fault.is_last and by_mpiexec and not fault.succeeds else lines)
+    says = fault.says if by_mpiexec or fault.horovod_says is None else fault.horovod_says
     found = []
     if (ended.status == 0) != fault.succeeds:
         found.append(f"the status is {ended.status}")
-    if fault.says and not re.search(fault.says, where):
-        found.append(f"{fault.says!r} is not said")
+    if says and not re.search(says, where):
+        found.append(f"{says!r} is not said")
     if ended.seconds is None:
         found.append("the fault did not happen")
     elif ended.seconds > fault.within_s:
@@ -131,7 +134,8 @@ FAULTS = (
       for name in ("SIGINT", "SIGTERM", "SIGKILL")),
     *(Fault(f"a rank stalls ({policy})", "`time.sleep`, `timeout_s=2`", ("stall_on_rank_1", policy),
             rf"waited 2 s for rank 1 to exchange 'sequential/first/(kernel|bias)' \({policy}\)",
-            horovod=policy == "sfb", within_s=20 if policy == "sfb" else 10) for policy in ("ps", "sfb")),
+            horovod=policy == "sfb", horovod_says="stall_inspector",
+            within_s=20 if policy == "sfb" else 10) for policy in ("ps", "sfb")),
     Fault("a rank stalls in a callback", "`time.sleep`, `timeout_s=2`", ("stall_in_callback_on_rank_1",),
           "waited 2 s for rank 1 to exchange 'model.stop_training'", horovod=True, within_s=20),
     Fault("a process that prepares batches dies", "SIGKILL in a `PyDataset`, `timeout_s=5`",
