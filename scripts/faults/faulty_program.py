@@ -7,7 +7,6 @@ that the environment variable FAULT_TIME names, if there is one.
 from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -186,12 +185,6 @@ def leave_without_a_word_on_rank_1(status: str) -> None:
     """Python's exit handlers do not run."""
     strategy = poseidon.PoseidonStrategy(timeout_s=30)
     train(strategy, [AtBatch(strategy, 1, lambda: os._exit(int(status)))])
-
-
-def leave_in_native_code_on_rank_1(status: str) -> None:
-    """What an extension can do: Python's own functions do not run."""
-    strategy = poseidon.PoseidonStrategy(timeout_s=30)
-    train(strategy, [AtBatch(strategy, 1, lambda: ctypes.CDLL(None)._exit(int(status)))])
 
 
 def stall_on_rank_1(policy: str) -> None:
