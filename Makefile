@@ -5,7 +5,8 @@
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
-# make faults  kills ranks at every moment of a training, and lets the job start again (about 25 minutes)
+# make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links (needs root), and
+#              ranks that are killed at every moment, and start again (about 30 minutes)
 # make paper   compares the paper's results with measurements and simulations: docs/results/paper.md
 
 PYTHON ?= python3
@@ -90,7 +91,9 @@ bench: horovod
 	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
 
-faults: setup
+faults: horovod
+	$(PYTEST) --full tests/faults/test_failures.py tests/engines/test_horovod.py -k fault_ends
+	test $$(id -u) != 0 || $(BIN)/python scripts/faults/hosts.py
 	$(BIN)/python scripts/faults/kills.py --markdown docs/results/kills.md
 
 paper: setup

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true",
@@ -22,3 +24,14 @@ LONGEST = ("test_training.py", "test_horovod.py", "test_partition_fuzz.py", "tes
 def pytest_collection_modifyitems(items):
     """Starts with the longest files: make test runs two at a time, and both should end at about the same time."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(scope="session")
+def able():
+    """Skips where hosts cannot be emulated, but not in CI, where that would hide a failure."""
+    import host_emulation  # pytest puts it on the path after it has read this file
+    reason = host_emulation.problem()
+    if reason and "CI" in os.environ:
+        pytest.fail(f"No hosts can be made: {reason}.")
+    if reason:
+        pytest.skip(f"no hosts can be made: {reason}")

@@ -32,7 +32,7 @@ class JobOptions:
     kv_pair_bytes: int = 2 << 20
     timeout_s: float = 600.0
     startup_timeout_s: float = 120.0
-    heartbeat_timeout_s: float = 10.0
+    heartbeat_timeout_s: float = 12.0
 
     def __post_init__(self) -> None:
         if isinstance(self.servers, numbers.Number):

@@ -10,7 +10,7 @@
 namespace poseidon {
 namespace {
 
-constexpr double kBeatsPerLimit = 5;                   // a late one or two are no reason to end a job
+constexpr double kBeatsPerLimit = 10;                  // a late one or two are no reason to end a job
 constexpr std::chrono::milliseconds kAttention{1000};  // a longer pause between two looks was a freeze
 
 }  // namespace

@@ -15,8 +15,10 @@ struct Options {
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
   // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
-  double timeout_s = 600;           // longest wait for another rank's part of an exchange
-  double heartbeat_timeout_s = 10;  // longest silence of another rank
+  double timeout_s = 600;  // longest wait for another rank's part of an exchange
+  // Longest silence of another rank. After a link was down for 5 s, TCP may wait for another 5 s until it sends again:
+  // it doubles its pauses. That must not end a job.
+  double heartbeat_timeout_s = 12;
 };
 
 // `options` with all `size` ranks as servers where it names none.

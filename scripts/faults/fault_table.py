@@ -143,7 +143,7 @@ FAULTS = (
     Fault("a rank is frozen", "SIGSTOP, `heartbeat_timeout_s=3`", ("stop_on_rank_1",),
           "Rank 0 has heard nothing of rank 1 for 3 s: the host is down, frozen or"),
     Fault("a rank never comes", "it creates no strategy, `startup_timeout_s=3`", ("never_come",),
-          "did not meet within 3 s: start all of them", horovod=True, within_s=20),
+          "did not meet within 3 s: start all of them"),
     Fault("a rank comes late", "8 s", ("come_late",), "all ranks are done", succeeds=True, within_s=30,
           is_slow=True),
     Fault("children of a rank end, fail or exchange", "`os.fork`", ("fork_on_rank_1",),

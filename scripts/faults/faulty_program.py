@@ -7,6 +7,7 @@ that the environment variable FAULT_TIME names, if there is one.
 from collections.abc import Callable
 from collections.abc import Sequence
 import contextlib
+import hashlib
 import os
 import resource
 import signal
@@ -282,6 +283,27 @@ def start_a_subprocess() -> None:
         for environment in (os.environ, {k: v for k, v in os.environ.items() if not k.startswith("PMI_")}):
             child = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True)
             print(f"status {child.returncode}:", (child.stdout or child.stderr).strip().splitlines()[-1], flush=True)
+
+
+def take_steps(count: str) -> None:
+    """Trains for some seconds while something outside of the program breaks; rank 0 tells its steps."""
+    strategy = poseidon.PoseidonStrategy("sfb")  # "auto" measures, and could plan otherwise: other bits
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if strategy.rank == 0:
+                print("step", batch, flush=True)
+            time.sleep(0.1)
+
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, "tanh"), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    rng = np.random.default_rng(1)
+    rows = 30 * int(count)
+    model.fit(rng.normal(size=(rows, 256)), rng.normal(size=(rows, 2)), batch_size=30, verbose=0, callbacks=[Tell()])
+    digest = hashlib.sha256(b"".join(value.tobytes() for value in model.get_weights())).hexdigest()
+    sys.stdout.write(f"weights {digest}\n")
 
 
 def diverge_to_nan() -> None:

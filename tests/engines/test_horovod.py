@@ -10,10 +10,8 @@ import os
 import pathlib
 import pickle
 import re
-import time
 
 import fault_table
-import faulty_program
 import launch
 import numpy as np
 import pytest
@@ -37,6 +35,9 @@ CELLS = [f"{model}-{optimizer}-mean" for model in ("wide", "convolution", "embed
          for optimizer in ("momentum", "adam", "rmsprop")]
 HOW = {("horovodrun", "sfb"): True, ("mpiexec", "ps"): True,
        ("horovodrun", "ps"): False, ("mpiexec", "sfb"): False}  # whether by default, or with --full
+
+# Programs of scripts/faults/fault_table.py that are run by default.
+FAULTS = {("raise_on_rank_1",), ("receive_signal_on_rank_1", "SIGKILL"), ("stall_on_rank_1", "sfb")}
 
 
 class Table:
@@ -87,10 +88,14 @@ def programs(tmp_path_factory):
 
 
 def pytest_generate_tests(metafunc):
+    full = metafunc.config.getoption("--full")
     if "way_to_run" in metafunc.fixturenames:
-        full = metafunc.config.getoption("--full")
         metafunc.parametrize("way_to_run", [way for way, by_default in HOW.items() if by_default or full],
                              ids="-".join)
+    if "program_fault" in metafunc.fixturenames:
+        metafunc.parametrize("program_fault", [
+            fault for fault in fault_table.FAULTS if fault.horovod and (full or fault.program in FAULTS)],
+                             ids=lambda fault: fault.name)
 
 
 def test_two_ranks_compute_what_one_process_does(table, way_to_run):
@@ -254,17 +259,9 @@ def test_verify_mode(tmp_path, fault, policy, message):
 # ---- how jobs end ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", [("raise_on_rank_1",), ("receive_signal_on_rank_1", "SIGKILL"),
-                                     ("stall_on_rank_1", "sfb")], ids=" ".join)
-def test_fault_ends_the_job_with_its_cause(program, tmp_path):
+def test_fault_ends_the_job_with_its_cause(program_fault, tmp_path):
     """A rank that waits in one of Horovod's operations cannot be interrupted, but ends."""
-    fault, = (fault for fault in fault_table.FAULTS if fault.program == program)
-    time_of_fault = tmp_path / "fault"
-    outcome = launch.run(["faulty_program.py", *program], fault.ranks, timeout_s=60, launcher="horovodrun",
-                         environment={faulty_program.FAULT_TIME: str(time_of_fault)})
-    seconds = time.time() - float(time_of_fault.read_text())
-    ended = fault_table.Ended(outcome.status, outcome.output, seconds)
-    assert fault.horovod and not fault_table.wrong(fault, ended, by_mpiexec=False)
+    launch.run_fault(program_fault, tmp_path, launcher="horovodrun")
 
 
 @pytest.mark.parametrize("how", ["fails_on_rank_1", "disabled"])

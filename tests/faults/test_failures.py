@@ -1,10 +1,8 @@
 """How jobs end: successfully, or quickly and with the cause shown last."""
 
 import re
-import time
 
 import fault_table
-import faulty_program
 import launch
 import pytest
 
@@ -27,16 +25,15 @@ def test_shuffling_agrees_without_a_seed():
     assert len(weights) == 3 and len(set(weights)) == 1
 
 
-@pytest.mark.parametrize("fault", [fault for fault in fault_table.FAULTS if not fault.is_slow],
-                         ids=lambda fault: fault.name)
+def pytest_generate_tests(metafunc):
+    if "fault" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full")
+        metafunc.parametrize("fault", [fault for fault in fault_table.FAULTS if full or not fault.is_slow],
+                             ids=lambda fault: fault.name)
+
+
 def test_fault_ends_the_job_with_its_cause(fault, tmp_path):
-    time_of_fault = tmp_path / "fault"
-    outcome = launch.run(
-        ["faulty_program.py", *fault.program], fault.ranks, timeout_s=120,
-        fresh=fault.program[0] == "start_a_subprocess",
-        environment={faulty_program.FAULT_TIME: str(time_of_fault), **dict(fault.environment)})
-    seconds = time.time() - float(time_of_fault.read_text()) if time_of_fault.exists() else None
-    assert not fault_table.wrong(fault, fault_table.Ended(outcome.status, outcome.output, seconds))
+    launch.run_fault(fault, tmp_path)
 
 
 @pytest.mark.parametrize("ended, wrong", [

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import sysconfig
 
 import emulated_cluster
+import host_emulation
 import launch
 import pytest
 
@@ -101,36 +101,6 @@ os.write(1, f"{rank} {size} {set(total.numpy().tolist())}\\n".encode())
 LOSS = "qdisc add dev v ingress", "filter add dev v ingress bpf da bytecode '1,6 0 0 0,'"
 
 
-def problem(*shaping):
-    """Returns why this machine cannot make hosts with links of some `shaping`, or None."""
-    if os.geteuid():
-        return f"the user id is {os.geteuid()}, not 0"
-    if not (shutil.which("ip") and shutil.which("tc")):
-        return "ip or tc is not installed"
-    name = f"probe-{os.getpid()}"
-    try:
-        for command in (f"ip netns add {name}", f"ip -n {name} link add name b type bridge",
-                        f"ip -n {name} link add name v type veth",
-                        f"tc -n {name} qdisc add dev v root handle 1: tbf rate 1gbit burst 64kb "
-                        "latency 20ms", *(f"tc -n {name} {line}" for line in shaping)):
-            done = subprocess.run(shlex.split(command), capture_output=True, text=True)
-            if done.returncode:
-                return f"{command}: {done.stderr.strip()}"
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL)
-    return None
-
-
-@pytest.fixture(scope="module")
-def able():
-    """Skips where hosts cannot be made, but not in CI, where that would hide a failure."""
-    reason = problem()
-    if reason and "CI" in os.environ:
-        pytest.fail(f"No hosts can be made: {reason}.")
-    if reason:
-        pytest.skip(f"no hosts can be made: {reason}")
-
-
 def start(*arguments, hosts=2):
     return subprocess.Popen(
         [sys.executable, SCRIPT, "--hosts", str(hosts), *arguments],
@@ -187,7 +157,7 @@ def test_slower_of_two_links_is_the_rate(able, gbps, slowest, used, tmp_path):
 def test_links_lose_the_share_that_is_asked_for(able, percent):
     process = start("--loss", str(percent), "--", sys.executable, "-c", COUNT)
     stdout, stderr = process.communicate(timeout=60)
-    if percent and problem(*LOSS):
+    if percent and host_emulation.problem(*LOSS):
         assert process.returncode == 1
         assert re.search(r"use a kernel that has ingress and bpf, .* or omit --loss", stderr)
     else:
@@ -201,7 +171,7 @@ def test_links_lose_the_share_that_is_asked_for(able, percent):
 def test_delay(able):
     process = start("--delay_us", "20000", "--", sys.executable, "-c", ROUND_TRIP)
     stdout, stderr = process.communicate(timeout=20)
-    if problem("qdisc add dev v parent 1: netem delay 50us"):
+    if host_emulation.problem("qdisc add dev v parent 1: netem delay 50us"):
         assert process.returncode == 1
         assert re.search(r"use a kernel that has netem, .* or omit --delay_us", stderr)
     else:

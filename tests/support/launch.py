@@ -135,6 +135,17 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through
     return Outcome(process.returncode, output, time.monotonic() - begin)
 
 
+def run_fault(fault, directory, launcher="mpiexec"):
+    """Runs a job in which a `fault_table.Fault` happens, and asserts that it ends as it must."""
+    time_of_fault = directory / "fault"
+    outcome = run(["faulty_program.py", *fault.program], fault.ranks, timeout_s=120, launcher=launcher,
+                  fresh=fault.program[0] == "start_a_subprocess",
+                  environment={"FAULT_TIME": str(time_of_fault), **dict(fault.environment)})
+    seconds = time.time() - float(time_of_fault.read_text()) if time_of_fault.exists() else None
+    ended = fault_table.Ended(outcome.status, outcome.output, seconds)
+    assert not fault_table.wrong(fault, ended, launcher == "mpiexec")
+
+
 def run_ok(arguments, ranks, timeout_s, **options):
     """Runs a job like `run` and asserts that it succeeds."""
     outcome = run(arguments, ranks, timeout_s, **options)

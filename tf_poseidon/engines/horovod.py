@@ -97,7 +97,7 @@ def start_alone() -> None:
 
 
 def end_launcher() -> None:
-    """Does nothing: horovodrun ends when the first of its processes has failed."""
+    """Does nothing: horovodrun ends when the first of its processes has failed, unless another one is frozen."""
 
 
 def sum_in_place(communicator: communicator_lib.Communicator, site: str, value: np.ndarray) -> None:
