@@ -177,9 +177,15 @@ void Protocol::CheckHeartbeats(Clock::time_point now) {
   FrameHeader header = {};
   header.kind = FrameKind::kAlive;
   const char* begin = reinterpret_cast<const char*>(&header);
-  // Straight to the transport: these belong to no step, and statistics count those of steps.
-  for (int peer : heartbeats_.Due(now)) transport_->SendPacket(peer, {begin, begin + sizeof(header)});
-  const std::vector<int> silent = heartbeats_.Silent(now);
+  // Nothing follows a goodbye: a rank that has all of them closes its transport, and MPI ends a job that sends to one.
+  if (!has_left_[rank_]) {
+    // Straight to the transport: these belong to no step, and statistics count those of steps.
+    for (int peer : heartbeats_.Due(now)) transport_->SendPacket(peer, {begin, begin + sizeof(header)});
+  }
+  std::vector<int> silent;
+  for (int peer : heartbeats_.Silent(now)) {
+    if (!has_left_[peer]) silent.push_back(peer);
+  }
   if (silent.empty()) return;
   FailIf(Text("Rank ", rank_, " has heard nothing of ", RankList(silent), " for ", options_.heartbeat_timeout_s,
               " s: the host is down, frozen or cannot be reached, or the process was stopped. Look at the host of ",

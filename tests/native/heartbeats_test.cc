@@ -104,3 +104,33 @@ TEST(ASilentRankEndsTheJob) {
   rank.protocol->Flush();
   EXPECT(transport->sent.back().header.kind == FrameKind::kAbort, "and then that the job has ended");
 }
+
+TEST(NothingFollowsAGoodbye) {
+  Options options;
+  options.heartbeat_timeout_s = 0.2;
+  auto owned = std::make_unique<ScriptedTransport>(0, 3);
+  ScriptedTransport* transport = owned.get();
+  Rank rank(std::move(owned), options);
+  FrameHeader goodbye = {}, alive = {};
+  goodbye.kind = FrameKind::kGoodbye;
+  alive.kind = FrameKind::kAlive;
+  transport->Arrive(1, Packet(goodbye));
+  rank.protocol->Poll();
+  rank.protocol->SayGoodbye();
+  // Rank 2 trains on; rank 1, which has left, is not silent.
+  for (int turn = 0; turn < 50; ++turn) {
+    std::this_thread::sleep_for(milliseconds(10));
+    transport->Arrive(2, Packet(alive));
+    rank.protocol->Poll();
+    rank.protocol->CheckDeadlines();
+    rank.protocol->Flush();
+  }
+  EXPECT_EQ(rank.failure, "", "");
+  EXPECT_EQ(transport->sent.size(), size_t{2}, "the goodbyes");
+  // It still watches over rank 2.
+  for (int turn = 0; turn < 50; ++turn) {
+    std::this_thread::sleep_for(milliseconds(10));
+    rank.protocol->CheckDeadlines();
+  }
+  EXPECT_HOLDS(rank.failure, "Rank 0 has heard nothing of rank 2 for 0.2 s");
+}
