@@ -245,9 +245,10 @@ class Communicator:
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
             "sent_bytes", "received_bytes": payload, "network_bytes": the part sent to other nodes,
-            "seconds": from submission to completion}}}.
+            "seconds": from submission to completion}}, "waited_for": {rank: seconds}}.
         """
-        return self._json(self._lib.poseidon_statistics)
+        statistics = self._json(self._lib.poseidon_statistics)
+        return {**statistics, "waited_for": dict(statistics["waited_for"])}
 
     def record_events(self, capacity: int) -> None:
         """Discards recorded events, and records at most `capacity` new ones; 0 stops recording and keeps the events."""

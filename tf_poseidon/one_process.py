@@ -133,14 +133,6 @@ def current_steps() -> Steps | None:
 
 
 _WHOLE = "Every rank computes the whole batch: correct, but no faster than one process."
-_count = 0
-
-
-def _number() -> int:
-    """Returns how many functions were traced before; all ranks trace the same functions in the same order."""
-    global _count
-    _count += 1
-    return _count - 1
 
 
 class Trace:
@@ -186,7 +178,9 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         PoseidonError: If the function was not partitioned, and `strict` is set or the function uses variables that
             hold summands.
     """
-    name = f"{call.name}/{_number()}"
+    # All ranks trace one function after the other, so functions of one name, of which a process that trains one model
+    # after the other has ever more, can use the same exchanges.
+    name = call.name
     extended.broadcast_new_variables()
     # Outside the strategy's scope, the context in which the function runs is the program's own.
     in_scope = tf.distribute.get_strategy().extended is extended

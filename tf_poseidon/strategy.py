@@ -218,13 +218,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Returns:
             {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
             "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready,
+            "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
+            last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
             ready to its sum being available, over all exchanges}}}. A job of one process exchanges nothing.
         """
         communicator = self.extended.communicator
         if communicator is None:
-            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "sites": {}}
+            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}
@@ -317,8 +319,7 @@ class Extended(tf_compat.one_device_extended()):
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
         self.held = held.Held()
         self._new_variables = []
-        self._num_broadcasts = 0
-        self._num_datasets = 0
+        self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.
         self._split_datasets = weakref.WeakKeyDictionary()
 
@@ -366,8 +367,7 @@ class Extended(tf_compat.one_device_extended()):
         if not self._new_variables:
             return
         variables, self._new_variables = self._new_variables, []
-        name = f"variables/{self._num_broadcasts}"
-        self._num_broadcasts += 1
+        name = "variables"
         with tf.init_scope():
             self._check_same_variables(name, [_describe(v) for v in variables])
             numbers = [v for v in variables if v.dtype != tf.string]
@@ -538,9 +538,21 @@ class Extended(tf_compat.one_device_extended()):
         self._split_datasets[joined] = None
         return joined
 
+    @contextlib.contextmanager
+    def in_method(self, name: str) -> Iterator[None]:
+        """A context in which datasets belong to a call of a model's method, and are numbered from 0 in each call.
+
+        So a process that calls it for one model after the other exchanges under the same names.
+        """
+        before, self._num_datasets, self._method = (self._num_datasets, self._method), 0, f" of {name}"
+        try:
+            yield
+        finally:
+            self._num_datasets, self._method = before
+
     def _dataset_name(self) -> str:
         self._num_datasets += 1
-        return f"dataset {self._num_datasets - 1}"
+        return f"dataset {self._num_datasets - 1}{self._method}"
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self.rank, self.size))

@@ -27,7 +27,7 @@ DenseExchanges::DenseExchanges(Transport* transport, const Options& options, con
       statistics_(statistics),
       has_left_(has_left),
       fail_(std::move(fail)),
-      server_(transport, routes,
+      server_(transport, routes, statistics,
               [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
                 AddUp(active, pair, contributions, common_form);
               }) {}

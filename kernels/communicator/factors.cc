@@ -33,6 +33,7 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
   own->statistics = &statistics;
   own->start = submitted;
   state.own = own;
+  state.last.Arrived(transport_->rank(), Clock::now());
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
   if (!disagreement.empty()) return disagreement;
@@ -89,6 +90,9 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
   ++num_passing_on_;
   auto take = [this, key, arrival] {
     arrival->is_ready = true;
+    if (auto found = states_.find(key); found != states_.end()) {
+      found->second.last.Arrived(arrival->header.root, Clock::now());
+    }
     PassOn(arrival);
     --num_passing_on_;
     FinishIfOver(key);
@@ -213,6 +217,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
     }
   }
   if (gathered.is_complete) {
+    statistics_->Waited(state.last);
     Site& site = sites_[key.first];
     ++site.step;
     site.form = 0;

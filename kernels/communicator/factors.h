@@ -74,8 +74,8 @@ using DenseForm = uint32_t;
 
 class FactorBroadcasting {
  public:
-  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender)
-      : transport_(transport), routes_(routes), sender_(sender) {}
+  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender, Statistics* statistics)
+      : transport_(transport), routes_(routes), sender_(sender), statistics_(statistics) {}
 
   // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
   // rank's disagree with them, or an empty text, as OnFactors does.
@@ -136,6 +136,7 @@ class FactorBroadcasting {
     std::shared_ptr<Own> own;                                               // null until this rank starts
     std::map<std::pair<int, uint32_t>, std::shared_ptr<Arrival>> arrivals;  // by rank and part
     int refused_by = -1;
+    LastPart last;
   };
   struct Site {
     uint64_t step = 0;  // how often it was synchronised, as factors or dense
@@ -154,6 +155,7 @@ class FactorBroadcasting {
   Transport* const transport_;
   const Routes* const routes_;
   Sender* const sender_;
+  Statistics* const statistics_;
   std::map<Key, State> states_;
   std::unordered_map<uint64_t, Site> sites_;
   size_t num_active_ = 0, num_passing_on_ = 0;

@@ -25,7 +25,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, statistics_),
-      broadcasting_(transport_.get(), &routes_, &sender_),
+      broadcasting_(transport_.get(), &routes_, &sender_, statistics_),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
              [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
   transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });

@@ -20,10 +20,9 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
   }
   state.own = active;
   Contribution& own = state.contributions[transport_->rank()];
-  own.state = State::kReady;
   const bool adds = exchange.root < 0 ? exchange.contributes : exchange.root == transport_->rank();
   own.data = adds ? active->input(pair) : nullptr;
-  FinishIfComplete(key);
+  Ready(key, transport_->rank());
   return "";
 }
 
@@ -39,16 +38,21 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
   }
   if (header.is_bulk) {
     contribution.state = State::kArriving;
-    transport_->ReceiveBulk(peer, header.tag, contribution.buffer.data.get(), header.length, [this, key, peer] {
-      StateOf(key).contributions[peer].state = State::kReady;
-      FinishIfComplete(key);
-    });
+    transport_->ReceiveBulk(peer, header.tag, contribution.buffer.data.get(), header.length,
+                            [this, key, peer] { Ready(key, peer); });
     return "";
   }
   if (header.length > 0) std::memcpy(contribution.buffer.data.get(), payload, header.length);
-  contribution.state = State::kReady;
-  FinishIfComplete(key);
+  Ready(key, peer);
   return "";
+}
+
+// The part of a rank is there.
+void Server::Ready(const Key& key, int rank) {
+  KvPairState& state = StateOf(key);
+  state.contributions[rank].state = State::kReady;
+  state.last.Arrived(rank, Clock::now());
+  FinishIfComplete(key);
 }
 
 Server::KvPairState& Server::StateOf(const Key& key) {
@@ -74,6 +78,7 @@ void Server::FinishIfComplete(const Key& key) {
   if (!Missing(found->second, std::get<2>(key)).empty()) return;
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
+  statistics_->Waited(state.last);
   const size_t pair = state.own->pairs.IndexOf(std::get<2>(key));
   Contributions contributions;
   bool is_of_this_node = false;  // the last group

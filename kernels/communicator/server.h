@@ -16,6 +16,7 @@
 #include "buffer_pool.h"
 #include "exchange.h"
 #include "routes.h"
+#include "statistics.h"
 #include "transport.h"
 
 namespace poseidon {
@@ -31,8 +32,8 @@ class Server {
   using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                                       const Contributions& contributions, uint32_t common_form)>;
 
-  Server(Transport* transport, const Routes* routes, Complete on_complete)
-      : transport_(transport), routes_(routes), on_complete_(std::move(on_complete)) {}
+  Server(Transport* transport, const Routes* routes, Statistics* statistics, Complete on_complete)
+      : transport_(transport), routes_(routes), statistics_(statistics), on_complete_(std::move(on_complete)) {}
 
   // Adds this rank's own part of a KV pair. Returns how another rank's part disagrees with it, or
   // an empty text.
@@ -66,14 +67,17 @@ class Server {
   struct KvPairState {
     std::shared_ptr<ActiveExchange> own;      // null until this rank submits the site
     std::vector<Contribution> contributions;  // by rank
+    LastPart last;
   };
 
   KvPairState& StateOf(const Key& key);
   std::vector<int> Missing(const KvPairState& state, uint64_t offset) const;
+  void Ready(const Key& key, int rank);
   void FinishIfComplete(const Key& key);
 
   Transport* const transport_;
   const Routes* const routes_;
+  Statistics* const statistics_;
   const Complete on_complete_;
   std::map<Key, KvPairState> pairs_;
   BufferPool pool_;

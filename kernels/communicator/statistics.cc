@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include "exchange.h"
 #include "json.h"
 
 namespace poseidon {
@@ -24,12 +25,24 @@ void Statistics::Submitted(uint64_t site, Clock::time_point time) {
   last_submission_ = time;
 }
 
+void Statistics::Waited(const LastPart& last) {
+  if (last.before_ == Clock::time_point()) return;  // nobody else takes part
+  std::lock_guard<std::mutex> lock(mutex_);
+  waited_for_[last.rank_] += Seconds(last.time_ - last.before_);
+}
+
 std::string Statistics::Json() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::ostringstream out;
   out << "{\"header_bytes\": " << header_bytes << ", \"packets\": " << packets
-      << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"sites\": {";
+      << ", \"waiting_seconds\": " << 1e-9 * waiting_nanoseconds_ << ", \"waited_for\": [";
   const char* separator = "";
+  for (const auto& [rank, seconds] : waited_for_) {
+    out << separator << "[" << rank << ", " << seconds << "]";
+    separator = ", ";
+  }
+  out << "], \"sites\": {";
+  separator = "";
   for (const auto& [name, site] : sites_) {
     out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes
         << ", \"received_bytes\": " << site.received_bytes << ", \"network_bytes\": " << site.network_bytes

@@ -23,6 +23,21 @@ struct SiteStatistics {
   std::atomic<uint64_t> nanoseconds{0};                    // from Submit to done, summed over all exchanges
 };
 
+// Which rank's part of a sum, or of the factors that are exchanged together, came last.
+class LastPart {
+ public:
+  void Arrived(int rank, Clock::time_point time) {
+    if (rank != rank_) before_ = time_;
+    rank_ = rank;
+    time_ = time;
+  }
+
+ private:
+  friend class Statistics;
+  int rank_ = -1;
+  Clock::time_point time_, before_;  // of that part, and of the last one of another rank
+};
+
 class Statistics {
  public:
   // The counters of a site; the reference stays valid.
@@ -34,11 +49,14 @@ class Statistics {
   void Submitted(uint64_t site, Clock::time_point time);
   void Completed(Clock::time_point time) { last_completion_ = time; }
 
+  // All parts are there: the one that came last is what this rank has waited for, since the one before it.
+  void Waited(const LastPart& last);
+
   std::atomic<uint64_t> header_bytes{0}, packets{0};  // sent by this rank
   EventLog events;
 
-  // {"header_bytes", "packets", "waiting_seconds", "sites": {name: {"count", "sent_bytes", "received_bytes",
-  // "network_bytes", "seconds"}}}
+  // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "sites": {name: {"count",
+  // "sent_bytes", "received_bytes", "network_bytes", "seconds"}}}
   std::string Json() const;
 
  private:
@@ -46,7 +64,8 @@ class Statistics {
   Clock::time_point last_submission_, last_completion_;
   std::atomic<uint64_t> waiting_nanoseconds_{0};  // of the steps that are over
 
-  mutable std::mutex mutex_;  // guards the map, not the counters in it
+  mutable std::mutex mutex_;          // guards the maps, not the counters of sites
+  std::map<int, double> waited_for_;  // by rank, seconds
   std::map<std::string, SiteStatistics> sites_;
 };
 

@@ -301,7 +301,8 @@ class EmulatedCluster:
             command: The program and its arguments.
             ranks_per_host: Number of processes on each host.
             launcher: "mpiexec", "horovodrun" (over Gloo), or "mwms", which sets TF_CONFIG to tell each
-                process which worker of tf.distribute it is.
+                process which worker of tf.distribute it is; or "command": it runs once, on a host beside these,
+                and MPICH's mpiexec in it reaches them by their names.
             **options: For subprocess.Popen, such as `stdout`.
 
         Raises:
@@ -316,6 +317,9 @@ class EmulatedCluster:
                        "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0",
                        "TF_POSEIDON_EMULATED_GBPS": f"{min(self.gbps):g}"}
         environment["PATH"] = f"{self._launch}:{environment.get('PATH', os.defpath)}"
+        if launcher == "command":
+            environment |= {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(self._launch / "ssh"),
+                            "HYDRA_IFACE": "eth0"}
         self._job = subprocess.Popen(["ip", "netns", "exec", self._switch, *start, *command],
                                      env=environment, start_new_session=True, **options)
         if self._signal:  # it came when there was no job to end
@@ -330,6 +334,8 @@ class EmulatedCluster:
     def _start(self, launcher, ranks_per_host):
         """Returns the command that starts a command on all hosts, from the switch."""
         ranks = ranks_per_host * len(self.names)
+        if launcher == "command":
+            return []
         if launcher == "horovodrun":
             # It would mistake these hosts for the next cluster's, by its cache in the home directory.
             return [_program("horovodrun", "run scripts/install_horovod.sh"), "--gloo",
@@ -341,7 +347,7 @@ class EmulatedCluster:
         if launcher == "mpiexec":
             return start
         if launcher != "mwms":
-            raise ValueError(f"launcher is {launcher!r}, expected mpiexec, horovodrun or mwms: "
+            raise ValueError(f"launcher is {launcher!r}, expected mpiexec, horovodrun, mwms or command: "
                              "give one of these.")
         workers = [f"{address}:{_FIRST_PORT + rank}" for address in self.addresses
                    for rank in range(ranks_per_host)]

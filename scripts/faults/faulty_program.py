@@ -285,8 +285,11 @@ def start_a_subprocess() -> None:
             print(f"status {child.returncode}:", (child.stdout or child.stderr).strip().splitlines()[-1], flush=True)
 
 
-def take_steps(count: str) -> None:
-    """Trains for some seconds while something outside of the program breaks; rank 0 tells its steps."""
+def take_steps(count: str, directory: str) -> None:
+    """Trains for some seconds while something outside of the program breaks; rank 0 tells its steps.
+
+    It resumes from its backups in a directory, and writes the weights there.
+    """
     strategy = poseidon.PoseidonStrategy("sfb")  # "auto" measures, and could plan otherwise: other bits
 
     class Tell(keras.callbacks.Callback):
@@ -296,14 +299,21 @@ def take_steps(count: str) -> None:
             time.sleep(0.1)
 
     keras.utils.set_random_seed(1)
+    keras.config.set_floatx("float64")
     with strategy.scope():
         model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, "tanh"), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
     rng = np.random.default_rng(1)
     rows = 30 * int(count)
-    model.fit(rng.normal(size=(rows, 256)), rng.normal(size=(rows, 2)), batch_size=30, verbose=0, callbacks=[Tell()])
+    model.fit(rng.normal(size=(rows, 256)), rng.normal(size=(rows, 2)), batch_size=30, verbose=0, callbacks=[
+        Tell(), keras.callbacks.BackupAndRestore(os.path.join(directory, "backup"), save_freq=7)])
+    if strategy.rank == 0:
+        np.savez(os.path.join(directory, "weights.npz"), *model.get_weights())
     digest = hashlib.sha256(b"".join(value.tobytes() for value in model.get_weights())).hexdigest()
     sys.stdout.write(f"weights {digest}\n")
+    if strategy.rank == 0:
+        waited_for = strategy.stats()["waited_for"]
+        sys.stdout.write(f"rank 0 has waited most for rank {max(waited_for, key=waited_for.get)}\n")
 
 
 def diverge_to_nan() -> None:

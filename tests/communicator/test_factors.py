@@ -236,3 +236,20 @@ def test_waiting_is_what_comes_after_the_last_submission():
     with job(2) as ranks:
         early, late = in_parallel(ranks, run)
     assert 0.25 < early < 0.6 and late < 0.1
+
+
+@pytest.mark.parametrize("exchange", ["sum", "factors"])
+def test_statistics_say_who_was_waited_for(exchange):
+    """Rank 1 is 0.3 s late: the others wait for it, and it waits for nobody as long."""
+    def run(rank):
+        if rank.rank == 1:
+            time.sleep(0.3)
+        rank.sum("sum", np.ones(60000)) if exchange == "sum" else rank.submit_factors("factors", parts_of(0))()
+        return rank.statistics()["waited_for"]
+
+    with job(3) as ranks:
+        for waited_for in in_parallel(ranks, run):
+            late = waited_for.pop(1, 0)
+            assert late == 0 or 0.25 < late < 2
+            assert sum(waited_for.values()) < 0.2
+            assert late or exchange == "sum"  # only servers of a sum wait for its parts

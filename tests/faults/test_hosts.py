@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import hosts
+import numpy as np
 import pytest
 
 
@@ -16,15 +17,24 @@ def test_job_ends_or_goes_on_as_it_must(able):
         "vanishes: as it must, with status 255", "flaps: as it must, with status 0"]
 
 
-BITS = ["weights " + digit * 64 for digit in "aab"]
+BITS = ["weights " + digit * 64 + "\n" for digit in "aab"]
 SILENT = "Rank 0 has heard nothing of rank 1 for 12 s: the host is down"
+AGAIN = f"host1 cannot be reached; it starts again on 2 ranks\n{BITS[0]}{BITS[0]}"
+WAITED = BITS[0] * 3 + "rank 0 has waited most for rank 1\n"
+WEIGHTS, OTHERS = (np.ones(3), np.ones(2)), (np.ones(3), 1.01 * np.ones(2))
 
 
-@pytest.mark.parametrize("fault, status, seconds, output, is_wrong", [
-    ("vanishes", 255, 11, SILENT, False), ("vanishes", 0, 11, SILENT, True), ("vanishes", 255, 61, SILENT, True),
-    ("vanishes", 255, float("nan"), SILENT, True), ("vanishes", 255, 11, "other", True),
-    ("flaps", 0, 20, "".join(BITS[:1] * 3), False), ("flaps", 1, 20, "".join(BITS[:1] * 3), True),
-    ("flaps", 0, 20, "".join(BITS[:1] * 2), True), ("flaps", 0, 20, "".join(BITS), True),
-    ("flaps", 0, 20, "".join(BITS[2:] * 3), True)])
-def test_ends_that_are_wrong(fault, status, seconds, output, is_wrong):
-    assert bool(hosts.wrong(fault, status, seconds, output, ["a" * 64] * 3)) == is_wrong
+@pytest.mark.parametrize("fault, status, seconds, output, weights, is_wrong", [
+    ("vanishes", 255, 11, SILENT, (), False), ("vanishes", 0, 11, SILENT, (), True),
+    ("vanishes", 255, 61, SILENT, (), True), ("vanishes", 255, float("nan"), SILENT, (), True),
+    ("vanishes", 255, 11, "other", (), True),
+    ("flaps", 0, 20, BITS[0] * 3, WEIGHTS, False), ("flaps", 1, 20, BITS[0] * 3, WEIGHTS, True),
+    ("flaps", 0, 20, BITS[0] * 2, WEIGHTS, True), ("flaps", 0, 20, "".join(BITS), WEIGHTS, True),
+    ("flaps", 0, 20, BITS[2] * 3, WEIGHTS, True),
+    ("slow", 0, 20, WAITED, WEIGHTS, False), ("slow", 0, 20, BITS[0] * 3, WEIGHTS, True),
+    ("restart", 0, 40, AGAIN, WEIGHTS, False), ("restart", 0, 40, AGAIN, OTHERS, True),
+    ("restart", 0, 40, AGAIN, (), True), ("restart", 0, 40, BITS[0] * 3, WEIGHTS, True),
+    ("restart", 255, 40, AGAIN, WEIGHTS, True)])
+def test_ends_that_are_wrong(fault, status, seconds, output, weights, is_wrong):
+    undisturbed = hosts.Ended(0, float("nan"), BITS[0] * 3, WEIGHTS)
+    assert bool(hosts.wrong(fault, hosts.Ended(status, seconds, output, weights), undisturbed)) == is_wrong

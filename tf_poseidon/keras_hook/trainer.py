@@ -35,10 +35,12 @@ _user, _user_lock = None, threading.Lock()
 def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     """Checks the model, coordinates callbacks, and shows progress on rank 0 only."""
     strategy, method = check_model(model), original.__name__
-    with _only_thread(model, method) as is_outermost:
+    with contextlib.ExitStack() as stack:
+        is_outermost = stack.enter_context(_only_thread(model, method))
         _check_function(model, method)
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if is_outermost:  # fit calls evaluate
+            stack.enter_context(strategy.extended.in_method(method))
             descriptions.compare(model, method, bound.arguments, strategy.extended.communicator)
         callbacks = callbacks_lib.coordinate(
             bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
