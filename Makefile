@@ -5,8 +5,9 @@
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
-# make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links (needs root), and
-#              ranks that are killed at every moment, and start again (about 30 minutes)
+# make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links, and ranks that are
+#              killed at every moment, and start again (about 40 minutes; hosts need root)
+# make long    trains for long, and shows that nothing grows: docs/results/long_runs.md (about 15 minutes)
 # make paper   compares the paper's results with measurements and simulations: docs/results/paper.md
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test test-full test-native bench faults paper clean
+.PHONY: setup horovod demo lint test test-full test-native bench faults long paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -92,9 +93,11 @@ bench: horovod
 	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
 
 faults: horovod
-	$(PYTEST) --full tests/faults/test_failures.py tests/engines/test_horovod.py -k fault_ends
-	test $$(id -u) != 0 || $(BIN)/python scripts/faults/hosts.py
+	$(BIN)/python scripts/faults/faults.py --markdown docs/results/faults.md
 	$(BIN)/python scripts/faults/kills.py --markdown docs/results/kills.md
+
+long: setup
+	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/faults/long_runs.py --markdown docs/results/long_runs.md
 
 paper: setup
 	$(BIN)/python scripts/paper/tables.py

@@ -23,7 +23,8 @@ ROWS, BATCH, EPOCHS, SAVE_FREQ = 45, 8, 3, 2  # 6 steps in an epoch
 
 def main(directory: str, seed: str, *kills: str) -> None:
     path = pathlib.Path(directory)
-    rank, start = int(os.environ.get("PMI_RANK", 0)), int(os.environ["TF_POSEIDON_RESTARTS"])
+    rank = int(os.environ.get("PMI_RANK") or os.environ.get("HOROVOD_RANK", 0))
+    start = int(os.environ["TF_POSEIDON_RESTARTS"])
     moment, _, victim = kills[start].rpartition(":") if start < len(kills) else ("", "", "-1")
 
     def reach(name: str) -> None:

@@ -13,15 +13,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 
 import killed_program
 import numpy as np
 from rich import progress
 
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))  # see scripts/README.md
+import emulated_cluster
+
 _PROGRAM = pathlib.Path(killed_program.__file__)
 _RUN = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 _LONGEST_S = 120.0  # of a start
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Kill:
     Attributes:
         moment: When, of `killed_program.MOMENTS`.
         rank: Whom.
+        place: Where the job ran, of `PLACES`.
         ranks: Number of ranks.
         seconds: From the kill to the end of the job, all of its processes; None if the moment was not reached.
         status: The exit status of the job.
@@ -38,35 +44,27 @@ class Kill:
 
     moment: str
     rank: int
+    place: str
     ranks: int
     seconds: float | None
     status: int | None
 
 
-def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tuple[str, int]]) -> tuple[
+def run_job(directory: pathlib.Path, place: str, ranks: int, seed: int, kills: Sequence[tuple[str, int]]) -> tuple[
         list[Kill], str]:
     """Runs a job that is killed, and starts it again; returns the kills, and what is wrong, or "".
 
     Args:
         directory: A new directory for its files.
+        place: Where, of `PLACES`.
         ranks: Number of ranks.
         seed: Of data and weights.
         kills: (moment, rank) of the kill in each start.
     """
     directory.mkdir()
-    process = subprocess.Popen(
-        [_RUN, "run", "-n", str(ranks), "--restarts", str(len(kills)), "--", sys.executable, str(_PROGRAM),
-         str(directory), str(seed), *(f"{moment}:{rank}" for moment, rank in kills)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
-    ends, lines, deadline = [], [], time.monotonic() + _LONGEST_S * (len(kills) + 1)
-    for line in process.stderr:
-        lines.append(line)
-        if found := re.match(r"tf-poseidon run: the job ended with status (\d+)", line):
-            ends.append((time.time(), int(found[1])))
-        if time.monotonic() > deadline:
-            break
-    status = process.wait(_LONGEST_S)
+    program = [sys.executable, str(_PROGRAM), str(directory), str(seed),
+               *(f"{moment}:{rank}" for moment, rank in kills)]
+    ends, status, output = _START[place](program, ranks, len(kills))
     done, shared = [], []
     for start, (moment, rank) in enumerate(kills):
         file = directory / f"killed.{start}"
@@ -76,16 +74,73 @@ def run_job(directory: pathlib.Path, ranks: int, seed: int, kills: Sequence[tupl
             killed = json.loads(file.read_text())
             shared += killed["shared"]
             seconds = ended - killed["time"] if ended else None
-        done.append(Kill(moment, rank, ranks, seconds, code))
-    wrong = [f"{ranks} ranks: the rank {kill.rank} was not killed at '{kill.moment}'" for kill in done
+        done.append(Kill(moment, rank, place, ranks, seconds, code))
+    where = f"{ranks} ranks, {place}"
+    wrong = [f"{where}: the rank {kill.rank} was not killed at '{kill.moment}'" for kill in done
              if kill.seconds is None]
     if status:
-        wrong.append(f"{ranks} ranks: the job ended with status {status}: {''.join(lines)[-1500:]}")
+        wrong.append(f"{where}: the job ended with status {status}: {output[-1500:]}")
     if left := _processes_with(str(directory)):
-        wrong.append(f"{ranks} ranks: the processes {left} are left")
+        wrong.append(f"{where}: the processes {left} are left")
     if left := [path for path in shared if os.path.exists(path)]:
-        wrong.append(f"{ranks} ranks: {left} are left")
+        wrong.append(f"{where}: {left} are left")
     return done, "; ".join(wrong)
+
+
+# Each of these starts a program, and starts it again when it fails. They return the times and statuses of those starts
+# that have failed, the status of the last one, and what was printed.
+_Starts = tuple[list[tuple[float, int]], int, str]
+
+
+def _by_tf_poseidon_run(program: Sequence[str], ranks: int, restarts: int,
+                        cluster: emulated_cluster.EmulatedCluster | None = None) -> _Starts:
+    hosts = ["-hosts", ",".join(cluster.names)] if cluster else []
+    command = [_RUN, "run", "-n", str(ranks), *hosts, "--restarts", str(restarts), "--", *program]
+    lines: list[tuple[float, str]] = []
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        with open(reading, errors="replace") as errors:
+            for line in errors:
+                lines.append((time.time(), line))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    options = {"stdout": subprocess.DEVNULL, "stderr": writing, "env": os.environ | _QUIET}
+    try:
+        if cluster:
+            status = cluster.run(command, launcher="command", **options)
+        else:
+            status = subprocess.run(command, timeout=_LONGEST_S * (restarts + 1), **options).returncode
+    finally:
+        os.close(writing)
+        reader.join()
+    ends = [(when, int(found[1])) for when, line in lines
+            if (found := re.match(r"tf-poseidon run: the job ended with status (\d+)", line))]
+    return ends, status, "".join(line for _, line in lines)
+
+
+def _on_emulated_hosts(program: Sequence[str], ranks: int, restarts: int) -> _Starts:
+    with emulated_cluster.EmulatedCluster(ranks, 1) as cluster:
+        return _by_tf_poseidon_run(program, ranks, restarts, cluster)
+
+
+def _by_horovodrun(program: Sequence[str], ranks: int, restarts: int) -> _Starts:
+    command = [os.path.join(os.path.dirname(_RUN), "horovodrun"), "--gloo", "-np", str(ranks), "-H",
+               f"localhost:{ranks}", *program]
+    ends, output = [], ""
+    for start in range(restarts + 1):
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+                              timeout=_LONGEST_S, env=os.environ | _QUIET | {"TF_POSEIDON_RESTARTS": str(start)})
+        output += done.stderr
+        if done.returncode == 0:
+            break
+        ends.append((time.time(), done.returncode))
+    return ends, done.returncode, output
+
+
+_START = {"one host": _by_tf_poseidon_run, "emulated hosts": _on_emulated_hosts, "horovodrun": _by_horovodrun}
+PLACES = tuple(_START)
 
 
 def _processes_with(text: str) -> list[int]:
@@ -105,8 +160,17 @@ def weights(directory: pathlib.Path, ranks: int) -> list[list[bytes]]:
     return [[value.tobytes() for value in np.load(path).values()] if path.exists() else [] for path in paths]
 
 
-def campaign(number: int, ranks: Sequence[int], together: int, seed: int) -> tuple[list[Kill], list[str]]:
-    """Runs jobs until there were as many kills; returns these, and what is wrong."""
+def campaign(number: int, places: Sequence[str], ranks: Sequence[int], together: int, seed: int) -> tuple[
+        list[Kill], list[str]]:
+    """Runs jobs until there were as many kills; returns these, and what is wrong.
+
+    Args:
+        number: Number of kills.
+        places: Of `PLACES`, one after the other.
+        ranks: Numbers of ranks, one after the other in each place.
+        together: Kills of one job.
+        seed: Of ranks and of the order of moments.
+    """
     rng = random.Random(seed)
     moments = itertools.cycle(killed_program.MOMENTS)
     done: list[Kill] = []
@@ -114,13 +178,13 @@ def campaign(number: int, ranks: Sequence[int], together: int, seed: int) -> tup
     with tempfile.TemporaryDirectory() as name, progress.Progress() as bar:
         task = bar.add_task("kills", total=number)
         undisturbed = {}
-        for job, size in zip(itertools.count(), itertools.cycle(ranks)):
+        for job, (size, place) in zip(itertools.count(), itertools.cycle(itertools.product(ranks, places))):
             if len(done) >= number:
                 break
-            if size not in undisturbed:
-                path = pathlib.Path(name) / f"undisturbed {size}"
-                wrong += filter(None, [run_job(path, size, seed, ())[1]])
-                undisturbed[size] = weights(path, size)
+            if (size, place) not in undisturbed:
+                path = pathlib.Path(name) / f"undisturbed {size} {place}"
+                wrong += filter(None, [run_job(path, place, size, seed, ())[1]])
+                undisturbed[size, place] = weights(path, size)
             kills = []
             for _ in range(min(together, number - len(done))):
                 moment = next(moments)
@@ -131,11 +195,12 @@ def campaign(number: int, ranks: Sequence[int], together: int, seed: int) -> tup
             last = ("end of training", "after training")
             kills.sort(key=lambda kill: last.index(kill[0]) if kill[0] in last else -1)
             path = pathlib.Path(name) / f"job {job}"
-            found, problem = run_job(path, size, seed, kills)
+            found, problem = run_job(path, place, size, seed, kills)
             done += found
             found_weights = weights(path, size)
-            if found_weights != undisturbed[size] or not all(found_weights):
-                problem = "; ".join(filter(None, [problem, f"{size} ranks: other bits than an undisturbed job"]))
+            if found_weights != undisturbed[size, place] or not all(found_weights):
+                problem = "; ".join(filter(None, [problem, f"{size} ranks, {place}: other bits than an undisturbed "
+                                                  "job"]))
             if problem:
                 wrong.append(f"job {job}, {kills}: {problem}")
             bar.update(task, completed=len(done))
@@ -145,18 +210,19 @@ def campaign(number: int, ranks: Sequence[int], together: int, seed: int) -> tup
 def report(kills: Sequence[Kill], wrong: Sequence[str]) -> str:
     """Returns the report as Markdown."""
     rows = []
-    for moment in killed_program.MOMENTS:
-        seconds = sorted(kill.seconds for kill in kills if kill.moment == moment and kill.seconds is not None)
-        if seconds:
-            ranks = sorted({kill.ranks for kill in kills if kill.moment == moment})
-            rows.append(f"| {moment} | {len(seconds)} | {', '.join(map(str, ranks))} "
+    for place, moment in itertools.product(PLACES, killed_program.MOMENTS):
+        found = [kill for kill in kills if (kill.place, kill.moment) == (place, moment) and kill.seconds is not None]
+        if found:
+            seconds = sorted(kill.seconds for kill in found)
+            rows.append(f"| {place} | {moment} | {len(found)} "
+                        f"| {', '.join(map(str, sorted({kill.ranks for kill in found})))} "
                         f"| {statistics.median(seconds):.1f} | {seconds[-1]:.1f} |")
     return "\n".join([
         "# Ranks that are killed", "",
         "Written by `scripts/faults/kills.py --markdown`. A rank kills itself with SIGKILL; `tf-poseidon run` starts",
-        "the job again, which resumes from its backup of every second step, and is killed again. In the end it must",
-        "have the bits of a job that was not disturbed, and leave no process, and nothing in /dev/shm. Seconds are",
-        "those from the kill to the end of all processes of the job.", "",
-        "| killed | kills | ranks | median, s | longest, s |", "|---|---|---|---|---|", *rows, "",
+        "the job again, and horovodrun is run again. It resumes from its backup of every second step, and is killed",
+        "again. In the end it must have the bits of a job that was not disturbed, and leave no process, and nothing in",
+        "/dev/shm. Seconds are those from the kill to the end of all processes of the job.", "",
+        "| where | killed | kills | ranks | median, s | longest, s |", "|---|---|---|---|---|---|", *rows, "",
         f"{len(kills)} kills; {len(wrong) or 'nothing'} {'jobs are' if wrong else 'is'} wrong.",
         *(f"* {text}" for text in wrong), ""])

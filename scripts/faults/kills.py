@@ -1,10 +1,10 @@
 """Kills ranks at every moment of a training, lets `tf-poseidon run` start the job again, and compares the result.
 
-    python scripts/faults/kills.py --kills 108 --markdown docs/results/kills.md
+    sudo env "PATH=$PATH" python scripts/faults/kills.py --kills 108 --markdown docs/results/kills.md
 
-Each job is killed several times, once per start, and then left to end: by then it must have the bits of a job that
-nobody has disturbed. The exit status is 1 if one has other bits, hangs, ends with status 0 too early, or leaves
-processes or shared memory.
+Jobs run on one host, on emulated hosts (needs root) and under horovodrun. Each is killed several times, once per start,
+and then left to end: by then it must have the bits of a job that nobody has disturbed. The exit status is 1 if one has
+other bits, hangs, ends with status 0 too early, or leaves processes or shared memory.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,16 @@ import killing
 
 _KILLS = flags.DEFINE_integer("kills", 108, "Number of kills.")
 _RANKS = flags.DEFINE_list("ranks", ["2", "3", "4"], "Numbers of ranks, one after the other.")
+_PLACES = flags.DEFINE_multi_enum("places", list(killing.PLACES), list(killing.PLACES),
+                                  "Where jobs run; emulated hosts need root.")
 _TOGETHER = flags.DEFINE_integer("together", 6, "Kills of one job, each in a start of its own.")
 _SEED = flags.DEFINE_integer("seed", 1, "Seed of ranks and of the order of moments.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "File for the report.")
 
 
 def main(_: Sequence[str]) -> int:
-    kills, wrong = killing.campaign(_KILLS.value, [int(size) for size in _RANKS.value], _TOGETHER.value, _SEED.value)
+    kills, wrong = killing.campaign(_KILLS.value, _PLACES.value, [int(size) for size in _RANKS.value],
+                                    _TOGETHER.value, _SEED.value)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text(killing.report(kills, wrong))
     print("\n".join([json.dumps([dataclasses.asdict(kill) for kill in kills]), *wrong,

@@ -9,8 +9,8 @@ RANKS = 2
 @pytest.mark.parametrize("killed", [
     [("tracing", 1), ("while a backup is written", 0), ("validation", 1), ("end of training", 0)]])
 def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
-    assert killing.run_job(tmp_path / "undisturbed", RANKS, 1, ()) == ([], "")
-    found, wrong = killing.run_job(tmp_path / "killed", RANKS, 1, killed)
+    assert killing.run_job(tmp_path / "undisturbed", "one host", RANKS, 1, ()) == ([], "")
+    found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, killed)
     assert not wrong and [(kill.moment, kill.rank) for kill in found] == killed
     assert all(kill.seconds < 10 and kill.status for kill in found)
     weights = killing.weights(tmp_path / "killed", RANKS)
@@ -18,11 +18,12 @@ def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
 
 
 def test_moments_that_are_not_reached_are_wrong(tmp_path):
-    found, wrong = killing.run_job(tmp_path / "killed", RANKS, 1, [("after training", 5)])
+    found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, [("after training", 5)])
     assert found[0].seconds is None and "the rank 5 was not killed at 'after training'" in wrong
 
 
 def test_report():
-    done = [killing.Kill("tracing", 0, 2, 0.5, 9), killing.Kill("tracing", 1, 4, 1.5, 9)]
+    done = [killing.Kill("tracing", 0, "one host", 2, 0.5, 9), killing.Kill("tracing", 1, "one host", 4, 1.5, 9)]
     page = killing.report(done, ["job 3: other bits"])
-    assert "| tracing | 2 | 2, 4 | 1.0 | 1.5 |" in page and "2 kills; 1 jobs are wrong.\n* job 3: other bits" in page
+    assert "| one host | tracing | 2 | 2, 4 | 1.0 | 1.5 |" in page
+    assert "2 kills; 1 jobs are wrong.\n* job 3: other bits" in page
