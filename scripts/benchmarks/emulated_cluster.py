@@ -48,6 +48,7 @@ import rich.console
 import rich.table
 
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
+_DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
 _SWITCH_ADDRESS = "10.0.0.254"
 _FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
@@ -116,6 +117,18 @@ def _program(name, remedy):
     return path
 
 
+def _delayed_link(*ends_and_delay):
+    """Starts delayed_link.py, and returns its process."""
+    process = subprocess.Popen([sys.executable, "-S", _DELAYED_LINK, *map(str, ends_and_delay)], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    if not process.stdout.readline():
+        said = process.communicate()[1].strip().rpartition("\n")[2]
+        raise SystemExit(f"A link with a delay could not be made ({said}): use a kernel that has TAP devices "
+                         "(/dev/net/tun), or omit --delay_us.")
+    return process
+
+
 def _end_processes(namespace):
     """Ends all processes in a namespace; gives up after 5 s."""
     for _ in range(100):
@@ -180,6 +193,7 @@ class EmulatedCluster:
         self._launch = _NETNS / (self._prefix + "launch")
         self._delay_us = delay_us
         self._loss_percent = loss_percent
+        self._delayed_links = []  # processes
         self._job = None
         self._signal = None
 
@@ -205,6 +219,8 @@ class EmulatedCluster:
         return self
 
     def __exit__(self, *_):
+        for process in self._delayed_links:
+            process.communicate()  # closes its input, which ends it
         _remove(lambda pid: pid == os.getpid())
         signal.alarm(0)
         for number, handler in self._handlers.items():
@@ -222,8 +238,11 @@ class EmulatedCluster:
         for name, address, namespace, gbps in zip(self.names, self.addresses, self.namespaces,
                                                   self.gbps):
             _call("ip", "netns", "add", namespace)
-            _ip(self._switch, f"link add name {name} type veth peer name eth0 netns {namespace}",
-                f"link set dev {name} addrgenmode none master eth0")
+            if self._delay_us:
+                self._delayed_links.append(_delayed_link(namespace, "eth0", self._switch, name, self._delay_us))
+            else:
+                _ip(self._switch, f"link add name {name} type veth peer name eth0 netns {namespace}")
+            _ip(self._switch, f"link set dev {name} addrgenmode none master eth0")
             _ip(namespace, "link set dev eth0 addrgenmode none", "link set dev lo up",
                 f"address add {address}/24 dev eth0")
             # Each end shapes what it sends: the host's end what the host sends, the switch's end what the
@@ -256,9 +275,6 @@ class EmulatedCluster:
         add = f"tc -n {namespace} qdisc add dev {interface}"
         _call(*add.split(), *f"root handle 1: tbf rate {bytes_per_s:.0f}bps "
               f"burst {burst} latency 10ms".split())
-        if self._delay_us:
-            _call(*add.split(), *f"parent 1: netem delay {self._delay_us}us limit 100000".split(),
-                  needs="netem, its module sch_netem, or omit --delay_us")
 
     def _lose(self, namespace, interface):
         """Drops some of the packets that arrive at an interface."""

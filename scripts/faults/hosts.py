@@ -66,6 +66,7 @@ class Break(NamedTuple):
         within_s: Longest time from the fault to the end of a job that does not go on, in seconds.
         gbps: Rate of the host's link, Gbit/s; that of others is 1.
         loss_percent: Packets that each link drops, at random.
+        delay_us: Delay of each link in each direction, µs.
         restarts: Whether `tf-poseidon run` starts the job, and once more without the host, from a backup.
     """
 
@@ -76,6 +77,7 @@ class Break(NamedTuple):
     within_s: float = 20
     gbps: float = 1
     loss_percent: float = 0
+    delay_us: int = 0
     restarts: bool = False
 
 
@@ -90,6 +92,7 @@ FAULTS = {
                               _SILENT),
     "a link flaps": Break("down for 5 s", _flaps, "weights", goes_on=True),
     "links lose packets": Break("1 % of them", _nothing, "weights", goes_on=True, loss_percent=1),
+    "links delay packets": Break("by 20 ms", _nothing, "weights", goes_on=True, delay_us=20000),
     "a link is slow": Break("10 Mbit/s, others have 1 Gbit/s", _nothing, rf"has waited most for rank {VICTIM}$",
                             goes_on=True, gbps=0.01),
     "a job starts again without a host": Break(
@@ -119,7 +122,7 @@ def run(fault: str) -> Ended:
     times, lines, broken = {}, [], FAULTS[fault]
     rates = [broken.gbps if host == VICTIM else 1.0 for host in range(HOSTS)]
     with (tempfile.TemporaryDirectory() as directory,
-          emulated_cluster.EmulatedCluster(HOSTS, rates, loss_percent=broken.loss_percent) as cluster):
+          emulated_cluster.EmulatedCluster(HOSTS, rates, broken.delay_us, broken.loss_percent) as cluster):
         reading, writing = os.pipe()
 
         def watch() -> None:
