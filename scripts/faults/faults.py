@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -86,8 +87,10 @@ def seen(says: str, output: str) -> str:
     """Returns the first line that matches a regular expression, shortened; "" if the launcher alone says something."""
     if not says:
         return ""
-    line = next((line for line in fault_table.own_lines(output) if re.search(says, line)), "")
-    line = line.strip()
+    line = next((line for line in fault_table.own_lines(output) if re.search(says, line)), "").strip()
+    # Of Horovod's log, and what differs from machine to machine.
+    line = re.sub(r"^\[\d{4}-.*?\w (?=/)|/tmp/\S*/", "", line).replace(socket.gethostname(), "HOST")
+    line = re.sub(r"[0-9a-f]{60,}", "...", line)
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN].rstrip()} ..."
 
 

@@ -7,6 +7,8 @@ import pytest
 
 @pytest.mark.parametrize("says, output, seen", [
     ("boom", "WARNING: boom\nfirst boom\nlast boom\n", "first boom"),
+    ("stall", "[2026-01-01 10:00:00.5: W /tmp/a.B/c/stall.cc:107] missing\n", "stall.cc:107] missing"),
+    ("weights", f"weights {'ab' * 32}\n", "weights ..."),
     ("", "anything", ""), ("boom", "other", ""), ("boom", "boom " * 100, ("boom " * 32).rstrip() + " ...")])
 def test_what_a_user_sees(says, output, seen):
     assert faults.seen(says, output) == seen
