@@ -30,7 +30,7 @@ _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM
 _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
 
 # UCX notes all memory that the process gives back to the system, until it has to register memory with a network card.
-# On one host that is never, so it would keep 150 kB for every 4,000 such events: some 2 MB for each new model.
+# On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
 _UCX_NOTES = "UCX_RCACHE_MAX_UNRELEASED", "16m"
 
 # hydra's process on each host, and what the other ranks there have to print their last words.
