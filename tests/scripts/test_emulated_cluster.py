@@ -248,7 +248,7 @@ def test_refusals_of_rates(gbps, text):
 
 def test_refusals_of_launchers(monkeypatch, tmp_path):
     cluster = emulated_cluster.EmulatedCluster(2, gbps=1)
-    with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun or mwms"):
+    with pytest.raises(ValueError, match=r"'ssh', expected mpiexec, horovodrun, mwms or command"):
         cluster.run(["true"], launcher="ssh")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(SystemExit, match=r"There is no .*/horovodrun, expected .*install_horovod"):
