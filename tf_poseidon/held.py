@@ -46,7 +46,7 @@ class Held:
         Args:
             variables: Variables that hold summands.
             communicator: This rank's communicator.
-            name: A name for the exchange, the same on all ranks.
+            name: The name of the function.
 
         Raises:
             PoseidonError: If a partitioned function uses one as a summand.
@@ -54,7 +54,7 @@ class Held:
         used = self.used(variables)
         if used:
             raise GraphError(
-                f"The function '{name.partition('/')[0]}' was not partitioned, but a partitioned one accumulates "
+                f"The function '{name}' was not partitioned, but a partitioned one accumulates "
                 f"gradients in '{used[0].name.partition(':')[0]}', expected both or neither to be partitioned; give "
                 "all batches the same structure.")
         waits = [communicator.submit(f"held/{name}/{i}", variable.numpy()) for i, variable in enumerate(variables)]
