@@ -128,6 +128,8 @@ FAULTS = (
             horovod=True) for status in (0, 3)),
     *(Fault(f"a rank is ended by {name}", f"{name} of rank 1", ("receive_signal_on_rank_1", name), "",
             horovod=name == "SIGKILL") for name in ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM")),
+    Fault("a rank is ended, and its child goes on", "`os.fork`, SIGKILL of rank 1", ("die_with_a_child_on_rank_1",),
+          ""),
     Fault("Ctrl-C reaches one rank", "SIGINT of rank 1", ("receive_signal_on_rank_1", "SIGINT"),
           "Rank 1 was interrupted|The job was interrupted", is_last=False),
     *(Fault(f"the launcher is ended by {name}", f"{name} of mpiexec", ("signal_launcher", name), "")

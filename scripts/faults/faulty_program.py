@@ -224,6 +224,18 @@ def lose_a_worker_on_rank_1() -> None:
     model.fit(Batches(workers=2, use_multiprocessing=True), shuffle=False, verbose=0)
 
 
+def die_with_a_child_on_rank_1() -> None:
+    """The child goes on, and has the files of its rank, so the launcher notices nothing by these."""
+
+    def die() -> None:
+        if os.fork() == 0:
+            time.sleep(100)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    strategy = poseidon.PoseidonStrategy()
+    train(strategy, [AtBatch(strategy, 1, die)])
+
+
 def stop_on_rank_1() -> None:
     """Freezes a rank, as when its host is frozen; before, it computes for longer than a rank may be silent."""
     strategy = poseidon.PoseidonStrategy(heartbeat_timeout_s=3)

@@ -20,6 +20,7 @@ import numpy as np
 
 from tf_poseidon import communicator as communicator_lib
 from tf_poseidon import connections
+from tf_poseidon import forks
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
@@ -79,8 +80,11 @@ def connect(options: JobOptions, may_leave: bool = False) -> communicator_lib.Co
         may_leave: Whether a rank may end its program before the others end theirs.
     """
     hvd = _horovod()
+    sockets = _sockets(hvd, options.startup_timeout_s)
+    # With a copy in a child, the others would not notice that this rank has ended.
+    forks.keep_from_children(each.fileno() for each in sockets if each is not None)
     # Horovod decides which ranks combine.
-    joined = communicator_lib.join_sockets(hvd.rank(), _sockets(hvd, options.startup_timeout_s),
+    joined = communicator_lib.join_sockets(hvd.rank(), sockets,
                                            dataclasses.replace(options, ranks_per_node=None))
     threading.Thread(target=_end_with_job, args=(joined, may_leave), daemon=True).start()
     return joined

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from tf_poseidon import communicator
+from tf_poseidon import forks
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import send_receive
@@ -65,6 +66,9 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
     _check_was_launched()
     _check_shared_memory()
     os.environ.setdefault(*_UCX_NOTES)
+    # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
+    # itself: a child with the connection that outlives its rank for a moment would let the job hang.
+    forks.keep_from_children(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)
     _load_mpich_wheel()
     _check_only_mpi()
     try:
