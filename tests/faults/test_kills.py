@@ -1,6 +1,7 @@
 """A job that is killed in every start ends with the bits of one that was not: scripts/faults/kills.py."""
 
 import killing
+import numpy as np
 import pytest
 
 RANKS = 2
@@ -13,8 +14,23 @@ def test_killed_job_has_the_bits_of_an_undisturbed_one(killed, tmp_path):
     found, wrong = killing.run_job(tmp_path / "killed", "one host", RANKS, 1, killed)
     assert not wrong and [(kill.moment, kill.rank) for kill in found] == killed
     assert all(kill.seconds < 10 and kill.status for kill in found)
-    weights = killing.weights(tmp_path / "killed", RANKS)
-    assert weights[0] and weights == killing.weights(tmp_path / "undisturbed", RANKS)
+    assert not killing.difference("one host", *(
+        killing.weights(tmp_path / name, RANKS) for name in ("killed", "undisturbed")))
+
+
+@pytest.mark.parametrize("place,found,undisturbed,expected", [
+    ("one host", [[1.0], [1.0]], [[1.0], [1.0]], ""),
+    ("one host", [[1.0], [1.0]], [[1.0 + 1e-12], [1.0 + 1e-12]], "other bits than an undisturbed job"),
+    ("horovodrun", [[1.0], [1.0]], [[1.0 + 1e-12], [1.0 + 1e-12]], "other bits than an undisturbed job"),
+    ("horovodrun", [[1.0]] * 3, [[1.0 + 1e-12]] * 3, ""),
+    ("horovodrun", [[1.0]] * 3, [[1.001]] * 3, "other weights than an undisturbed job"),
+    ("one host", [[1.0], [2.0]], [[1.0], [2.0]], "ranks have no weights, or others than rank 0"),
+    ("one host", [[1.0], []], [[1.0], [1.0]], "ranks have no weights, or others than rank 0"),
+])
+def test_differences(place, found, undisturbed, expected):
+    def arrays(ranks):
+        return [[np.array(value) for value in values] for values in ranks]
+    assert killing.difference(place, arrays(found), arrays(undisturbed)) == expected
 
 
 def test_moments_that_are_not_reached_are_wrong(tmp_path):
