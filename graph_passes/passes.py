@@ -31,8 +31,9 @@ class TrainingGraph:
         digest: A function that returns a digest of tensors that are equal on all ranks.
         sites: What the planner must know about the gradients, in the order of the markers.
         exchanges: What ranks exchange besides gradients.
-        operations: Additions and multiplications of the step; None if unknown.
-        plan: How each gradient will travel.
+        operations: Additions and multiplications of all steps; None if unknown.
+        priorities: By site: gradients with smaller numbers overtake it on their way. Empty if all are alike.
+        plan: How each gradient will travel; that of one step, which all steps follow.
         rewritten: The GraphDef that follows the plan.
     """
 
@@ -44,8 +45,38 @@ class TrainingGraph:
     sites: tuple[planning.Site, ...] = ()
     exchanges: tuple[planning.Exchange, ...] = ()
     operations: float | None = None
+    priorities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     plan: planning.Plan | None = None
     rewritten: graph_pb2.GraphDef | None = None
+
+    def one_step(self) -> "TrainingGraph":
+        """Returns what is known of one step alone, as far as planners use it.
+
+        A site is that of the first step that has it: the last step alone has those that only its results need.
+        """
+        steps = self.facts.steps
+        if steps.number == 1:
+            return self
+        total = (self.operations or 0) / steps.number
+
+        def first(names: Iterable[str]) -> dict[str, int]:
+            found: dict[str, int] = {}
+            for name in sorted(names, key=steps.step_of):
+                found.setdefault(steps.in_first(name), steps.step_of(name))
+            return found
+
+        sites, exchanges = first(site.name for site in self.sites), first(each.site for each in self.exchanges)
+        return dataclasses.replace(
+            self, operations=None if self.operations is None else total,
+            sites=tuple(dataclasses.replace(
+                site, name=name, bias_of=site.bias_of and steps.in_first(site.bias_of),
+                operations=max(0.0, site.operations - step * total))
+                for site in self.sites for name, step in [(steps.in_first(site.name), steps.step_of(site.name))]
+                if sites[name] == step),
+            exchanges=tuple(dataclasses.replace(each, site=name, operations=max(0.0, each.operations - step * total))
+                            for each in self.exchanges
+                            for name, step in [(steps.in_first(each.site), steps.step_of(each.site))]
+                            if exchanges[name] == step))
 
 
 class ConditionError(GraphError):

@@ -1,6 +1,6 @@
 """Decides how each gradient travels.
 
-Requires: sites. Ensures: a plan with a decision for each site, which the planner has made or was given.
+Requires: sites. Ensures: a plan with a decision for each site of a step, which the planner has made or was given.
 """
 
 import dataclasses
@@ -19,11 +19,12 @@ class MakePlan(passes.Pass):
         return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        return dataclasses.replace(known, plan=self._planner.plan(known.sites, known.operations, known.exchanges))
+        step = known.one_step()
+        return dataclasses.replace(known, plan=self._planner.plan(step.sites, step.operations, step.exchanges))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         assert result.plan is not None
-        missing = {site.name for site in known.sites} - {decision.site for decision in result.plan.decisions}
+        missing = {site.name for site in known.one_step().sites} - {decision.site for decision in result.plan.decisions}
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
 
@@ -40,5 +41,22 @@ class TakePlan(passes.Pass):
     cluster: planning.Cluster
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        self.plan.check(known.sites, self.cluster)
+        self.plan.check(known.one_step().sites, self.cluster)
         return dataclasses.replace(known, plan=self.plan)
+
+
+def of_all_steps(known: passes.TrainingGraph) -> planning.Plan:
+    """Returns the plan of all steps of a planned graph; each follows the plan of one."""
+    plan, steps = known.plan, known.facts.steps
+    assert plan is not None
+    if steps.number == 1:
+        return plan
+    names = {site.name for site in plan.sites} | {exchange.site for exchange in plan.exchanges}
+    names |= {group for group in (*(decision.group for decision in plan.decisions),
+                                  *(exchange.group for exchange in plan.exchanges)) if group}
+    each_step = [plan.renamed({name: steps.site_in(step, name) for name in names}) for step in range(steps.number)]
+    present = {marker.site for marker in known.markers} | {exchange.site for exchange in known.exchanges}
+    return dataclasses.replace(
+        plan, sites=tuple(site for step in each_step for site in step.sites if site.name in present),
+        decisions=tuple(each for step in each_step for each in step.decisions if each.site in present),
+        exchanges=tuple(each for step in each_step for each in step.exchanges if each.site in present))

@@ -22,6 +22,7 @@ from tf_poseidon.graph_passes.find import find
 from tf_poseidon.graph_passes.find import foreign
 from tf_poseidon.graph_passes.find import operations
 from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.find import step
 from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match import biases
@@ -35,7 +36,7 @@ from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
 # From markers to what the planner must know about them.
 DESCRIBE = (factors.MatchFactors(), biases.MatchBiases(), slices.MatchSlices(), describe.DescribeSites(),
-            operations.CountOperations())
+            operations.CountOperations(), priorities.FindPriorities())
 
 
 class TextComparison(Protocol):

@@ -25,6 +25,7 @@ class ExchangeKernel : public AsyncOpKernel {
  public:
   explicit ExchangeKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    if (context->HasAttr("priority")) OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
     if (!context->HasAttr("group")) return;
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
     OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
@@ -43,6 +44,7 @@ class ExchangeKernel : public AsyncOpKernel {
     auto* tensors = new std::pair<Tensor, Tensor>(context->input(0), *output);
     exchange.site = site_;
     exchange.group = group_;
+    exchange.priority = priority_;
     exchange.input = tensors->first.data();
     exchange.output = tensors->second.data();
     communicator->Submit(std::move(exchange), [context, tensors, done = std::move(done)](const std::string& error) {
@@ -56,7 +58,8 @@ class ExchangeKernel : public AsyncOpKernel {
   }
 
   std::string site_;
-  Group group_;  // none of ops that have no such attribute
+  Group group_;       // none of ops that have no such attribute
+  int priority_ = 0;  // likewise
 };
 
 class SumKernel : public ExchangeKernel {
@@ -105,6 +108,7 @@ class SyncKernel : public SumKernel {
     Convert(context->input(0), wire.get());
     Exchange exchange = ToExchange(context, *wire);
     exchange.site = site_;
+    exchange.priority = priority_;
     exchange.input = exchange.output = wire->data();
     communicator->Submit(std::move(exchange), [context, wire, done = std::move(done)](const std::string& error) {
       if (!error.empty()) {

@@ -113,6 +113,7 @@ class SendKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
     OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
+    OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
   }
 
   bool IsExpensive() override { return false; }
@@ -153,6 +154,7 @@ class SendKernel : public OpKernel {
     exchange.row = shown_.row;
     exchange.is_blocking = shown_.is_blocking;
     exchange.group = group_;
+    exchange.priority = priority_;
     communicator->Submit(std::move(exchange), [ticket](const std::string& error) { Finish(ticket, error, {}); });
     return ticket;
   }
@@ -167,6 +169,7 @@ class SendKernel : public OpKernel {
     factors.row = shown_.row;
     factors.is_blocking = shown_.is_blocking;
     factors.group = group_;
+    factors.priority = priority_;
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
         context->SetStatus(absl::InvalidArgumentError(
@@ -214,6 +217,7 @@ class SendKernel : public OpKernel {
   bool sends_factors_ = false;
   Shown shown_ = {"calls"};
   Group group_;
+  int priority_ = 0;
 };
 
 class RecvKernel : public AsyncOpKernel {

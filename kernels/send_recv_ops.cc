@@ -44,6 +44,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("strict: bool = false")
     .Attr("group: string = ''")
     .Attr("group_size: int >= 1 = 1")
+    .Attr("priority: int = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SendShape)
@@ -60,6 +61,7 @@ strict: Whether to fail where ranks do not have the same factors.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
 group: If not empty, it waits a short while for the other exchanges of this group, and leaves with them.
 group_size: The number of exchanges in the group, per step.
+priority: Exchanges with smaller numbers overtake it on their way, at the next KV pair.
 )doc");
 
 REGISTER_OP("PoseidonRecv")
@@ -90,6 +92,7 @@ REGISTER_OP("PoseidonAgree")
     .Attr("plan: string = ''")
     .Attr("refusal: string = ''")
     .Attr("whole: string = ''")
+    .Attr("steps: int >= 1 = 1")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
@@ -103,6 +106,7 @@ strict: Whether to fail when the graph was not rewritten.
 plan: One line for each site: the scheme that the plan chose. Empty in a graph that was not rewritten.
 refusal: Why the graph was not rewritten.
 whole: The ops that every rank computes for the rows of all ranks, as JSON, for the plan.
+steps: How many steps the function makes; `sites` are those of the first one.
 )doc");
 
 }  // namespace poseidon

@@ -60,6 +60,7 @@ REGISTER_OP("PoseidonSyncSlices")
     .Attr("site: string")
     .Attr("shape: shape")
     .Attr("eager: bool = false")
+    .Attr("priority: int = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SyncSlicesShape)
@@ -77,7 +78,7 @@ all_indices: In ascending order, each once. All rows of the variable when it was
 sums: Their rows, summed over ranks.
 site: Same as in PoseidonSync.
 shape: The shape of the variable, fully known.
-eager: Same as in PoseidonSync.
+eager, priority: Same as in PoseidonSync.
 )doc");
 
 REGISTER_OP("PoseidonDenseSlices")
@@ -187,6 +188,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
   explicit SyncSlicesKernel(OpKernelConstruction* context) : AsyncOpKernel(context), variable_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
     OP_REQUIRES_OK(context, context->GetAttr("eager", &is_eager_));
+    OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -205,6 +207,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
     factors.form = "slices";
     factors.row = "sparse";
     factors.is_blocking = is_eager_;
+    factors.priority = priority_;
     for (const Tensor* tensor : {&mine->indices, &mine->values}) {
       const size_t columns = tensor == &mine->values ? variable_.columns() : 1;
       const size_t row_bytes = columns * DataTypeSize(tensor->dtype());
@@ -277,6 +280,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
     exchange.is_gradient = true;
     exchange.row = "ps";
     exchange.is_blocking = is_eager_;
+    exchange.priority = priority_;
     communicator->Submit(std::move(exchange), [context, dense, held = Tensor(*sum), done](const std::string& error) {
       if (!error.empty()) {
         new std::pair<std::shared_ptr<Tensor>, Tensor>(dense, held);
@@ -288,6 +292,7 @@ class SyncSlicesKernel : public AsyncOpKernel {
 
   std::string site_;
   bool is_eager_ = false;
+  int priority_ = 0;
   Variable variable_;
 };
 

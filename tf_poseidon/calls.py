@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import inspect
 from typing import Any
 
@@ -32,7 +33,15 @@ class Call:
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Mapping[str, Any], args: tuple[Any, ...],
-                 kwargs: Mapping[str, Any]) -> None:
+                 kwargs: Mapping[str, Any], specs: Sequence[tf.TypeSpec] = ()) -> None:
+        """Takes the arguments of a call.
+
+        Args:
+            function: The function.
+            inputs: What the caller declares about arguments, by name.
+            args, kwargs: The arguments.
+            specs: What holds for its tensors in all calls of this kind, flat; by default, for a tensor its shape.
+        """
         self.name = getattr(function, "__name__", "function")
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -46,21 +55,22 @@ class Call:
         in_order = dict(zip(bound.arguments, args)) | dict(sorted(kwargs.items()))
         marks = _marks(inputs, in_order)
         self.tensors = [leaf for leaf in self._leaves if tf.is_tensor(leaf)]
+        self._shapes = [each.shape for each in specs or self.tensors]
         self.names, self.dimensions = [], []
         for leaf, (name, mark) in zip(self._leaves, marks):
             if tf.is_tensor(leaf):
                 self.names.append(name)
                 self.dimensions.append(_dimension(leaf, name, mark))
         self.key = tuple(
-            (leaf.dtype, _without_rows(leaf.shape, dimension := next(dimensions)), dimension)
+            (leaf.dtype, _without_rows(next(shapes), dimension := next(dimensions)), dimension)
             if tf.is_tensor(leaf) else ("constant", _hashable(leaf))
-            for dimensions in [iter(self.dimensions)] for leaf in self._leaves) + (
+            for dimensions, shapes in [(iter(self.dimensions), iter(self._shapes))] for leaf in self._leaves) + (
                 str(tf.nest.map_structure(lambda _: ".", self._structure)),)
 
     def specs(self) -> list[tf.TensorSpec]:
         """Returns the TensorSpecs of the tensors, with an unknown number of rows."""
-        return [tf.TensorSpec(_without_rows(tensor.shape, dimension), tensor.dtype)
-                for tensor, dimension in zip(self.tensors, self.dimensions)]
+        return [tf.TensorSpec(_without_rows(shape, dimension), tensor.dtype)
+                for tensor, shape, dimension in zip(self.tensors, self._shapes, self.dimensions)]
 
     def rows(self) -> int | None:
         """Returns the number of rows of a global batch, None if it is unknown."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
+from tf_poseidon.graph_passes.graph import steps
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
 
@@ -240,7 +241,7 @@ class Communicator:
         return _SILENT in (self.failure or "")
 
     def statistics(self) -> dict[str, Any]:
-        """Returns counters of this rank's exchanges.
+        """Returns counters of this rank's exchanges. Those of several steps in one graph are added up.
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
@@ -248,7 +249,12 @@ class Communicator:
             "seconds": from submission to completion}}, "waited_for": {rank: seconds}}.
         """
         statistics = self._json(self._lib.poseidon_statistics)
-        return {**statistics, "waited_for": dict(statistics["waited_for"])}
+        counts, sites = statistics["sites"], {}
+        for site, counters in counts.items():
+            total = sites.setdefault(steps.in_any(site, counts), dict.fromkeys(counters, 0))
+            for name, value in counters.items():
+                total[name] += value
+        return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"])}
 
     def record_events(self, capacity: int) -> None:
         """Discards recorded events, and records at most `capacity` new ones; 0 stops recording and keeps the events."""
@@ -264,7 +270,10 @@ class Communicator:
             Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others, and
             "rebuild" for rebuilding a gradient from the factors of other ranks.
         """
-        return self._json(self._lib.poseidon_events)
+        recorded = self._json(self._lib.poseidon_events)
+        sites = {site for _, site, *_ in recorded["events"]}
+        return {**recorded, "events": [[row, steps.in_any(site, sites), *rest]
+                                       for row, site, *rest in recorded["events"]]}
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         size = 0

@@ -143,6 +143,11 @@ class GraphPass:
             self.plan = self.session.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
 
+    def note_overlap(self, sentence: str) -> None:
+        """Notes whether the steps of an execution overlap, for the plan."""
+        if self.plan is not None and self.plan.overlap != sentence:
+            self.plan = dataclasses.replace(self.plan, overlap=sentence)
+
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
         agree, session = step.node_of(graph_def), self.session

@@ -110,10 +110,38 @@ class Steps:
             with inside(), self._extended.one_replica():
                 return function(*args, **kwargs)
         call = calls.Call(function, {}, args, kwargs)
+        return self._trace_of(function, call)(call.tensors)
+
+    def run_unrolled(self, function: Callable[..., Any], batches: Sequence[Any], number: int,
+                     specs: Sequence[tf.TypeSpec] = ()) -> Any:
+        """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
+
+        Args:
+            function: The step, which takes a batch.
+            batches: The batches, one or more.
+            number: How many there usually are.
+            specs: Same as in `calls.Call`.
+
+        Returns:
+            The results of the last step.
+        """
+        left = [calls.Call(function, {}, (batch,), {}, specs) for batch in batches]
+        while left:
+            traced = self._trace_of(function, left[0])
+            steps = traced.unrolled_steps(number)
+            if any(call.key != left[0].key for call in left[:steps]) or len(left) < steps:
+                steps = 1
+            result = traced.run([call.tensors for call in left[:steps]])
+            if self._trains:
+                self._extended.graph_pass.note_overlap(traced.overlap)
+            left = left[steps:]
+        return result
+
+    def _trace_of(self, function: Callable[..., Any], call: calls.Call) -> "Trace":
         if call.key not in self._traces:
             self._traces[call.key] = trace(as_step(function), call, self._extended, self._rows, self._trains,
                                            self._accumulators)
-        return self._traces[call.key](call.tensors)
+        return self._traces[call.key]
 
     def _check_eager_code(self, name: str) -> None:
         used = self._extended.held.used(self._accumulators())
@@ -156,6 +184,22 @@ class Trace:
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         return self._traced(*tensors) if self._partitioned is None else self._partitioned(tensors)
+
+    def unrolled_steps(self, number: int) -> int:
+        """Returns how many of a number of runs become one graph."""
+        return 1 if self._partitioned is None else self._partitioned.unrolled_steps(number)
+
+    @property
+    def overlap(self) -> str:
+        """Whether several runs of the function overlap, and what holds them back, a sentence."""
+        return "Steps do not overlap, since they are not partitioned." if self._partitioned is None else str(
+            self._partitioned.order)
+
+    def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
+        """Runs the function as often as there are inputs, in one graph; returns the results of the last run."""
+        if len(inputs) == 1:
+            return self(inputs[0])
+        return self._partitioned.unrolled(len(inputs))(*(tensor for tensors in inputs for tensor in tensors))
 
 
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import hashlib
 from typing import Any
 
@@ -27,6 +28,7 @@ from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.verify import Verifier
 
@@ -66,6 +68,19 @@ class _Interface:
     variables: tuple[tf.Variable, ...]
     controls: tuple[str, ...]
     function_type: Any
+
+    def of_steps(self, steps: int) -> "_Interface":
+        """Returns the interface of several steps: their inputs one after the other, and the outputs of the last one."""
+        return dataclasses.replace(
+            self, function_type=tf_compat.repeated(self.function_type, steps),
+            arguments=tuple((dtype, shape, unroll_lib.renamed(name, step))
+                            for step in range(steps) for dtype, shape, name in self.arguments),
+            controls=tuple(unroll_lib.renamed(name, step) for step in range(steps) for name in self.controls))
+
+    @property
+    def shared(self) -> set[str]:
+        """The names of the captured inputs' placeholders."""
+        return {graph_lib.node_of(name) for _, name in self.captures}
 
     @classmethod
     def of(cls, traced: tf.types.experimental.ConcreteFunction) -> "_Interface":
@@ -112,10 +127,15 @@ class Partitioned:
         self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
         self.agreement_text = "\n".join([self.report.agreement_text(), *_lines(partitioned.graph_def)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
+        self._set_wire_dtype(partitioned.graph_def)
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
-        self._built = {"": self._build(partitioned.graph_def, partitioned.fetches, "")}
+        self._fetches = partitioned.fetches
+        ends = dict.fromkeys([*self._interface.controls, *map(graph_lib.node_of, self._fetches)])
+        self._ends = tuple(name for name in ends if name not in self._interface.shared)
         # As bytes, a graph takes a fraction of the memory.
-        self._serialized, self._fetches = partitioned.graph_def.SerializeToString(), partitioned.fetches
+        self._serialized = partitioned.graph_def.SerializeToString()
+        self._built = {"": self._build(partitioned.graph_def, "")}
+        self._unrolled: dict[int, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
         # Each exchange of one function needs its own name, also if the function calls several of ours.
@@ -134,43 +154,73 @@ class Partitioned:
         """Returns the ConcreteFunction with `mark` appended to the names of its exchanges."""
         if mark not in self._built:
             graph_def = graph_pb2.GraphDef.FromString(self._serialized)
-            self._built[mark] = self._build(graph_def, self._fetches, mark)
+            self._built[mark] = self._build(graph_def, mark)
         return self._built[mark]
 
-    def _build(self, graph_def: graph_pb2.GraphDef, fetches: Iterable[str],
-               mark: str) -> tf.types.experimental.ConcreteFunction:
-        """Returns the ConcreteFunction of a partitioned GraphDef."""
-        graph = tf_compat.func_graph(self._interface.name)
-        with graph.as_default():
-            self._import(graph, graph_def, fetches, mark)
-            checks = self._checks(graph, mark) if self._trains else []
-            graph.control_outputs = [*checks, *map(graph.get_operation_by_name, self._interface.controls)]
-            graph.variables = self._interface.variables
-        return tf_compat.concrete_function(graph, self._interface.function_type)
+    @functools.cached_property
+    def order(self) -> unroll_lib.Order:
+        """What a step has to wait for in the one before, and why steps cannot be unrolled, if so."""
+        if self._trains and self._job.verifier:
+            return unroll_lib.Order(obstacle="verify compares variables between steps")
+        graph_def = graph_pb2.GraphDef.FromString(self._serialized)
+        return unroll_lib.order_of(graph_def, self._interface.shared, self._ends)
 
-    def _import(self, graph: tf.Graph, graph_def: graph_pb2.GraphDef, fetches: Iterable[str], mark: str) -> None:
-        """Creates the nodes of a GraphDef in the default graph, with its inputs and outputs."""
-        graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in self._interface.arguments]
-        inputs = {_full(name): tensor for (_, _, name), tensor in zip(self._interface.arguments, graph.inputs)}
-        # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
-        inputs |= {name: graph.capture(external) for external, name in self._interface.captures}
-        graph_def = _without(graph_def, inputs)
+    def unrolled_steps(self, number: int) -> int:
+        """Returns how many of a number of steps become one graph."""
+        return 1 if self.order.obstacle else unroll_lib.length(number, self.report.nodes)
+
+    def unrolled(self, steps: int) -> tf.types.experimental.ConcreteFunction:
+        """Returns the ConcreteFunction of several steps, ordered by `order`.
+
+        It takes the inputs of all steps, one after the other, and returns the results of the last one.
+        """
+        if steps not in self._unrolled:
+            graph_def = graph_pb2.GraphDef.FromString(self._serialized)
+            graph_def = unroll_lib.unroll(graph_def, self.order, self._interface.shared, self._ends, steps)
+            self._unrolled[steps] = self._build(graph_def, "", steps)
+        return self._unrolled[steps]
+
+    def _set_wire_dtype(self, graph_def: graph_pb2.GraphDef) -> None:
         for node in graph_def.node:
             if node.op in own.OPS and node.attr["site"].s.decode() in self._trained:
                 node.attr["wire_dtype"].s = (self._job.wire_dtype or "").encode()
-            if "site" in node.attr:
+
+    def _build(self, graph_def: graph_pb2.GraphDef, mark: str,
+               steps: int = 1) -> tf.types.experimental.ConcreteFunction:
+        """Returns the ConcreteFunction of a partitioned GraphDef of some steps."""
+        interface = self._interface if steps == 1 else self._interface.of_steps(steps)
+        graph = tf_compat.func_graph(interface.name)
+        with graph.as_default():
+            self._import(graph, graph_def, interface, mark, steps)
+            checks = self._checks(graph, mark, steps) if self._trains else []
+            graph.control_outputs = [*checks, *map(graph.get_operation_by_name, interface.controls)]
+            graph.variables = interface.variables
+        return tf_compat.concrete_function(graph, interface.function_type)
+
+    def _import(self, graph: tf.Graph, graph_def: graph_pb2.GraphDef, interface: _Interface, mark: str,
+                steps: int) -> None:
+        """Creates the nodes of a GraphDef in the default graph, with its inputs and outputs."""
+        graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
+        inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
+        # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
+        inputs |= {name: graph.capture(external) for external, name in interface.captures}
+        graph_def = _without(graph_def, inputs)
+        for node in graph_def.node:
+            if mark and "site" in node.attr:
                 provenance.rename_site(node, node.attr["site"].s.decode() + mark)
         tf.import_graph_def(graph_def, inputs, name="")
+        fetches = [fetch if graph_lib.node_of(fetch) in interface.shared else unroll_lib.renamed(fetch, steps - 1)
+                   for fetch in self._fetches]
         graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
                          for fetch in fetches]
 
-    def _checks(self, graph: tf.Graph, mark: str) -> list[tf.Operation]:
+    def _checks(self, graph: tf.Graph, mark: str, steps: int) -> list[tf.Operation]:
         """Returns the operations by which ranks agree, and those of verify mode."""
         markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
         if not markers:
             return []
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
-        ops.agree(texts, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole))
+        ops.agree(texts, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole), steps)
         checks = graph.get_operations()[-1:]
         if self._job.verifier:
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)

@@ -31,7 +31,7 @@ class FindMarkers(passes.Pass):
         # TensorFlow reorders graphs; this restores the order of the user's program, as far as that is known.
         order = known.facts.order()
         return dataclasses.replace(known, markers=tuple(sorted(
-            own.find(known.graph), key=lambda marker: (order.get(marker.site, len(order)), marker.node))))
+            own.find(known.graph), key=lambda marker: (order(marker.site), marker.node))))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         sites = [marker.site for marker in result.markers]

@@ -1,9 +1,16 @@
-"""What a training graph says about its step, in its PoseidonAgree node."""
+"""What a training graph says about its steps, in its PoseidonAgree nodes.
 
+A graph that was unrolled has one for all its steps. A program that runs several steps in one function has one for each.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.graph_passes.graph import steps as steps_lib
 
 OP = "PoseidonAgree"
 
@@ -17,12 +24,14 @@ class StepFacts:
         rows: One rank's rows of a full batch, None if unknown.
         static_rows: The number of rows in this rank's static shapes, None if it varies.
         strict: Whether to fail if ranks have different graphs.
+        steps: The steps that it makes; the other facts are those of the first one.
     """
 
     sites: tuple[str, ...] = ()
     rows: int | None = None
     static_rows: int | None = None
     strict: bool = False
+    steps: steps_lib.Steps = steps_lib.Steps()
 
     def planned(self, k: int | None) -> int | None:
         """Returns K in a full batch of the rank with most rows, given K in the shapes of the graph.
@@ -33,20 +42,62 @@ class StepFacts:
             return k
         return k // self.static_rows * self.rows
 
-    def order(self) -> dict[str, int]:
-        """Returns the position of each site in the order of the trace, by name."""
-        return {line.rpartition("' ")[0].removeprefix("'"): i for i, line in enumerate(self.sites)}
+    def order(self) -> Callable[[str], tuple[int, int]]:
+        """Returns a function that returns the place of a site, given by name, in the order of the trace."""
+        places = {_name(line): i for i, line in enumerate(self.sites)}
+        return lambda site: (self.steps.step_of(site), places.get(self.steps.in_first(site), len(places)))
+
+
+def nodes_of(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
+    """Returns the PoseidonAgree nodes of a graph, that of the first step first."""
+    return sorted((node for node in graph_def.node if node.op == OP), key=lambda node: _marks(_sites(node)))
 
 
 def node_of(graph_def: graph_pb2.GraphDef) -> node_def_pb2.NodeDef | None:
-    """Returns the PoseidonAgree of a graph, None if it has none."""
-    return next((node for node in graph_def.node if node.op == OP), None)
+    """Returns the PoseidonAgree of a graph's first step, None if it has none."""
+    return next(iter(nodes_of(graph_def)), None)
 
 
 def facts_of(graph_def: graph_pb2.GraphDef) -> StepFacts:
-    """Returns what a graph says about its step."""
-    node = node_of(graph_def)
-    if node is None:
+    """Returns what a graph says about its steps."""
+    nodes = nodes_of(graph_def)
+    if not nodes:
         return StepFacts()
-    rows, static_rows = (node.attr[key].i if node.attr[key].i > 0 else None for key in ("rows", "static_rows"))
-    return StepFacts(tuple(node.attr["sites"].s.decode().split("\n")), rows, static_rows, node.attr["strict"].b)
+    first = nodes[0]
+    rows, static_rows = (first.attr[key].i if first.attr[key].i > 0 else None for key in ("rows", "static_rows"))
+    return StepFacts(_sites(first), rows, static_rows, first.attr["strict"].b, _steps(nodes))
+
+
+def _steps(nodes: Sequence[node_def_pb2.NodeDef]) -> steps_lib.Steps:
+    """Returns the steps of a graph, one if its steps differ."""
+    first = nodes[0]
+    if len(nodes) == 1:
+        return steps_lib.Steps(first.attr["steps"].i if "steps" in first.attr else 1)
+    steps = steps_lib.Steps(len(nodes), _NEXT)
+    for number, node in enumerate(nodes):
+        if _sites(node) != tuple(_renamed(line, steps, number) for line in _sites(first)):
+            return steps_lib.Steps()
+    return steps
+
+
+_NEXT = "#"  # what a site's name has before the number of its further uses in a function
+
+
+def _sites(node: node_def_pb2.NodeDef) -> tuple[str, ...]:
+    return tuple(node.attr["sites"].s.decode().split("\n"))
+
+
+def _marks(sites: Sequence[str]) -> int:
+    """Returns the number that the names of all sites end in, 0 if they end in none."""
+    number = _name(sites[0]).rpartition(_NEXT)[2]
+    return int(number) if number.isdecimal() and number != _name(sites[0]) else 0
+
+
+def _name(line: str) -> str:
+    """Returns the name of a site in its line of text."""
+    return line.rpartition("' ")[0].removeprefix("'")
+
+
+def _renamed(line: str, steps: steps_lib.Steps, number: int) -> str:
+    name = _name(line)
+    return f"'{steps.site_in(number, name)}'{line[len(name) + 2:]}"

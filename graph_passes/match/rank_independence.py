@@ -15,15 +15,13 @@ from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import variables as variables_lib
 
 _EQUAL_EVERYWHERE = {"PoseidonSync", "PoseidonSyncSlices", "PoseidonAllReduce", "PoseidonAllGather",
                      "PoseidonBroadcast", "PoseidonRecv", "PoseidonSize", "HorovodAllreduce",
                      "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodBroadcast", "HorovodSize",
                      "CollectiveReduceV2", "CollectiveReduceV3", "CollectiveGatherV2",
                      "CollectiveBcastRecvV2", "CollectiveBcastSendV2"}
-# Ops that take a variable without changing it, or whose changes `_is_assignment` knows.
-_HARMLESS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
-             "VarIsInitializedOp"}
 _LOOPS = {"Enter", "RefEnter", "Switch", "Merge", "NextIteration", "Exit"}
 _PASSES_RESOURCE_ON = {"Identity", *_LOOPS}
 _READS = "ReadVariableOp"
@@ -137,7 +135,7 @@ class RankIndependence:
         """Returns the resources that ops with unknown effects take."""
         found = set()
         for node in self._graph.graph_def.node:
-            if node.op in _HARMLESS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
+            if node.op in variables_lib.READS or node.op in _PASSES_RESOURCE_ON or _is_assignment(node):
                 continue
             for tensor in self._graph.inputs(node):
                 source = self._resource(tensor)

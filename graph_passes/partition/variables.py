@@ -2,6 +2,8 @@
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
+# Ops that read a variable, and do not change it.
+READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"))
 PASSED_ON = ("Identity", "Switch", "Enter", "Merge", "Exit", "NextIteration")
 
 

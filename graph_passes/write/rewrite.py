@@ -11,6 +11,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
+from tf_poseidon.graph_passes import plan as plan_lib
 from tf_poseidon.graph_passes.find import step
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import check
@@ -33,15 +34,16 @@ class Write(passes.Pass):
     def requires(self, known: passes.TrainingGraph) -> str:
         if known.plan is None:
             return "there is no plan"
-        missing = {marker.site for marker in known.markers} - {decision.site for decision in known.plan.decisions}
+        decided = {decision.site for decision in plan_lib.of_all_steps(known).decisions}
+        missing = {marker.site for marker in known.markers} - decided
         return f"the plan decides nothing about '{min(missing)}'" if missing else ""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        planned = PlannedGraph.of(known)
-        rewritten = rewrite(planned, self._engine)
-        agree = step.node_of(rewritten)
-        if agree is not None:
-            agree.attr["plan"].s = planned.plan.agreement_text().encode()
+        assert known.plan is not None
+        plan = plan_lib.of_all_steps(known)
+        rewritten = rewrite(PlannedGraph.of(dataclasses.replace(known, plan=plan)), self._engine)
+        for agree in step.nodes_of(rewritten):
+            agree.attr["plan"].s = known.plan.agreement_text().encode()
         return dataclasses.replace(known, rewritten=rewritten)
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:

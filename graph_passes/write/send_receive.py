@@ -23,6 +23,7 @@ is received back: under "ps" the gradient and the sum, under "sfb" this rank's U
 
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 from tensorflow.core.framework import types_pb2
 
@@ -49,7 +50,7 @@ class SendReceive(site_writer.SiteWriter):
 
     def slices(self) -> None:
         """Keeps the marker, and marks it as decided."""
-        self.writer.copy(self._node, **graph_lib.DECIDED)
+        self.writer.copy(self._node, inputs=None, **graph_lib.DECIDED, **self._prioritised)
 
     def factors(self) -> None:
         """Sends the concatenated factors of all products, and all coefficients; or uses a leader's factors."""
@@ -104,6 +105,12 @@ class SendReceive(site_writer.SiteWriter):
                 queue += graph_lib.data_inputs(node)
         return found
 
+    @property
+    def _prioritised(self) -> dict[str, Any]:
+        """The attribute with the priority of the exchange, if it has one."""
+        priority = self.planned.known.priorities.get(self.marker.site)
+        return {} if priority is None else {"priority": priority}
+
     # ---- parts --------------------------------------------------------------------------------
 
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
@@ -117,7 +124,7 @@ class SendReceive(site_writer.SiteWriter):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
-                strict=self.planned.known.facts.strict, **grouped, **shown)
+                strict=self.planned.known.facts.strict, **self._prioritised, **grouped, **shown)
             return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
 
     def _exchange_dense(self, prefix: str, gradient: str, name: str) -> str:

@@ -50,6 +50,7 @@ struct Factors {
   Group group;
   const char* row = "calls";  // same as in Exchange
   bool is_blocking = false;
+  int priority = 0;  // same as in Exchange
 };
 
 // What it gets.

@@ -10,6 +10,12 @@
 #include "text.h"
 
 namespace poseidon {
+namespace {
+
+// To one peer: while one is received, the next one is on its way.
+constexpr size_t kPairsInFlight = 2;
+
+}  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
                    Statistics* statistics, std::function<void(const std::string& reason)> on_failure)
@@ -24,7 +30,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       has_left_(size_),
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
-      sender_(transport_.get(), plan_, statistics_),
+      sender_(transport_.get(), plan_, kPairsInFlight * static_cast<size_t>(options_.kv_pair_bytes), statistics_),
       broadcasting_(transport_.get(), &routes_, &sender_, statistics_),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
              [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
@@ -36,6 +42,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
 void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_);
   const uint64_t site = Hash(exchange.site);
+  sender_.SetPriority(site, exchange.priority);
   dense_.Start(std::move(exchange), std::move(done), site, submitted);
   FailIfLeftBehind();
 }
@@ -45,6 +52,7 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
   statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
+  sender_.SetPriority(hash, factors.priority);
   dense_.NameSite(hash, factors.site);
   size_t bytes = 0;
   for (const FactorPart& part : factors.parts) bytes += part.bytes;

@@ -1,4 +1,4 @@
-// Sends frames: stamps them, keeps small payloads in the packet, and starts bulk transfers, a
+// Sends frames: stamps them, keeps small payloads in the packet, and starts bulk transfers, the most urgent first and a
 // limited number of bytes at a time.
 
 #ifndef POSEIDON_COMMUNICATOR_SENDER_H_
@@ -6,7 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <map>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,14 +19,21 @@ namespace poseidon {
 
 class Sender {
  public:
-  Sender(Transport* transport, uint64_t plan, Statistics* statistics)
+  // `credit` limits the bytes of bulk transfers in flight to one peer: it must hold them in memory if it has not
+  // started the exchange yet, and what is in flight is not overtaken. One more transfer than fits is started.
+  Sender(Transport* transport, uint64_t plan, size_t credit, Statistics* statistics)
       : transport_(transport),
         plan_(plan),
+        credit_(credit),
         statistics_(statistics),
         packets_(transport, statistics),
         next_tag_(transport->size()),
         in_flight_(transport->size()),
         waiting_(transport->size()) {}
+
+  // From now on, bulk transfers of `site`, a hash, go before those with a larger number. It is 0 until it is set, and
+  // changes nothing that has been sent.
+  void SetPriority(uint64_t site, int priority) { priorities_[site] = priority; }
 
   // Sends the `header.length` bytes at `data`. Returns whether they travel as a bulk transfer:
   // then `data` must stay unchanged until `left` is called.
@@ -33,7 +41,9 @@ class Sender {
     header.plan = plan_;
     header.is_bulk = header.length > kInlineBytes;
     if (header.is_bulk) {
-      waiting_[peer].push_back({header, data, std::move(left)});
+      const auto found = priorities_.find(header.site);
+      const int priority = found == priorities_.end() ? 0 : found->second;
+      waiting_[peer].emplace(Place{priority, next_++}, Bulk{header, data, std::move(left)});
     } else {
       Append(peer, header, data);
     }
@@ -57,22 +67,21 @@ class Sender {
   }
   void Clear() {
     packets_.Clear();
-    for (std::deque<Bulk>& waiting : waiting_) waiting.clear();
+    for (Waiting& waiting : waiting_) waiting.clear();
   }
   bool IsEmpty() const {
-    return packets_.IsEmpty() && std::all_of(waiting_.begin(), waiting_.end(),
-                                             [](const std::deque<Bulk>& waiting) { return waiting.empty(); });
+    return packets_.IsEmpty() &&
+           std::all_of(waiting_.begin(), waiting_.end(), [](const Waiting& waiting) { return waiting.empty(); });
   }
 
  private:
-  // The bulk transfers in flight to one peer: it must hold them in memory if it has not started the exchange yet.
-  static constexpr size_t kCreditBytes = size_t{8} << 20;
-
   struct Bulk {
     FrameHeader header;
     const void* data;
     Transport::Completion left;
   };
+  using Place = std::pair<int, uint64_t>;  // priority, and when it came
+  using Waiting = std::map<Place, Bulk>;
 
   void Append(int peer, const FrameHeader& header, const void* data) {
     packets_.Append(peer, header, data);
@@ -83,10 +92,9 @@ class Sender {
   // messages (libfabric's FI_TCP_MAX_SAVED, 64) and then stops reading the connection, so the headers that make the
   // peer post its receives must not come after them.
   void SendWaiting(int peer) {
-    std::deque<Bulk> bulks;
-    while (!waiting_[peer].empty() && in_flight_[peer] < kCreditBytes) {
-      Bulk& bulk = bulks.emplace_back(std::move(waiting_[peer].front()));
-      waiting_[peer].pop_front();
+    std::vector<Bulk> bulks;
+    while (!waiting_[peer].empty() && in_flight_[peer] < credit_) {
+      Bulk& bulk = bulks.emplace_back(std::move(waiting_[peer].extract(waiting_[peer].begin()).mapped()));
       bulk.header.tag = next_tag_[peer]++;
       Append(peer, bulk.header, bulk.data);
       in_flight_[peer] += bulk.header.length;
@@ -103,11 +111,14 @@ class Sender {
 
   Transport* const transport_;
   const uint64_t plan_;  // digest of everything that decides how bytes are cut and routed
+  const size_t credit_;
   Statistics* const statistics_;
   Packets packets_;
-  std::vector<uint32_t> next_tag_;         // by peer
-  std::vector<size_t> in_flight_;          // bytes of bulk transfers, by peer
-  std::vector<std::deque<Bulk>> waiting_;  // for credit, by peer
+  std::vector<uint32_t> next_tag_;                // by peer
+  std::vector<size_t> in_flight_;                 // bytes of bulk transfers, by peer
+  std::vector<Waiting> waiting_;                  // for credit, by peer
+  uint64_t next_ = 0;                             // how many bulk transfers there were
+  std::unordered_map<uint64_t, int> priorities_;  // by site
 };
 
 }  // namespace poseidon

@@ -212,11 +212,11 @@ def measure(systems, communicator):
             system = systems[name]
             for _ in range(_WARM_UP.value):
                 system.step()
-            payload, on_links = _payload_bytes(communicator), _bytes_on_links()
+            payload, on_links, steps = _payload_bytes(communicator), _bytes_on_links(), _STEPS.value * system.steps
             seconds = _seconds(communicator, system.step)
-            measured[name].seconds.append(seconds / _STEPS.value)
-            measured[name].payload.append((_payload_bytes(communicator) - payload) / _STEPS.value)
-            measured[name].on_links.append((_bytes_on_links() - on_links) / _STEPS.value)
+            measured[name].seconds.append(seconds / steps)
+            measured[name].payload.append((_payload_bytes(communicator) - payload) / steps)
+            measured[name].on_links.append((_bytes_on_links() - on_links) / steps)
     return measured
 
 

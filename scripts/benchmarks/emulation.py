@@ -93,15 +93,22 @@ class EmulatedModel:
         """Returns when the gradient of a `planning.Site` is ready: dilated seconds after the start of the step."""
         return self._ready_seconds[_within(site)]
 
-    def gradients(self, with_products=False):
+    def gradients(self, with_products=False, after=None):
         """Returns a gradient for each variable, as backpropagation makes them.
 
         Args:
             with_products: Whether gradients with factors are matrix products, for an `EmulatingPass` to find.
+            after: The sums of the step before, one for each variable: each layer waits for its own. None for none.
         """
         product = _matmul if with_products else self._product
         # Only the token orders the ops: it stands for what the accelerator does next.
-        token, = self._kernel([], sum(layer.seconds for layer in self._layers), [()])
+        if after is None:
+            token, = self._kernel([], sum(layer.seconds for layer in self._layers), [()])
+        else:
+            tokens, sums = [], iter(after)
+            for layer in self._layers:
+                tokens = self._kernel([*tokens, *(next(sums) for _ in layer.names)], layer.seconds, [()])
+            token, = tokens
         pending = 0.0
         results = []
         for layer in reversed(self._layers):

@@ -3,7 +3,8 @@
 poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over
 Gloo with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for all
 gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small messages of ours wait for each
-other; with "+enable" the other two exchange factors as after poseidon.enable(). single exchanges nothing.
+other; with "+overlap" eight steps are one function, in which they overlap. With "+enable" the other two exchange
+factors as after poseidon.enable(). single exchanges nothing.
 
 For models with batch normalisation, only ours also average the moving statistics over all ranks, as Keras' `fit`
 does under PoseidonStrategy: some more messages in each step.
@@ -28,7 +29,8 @@ from tf_poseidon.graph_passes import session
 POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
 PEERS = ("horovod", "mwms")
 SINGLE = "single"
-NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge")),
+OVERLAPPING = 8  # steps in one function
+NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge", "+overlap")),
          *(name + suffix for name in PEERS for suffix in ("", "+enable")))
 
 
@@ -38,15 +40,17 @@ class System:
 
     Attributes:
         name: One of `NAMES`.
-        step: Runs a step; returns the argument of the `check` of its replica.
+        step: Runs its steps; returns the argument of the `check` of its replica.
         replica: The model that it trains.
         plan: The `planning.Plan` that it follows, None if it has none.
+        steps: How many steps a call of `step` runs.
     """
 
     name: str
     step: object
     replica: object
     plan: planning.Plan | None = None
+    steps: int = 1
 
 
 class RealReplica:
@@ -83,9 +87,9 @@ class RealReplica:
     def variables(self):
         return self._model.trainable_variables
 
-    def gradients(self, with_products=True):
+    def gradients(self, with_products=True, after=None):
         """Returns the gradients of this rank's part of the mean loss over all ranks."""
-        del with_products  # they always are
+        del with_products, after  # they always are products, and read the variables
         with tf.GradientTape() as tape:
             losses = keras.losses.sparse_categorical_crossentropy(
                 self._y, self._model(self._x, training=True), from_logits=True)
@@ -208,7 +212,8 @@ def _make(name, replica, cluster, strategy, libraries):
         comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
         passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer,
                                     comparison=comparison)
-        return _started(System(name, _poseidon_step(replica, strategy), replica), passes)
+        steps = OVERLAPPING if suffix == "overlap" else 1
+        return _started(System(name, _poseidon_steps(replica, strategy, steps), replica, steps=steps), passes)
     library = libraries[kind]
     reduce = _horovod_sum(library) if kind == "horovod" else _tensorflow_sum(library)
     enable = suffix == "enable"
@@ -225,10 +230,17 @@ def _make(name, replica, cluster, strategy, libraries):
     return _started(System(name, step, replica), passes)
 
 
-def _poseidon_step(replica, strategy):
-    def step():
-        return replica.apply(replica.synchronize(replica.gradients(with_products=True), strategy))
-    return tf.function(lambda: strategy.run(step))
+def _poseidon_steps(replica, strategy, number):
+    @tf.function
+    def steps():
+        sums, result = None, None
+        for _ in range(number):
+            def step(before=sums):
+                synchronised = replica.synchronize(replica.gradients(with_products=True, after=before), strategy)
+                return synchronised, replica.apply(synchronised)
+            sums, result = strategy.run(step)
+        return result
+    return steps
 
 
 def _started(system, passes=None):

@@ -7,6 +7,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
@@ -424,7 +425,7 @@ TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
   for (size_t next = 0; next < 24;) {
     alone.rank->protocol->Flush();
     EXPECT(alone.transport->sends.size() > next, "nothing more leaves");
-    EXPECT(alone.transport->sends.size() - next <= 8, "more than 8 MiB at a time");
+    EXPECT(alone.transport->sends.size() - next <= 2, "more than two KV pairs at a time");
     while (next < alone.transport->sends.size()) {
       EXPECT_EQ(alone.transport->sends[next].tag, static_cast<uint32_t>(next), "");
       EXPECT_EQ(alone.Sent(FrameKind::kContribution).at(next).header.tag, static_cast<uint32_t>(next), "");
@@ -432,6 +433,45 @@ TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
     }
     alone.rank->protocol->Poll();
   }
+}
+
+TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
+  Options options = Alone::SmallOptions();
+  options.servers = {1};
+  Alone alone(options);
+  const std::vector<std::tuple<std::string, int, size_t>> submitted = {
+      // name, priority, KV pairs; in the order in which they are submitted
+      {"last", 3, 6},
+      {"middle", 2, 2},
+      {"first", 1, 2},
+      {"metric", 0, 1},
+      {"as first", 1, 1}};
+  std::vector<std::vector<float>> values;
+  for (const auto& [name, priority, pairs] : submitted) values.push_back(Values(0, pairs * (64 << 10) / sizeof(float)));
+  for (size_t i = 0; i < submitted.size(); ++i) {
+    const auto& [name, priority, pairs] = submitted[i];
+    Exchange exchange = Sum(name, &values[i], &values[i]);
+    exchange.priority = priority;
+    alone.rank->protocol->Start(exchange, [](const std::string&) {}, Clock::now());
+    alone.rank->protocol->Flush();
+  }
+  size_t finished = 0;
+  while (finished < alone.transport->sends.size()) {
+    alone.transport->Finish(alone.transport->sends[finished++]);
+    alone.rank->protocol->Poll();
+    alone.rank->protocol->Flush();
+  }
+  std::vector<std::string> names;
+  for (const Frame& frame : alone.Sent(FrameKind::kContribution)) {
+    for (const auto& [name, priority, pairs] : submitted) {
+      if (frame.header.site == Hash(name)) names.push_back(name);
+    }
+  }
+  // Two KV pairs were under way before anything else was there.
+  const std::vector<std::string> expected = {"last",   "last",   "metric", "first", "first", "as first",
+                                             "middle", "middle", "last",   "last",  "last",  "last"};
+  EXPECT_EQ(names.size(), expected.size(), "all have left");
+  EXPECT(names == expected, "the most urgent leaves next, and otherwise the one that came first");
 }
 
 // ---- ranks that fail, leave or are late

@@ -84,6 +84,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_EAGER}.polymorphic_function.concrete_function", "ConcreteFunction.from_func_graph", _TRACED,
          ("graph", "function_type", "attrs")),
     Name(f"{_EAGER}.polymorphic_function.concrete_function", "ConcreteFunction.function_type", _TRACED),
+    Name("tensorflow.core.function.polymorphism.function_type", "FunctionType", _TRACED),
+    Name("tensorflow.core.function.polymorphism.function_type", "Parameter", _TRACED),
     Name(f"{_PYTHON}.ops.control_flow_v2_func_graphs", "CondBranchFuncGraph",
          "refuse exchanges that only some ranks would take part in"),
     Name(f"{_FRAMEWORK}.ops", "Graph.experimental_acd_manager", "let gradients travel out of program order"),
@@ -154,6 +156,20 @@ def dismantle(graph: "tf.Graph") -> None:
 def concrete_function(graph: "tf.Graph", function_type: Any) -> "tf.types.experimental.ConcreteFunction":
     """Returns the ConcreteFunction of a function's graph, with another function's type."""
     return TABLE["concrete_function.ConcreteFunction.from_func_graph"](graph, function_type, {})
+
+
+def repeated(function_type: Any, times: int) -> Any:
+    """Returns the type of a function that takes the arguments of a function several times, and returns its results.
+
+    Args:
+        function_type: The function's type, with arguments that are given by position.
+        times: How often.
+    """
+    parameters = [TABLE["function_type.Parameter"](f"{parameter.name}_{i}", parameter.kind, parameter.optional,
+                                                   parameter.type_constraint)
+                  for i in range(times) for parameter in function_type.parameters.values()]
+    return TABLE["function_type.FunctionType"](parameters, function_type.captures,
+                                               return_annotation=function_type.output)
 
 
 def run_independently(operation: "tf.Operation") -> None:

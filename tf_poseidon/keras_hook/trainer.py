@@ -24,6 +24,7 @@ from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
 from tf_poseidon.keras_hook import resuming
+from tf_poseidon.keras_hook import unrolling
 from tf_poseidon.keras_hook.common import is_ours
 
 # By model: the number of calls of each method for one batch.
@@ -162,7 +163,7 @@ def make_function(original: Callable[..., Any], model: keras.Model,
                   step_function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Keras' train or test function run steps of one process."""
     trains = step_function == model.train_step
-    return _running(model.distribute_strategy, original(model, step_function), trains, model)
+    return _running(model.distribute_strategy, original(model, step_function), trains, model, step_function)
 
 
 def make_predict_function(original: Callable[..., Any], model: keras.Model, force: bool = False) -> None:
@@ -174,14 +175,15 @@ def make_predict_function(original: Callable[..., Any], model: keras.Model, forc
 
 
 def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], trains: bool = False,
-             model: keras.Model | None = None) -> Callable[..., Any]:
+             model: keras.Model | None = None, step: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Returns a function of Keras in which `strategy.run` runs steps of one process.
 
     Args:
         strategy: The strategy.
         function: A function that takes an iterator, or a list of batches.
         trains: Whether its steps train.
-        model: The model that they train; None if they do not train.
+        model: The model; None if the function predicts.
+        step: What it does with each batch of an iterator; None if the function predicts.
     """
     if not is_ours(strategy):
         return function
@@ -193,7 +195,10 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
     @functools.wraps(function)
     def running(batches: Any) -> Any:
         with steps.current(data.usual_rows(batches)):
-            result = function(batches)
+            if step is not None and unrolling.applies(model, batches):
+                result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution)
+            else:
+                result = function(batches)
         if trains and (number := next(calls)) % comparing.EVERY == 0:
             callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
         return result

@@ -45,6 +45,8 @@ class Plan:
         refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
         exchanges: What ranks exchange besides gradients, `Exchange`s: their scheme is their purpose.
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
+        overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
+            one step. Not part of a plan's file.
     """
 
     policy: str
@@ -55,6 +57,7 @@ class Plan:
     refusal: str = ""
     exchanges: tuple[Exchange, ...] = ()
     whole: tuple[WholeOp, ...] = ()
+    overlap: str = dataclasses.field(default="", compare=False)
 
     @property
     def total_bytes(self) -> float | None:
@@ -117,7 +120,11 @@ class Plan:
             if len(counterparts) != 1:
                 return self
             names[name] = counterparts[0]
-        return self if len(set(names.values())) < len(names) else _renamed(self, names)
+        return self if len(set(names.values())) < len(names) else self.renamed(names)
+
+    def renamed(self, names: Mapping[str, str]) -> "Plan":
+        """Returns this plan with new names of sites and groups in place of old ones."""
+        return _renamed(self, names)
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph or a job that the plan was not made for.
@@ -295,7 +302,8 @@ class Plan:
                      f"sent plus received by each {'rank' if self.cluster.ranks_per_node == 1 else 'node'} "
                      "in a step, half of it in each direction"))
         return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}",
-                          *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation()])
+                          *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation(),
+                          *([self.overlap] if self.overlap else [])])
 
     def _whole_ops(self) -> list[str]:
         """Returns the ops that every rank computes for the rows of all ranks, as lines of text."""

@@ -1,0 +1,43 @@
+"""Names of the sites of a graph that makes several steps: those of the first one have no mark."""
+
+from collections.abc import Collection
+import dataclasses
+
+UNROLLED = "@"  # the mark in a graph that was unrolled
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The steps of a graph, which all have the same sites.
+
+    Attributes:
+        number: How many.
+        mark: What stands between the name of a site in the first step and the number of another step.
+    """
+
+    number: int = 1
+    mark: str = UNROLLED
+
+    def site_in(self, step: int, site: str) -> str:
+        """Returns the name of a site of the first step in another one."""
+        return f"{site}{self.mark}{step}" if step else site
+
+    def step_of(self, site: str) -> int:
+        """Returns the number of the step to which a site belongs."""
+        mark, number = site.rpartition(self.mark)[1:]
+        return int(number) if mark and number.isdecimal() and 0 < int(number) < self.number else 0
+
+    def in_first(self, site: str) -> str:
+        """Returns the name of a site in the first step."""
+        return site.rpartition(self.mark)[0] if self.step_of(site) else site
+
+
+def in_any(site: str, sites: Collection[str]) -> str:
+    """Returns what people call a site: its name in the first step, if it is one of an unrolled graph.
+
+    Args:
+        site: Its name.
+        sites: The names of all sites.
+    """
+    first, mark, number = site.rpartition(UNROLLED)
+    return first if mark and number.isdecimal() and first in sites else site

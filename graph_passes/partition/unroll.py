@@ -1,0 +1,237 @@
+"""Unrolls a step: several steps in one graph, ordered by what they read and write, and by nothing else.
+
+Requires: the flat graph of one step. Ensures: fetches and variables have the bits that they have after as many runs of
+that graph. A variable that a step changes is accessed by the next one when all accesses of this one are over. Nothing
+else waits, so the first layers of a step run while the gradients of others still travel.
+
+In a branch that may not run, and in a loop, TensorFlow cannot say when a single access is over: the next step accesses
+such a variable after the whole of this one.
+"""
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import functions
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.graph import steps as steps_lib
+from tf_poseidon.graph_passes.partition import frames as frames_lib
+from tf_poseidon.graph_passes.partition import variables as variables_lib
+
+# Stateful ops whose state is outside of the graph: they run in the order of the program.
+_ORDERED = frozenset(("EagerPyFunc", "Print", "PrintV2", "PyFunc"))
+# Ops without a state: our own, since names of exchanges differ between steps, and one that only ends a run.
+_OURS, _ENDS = "Poseidon", "Assert"
+_MARKERS = ("PoseidonSync", "PoseidonSyncSlices")
+# More steps hide little more; a step that begins a graph hides nothing, which is an eighth of them.
+_MOST_STEPS = 8
+_MOST_NODES = 40_000
+_FRAME, _CLASS, _BESIDE = "frame_name", "_class", "loc:@"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What the accesses of a step have to wait for in the step before.
+
+    Attributes:
+        after: (name of the node from which a resource comes, nodes of the step before after which it is accessed).
+        ordered: Nodes that run after all of these in the step before.
+        obstacle: Why the step cannot be unrolled, a sentence without a full stop; "" if it can.
+        trained: The number of updates of variables that wait for gradients.
+        joint: How many of these wait for several, as with a global norm.
+    """
+
+    after: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ordered: tuple[str, ...] = ()
+    obstacle: str = ""
+    trained: int = 0
+    joint: int = 0
+
+    @property
+    def whole(self) -> int:
+        """The number of variables that are accessed after the whole step before."""
+        return sum(_END in nodes for _, nodes in self.after)
+
+    def __str__(self) -> str:
+        """Returns how far steps overlap, a sentence."""
+        if self.obstacle:
+            return f"Steps do not overlap, since {self.obstacle}."
+        held = []
+        if self.whole:
+            held.append(f"{self.whole} of {len(self.after)} variables wait for the whole step before, since branches "
+                        "or loops access them")
+        if self.joint:
+            held.append(f"{self.joint} of {self.trained} updates wait for several gradients, as with a global norm")
+        return f"Steps overlap{': ' if held else ''}{'; '.join(held)}."
+
+
+_END = ""  # in `Order.after`: the nodes at the end of the step
+
+
+def length(number: int, nodes: int) -> int:
+    """Returns how many of a number of steps become one graph: so that there are as few graphs as possible.
+
+    Between graphs, and between single steps, nothing overlaps. But a step in a graph takes time to trace, and memory.
+
+    Args:
+        number: The number of steps that run one after the other.
+        nodes: The number of nodes of one step.
+    """
+    most = max(1, min(number, _MOST_STEPS, _MOST_NODES // max(nodes, 1)))
+    return min(range(1, most + 1), key=lambda steps: (number // steps + number % steps, -steps))
+
+
+def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Iterable[str]) -> Order:
+    """Returns the `Order` of the steps of a graph.
+
+    Args:
+        graph_def: The flat GraphDef of a step.
+        shared: Names of the placeholders that all steps share: resources, and other captured values.
+        ends: Names of the nodes that are over when the step is.
+    """
+    graph = graph_lib.Graph(graph_def)
+    inside = _inside(graph_def)
+    accesses: dict[str, list[node_def_pb2.NodeDef]] = {}
+    ordered = []
+    for node in graph_def.node:
+        if functions.called(node):
+            return Order(obstacle=f"the {node.op} '{node.name}' calls a function that is not inlined")
+        if node.op in variables_lib.PASSED_ON or not _is_stateful(node):
+            continue
+        sources = [source for tensor in graph.inputs(node)
+                   if _is_resource(graph, source := variables_lib.source(graph, tensor))]
+        if foreign := set(sources) - set(shared):
+            return Order(obstacle=f"the {node.op} '{node.name}' uses a resource that the step makes itself, "
+                         f"'{min(foreign)}'")
+        for source in dict.fromkeys(sources):
+            accesses.setdefault(source, []).append(node)
+        if sources or node.op.startswith(_OURS) or node.op == _ENDS:
+            continue
+        if node.op not in _ORDERED:
+            return Order(obstacle=f"the {node.op} '{node.name}' keeps its state in the op itself")
+        if node.name in inside:
+            return Order(obstacle=f"the {node.op} '{node.name}' must run in order, but is in a branch or loop")
+        ordered.append(node.name)
+    if conditional := [end for end in ends if end in inside]:
+        return Order(obstacle=f"'{conditional[0]}', at the end of the step, is in a branch or loop")
+    after = []
+    for source, nodes in accesses.items():
+        if all(node.op in variables_lib.READS for node in nodes):
+            continue  # nothing changes it
+        is_inside = any(node.name in inside for node in nodes)
+        after.append((source, (_END,) if is_inside else tuple(node.name for node in nodes)))
+    return Order(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values()))
+
+
+def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.NodeDef]]) -> tuple[int, int]:
+    """Returns how many updates of variables wait for gradients, and how many of them for several."""
+    markers = [node.name for node in graph.graph_def.node if node.op in _MARKERS]
+    numbers = {name: 1 << i for i, name in enumerate(markers)}
+    before: dict[str, int] = {}  # by node: the markers before it, as a bit set
+    for node in graph_lib.in_order(graph.graph_def):
+        bits = numbers.get(node.name, 0)
+        for tensor in graph.inputs(node):
+            bits |= before.get(graph_lib.node_of(tensor), 0)
+        before[node.name] = bits
+    updates = [node.name for nodes in accesses for node in nodes if node.op not in variables_lib.READS]
+    counts = [before[name].bit_count() for name in updates]
+    return sum(count > 0 for count in counts), sum(count > 1 for count in counts)
+
+
+def unroll(graph_def: graph_pb2.GraphDef, order: Order, shared: Collection[str], ends: Sequence[str],
+           steps: int) -> graph_pb2.GraphDef:
+    """Returns a GraphDef of several steps; the names of the first one do not change, for others see `renamed`.
+
+    Args:
+        graph_def, shared, ends: Same as in `order_of`, whose result is `order`.
+        order: The `Order`.
+        steps: The number of steps.
+    """
+    if order.obstacle:
+        raise GraphError(f"A step cannot be unrolled, since {order.obstacle}.")
+    nodes = list(graph_def.node)
+    first = [node for node in nodes if node.name not in shared]
+    for step in range(1, steps):
+        handles = {source: f"{renamed('after', step)}/{source}" for source, _ in order.after}
+        for source, names in order.after:
+            before = ends if names == (_END,) else names
+            handle = node_def_pb2.NodeDef(name=handles[source], op="Identity", input=[
+                source, *(f"^{renamed(name, step - 1)}" for name in dict.fromkeys(before))])
+            graph_lib.set_attribute(handle.attr["T"], "T", _RESOURCE)
+            provenance.Provenance(provenance.STEP).note(handle)
+            nodes.append(handle)
+        waits = [f"^{renamed(name, step - 1)}" for name in order.ordered]
+        nodes += [_copied(node, step, shared, handles, waits if node.name in order.ordered else ()) for node in first]
+    return graph_lib.with_nodes(graph_def, nodes)
+
+
+def renamed(name: str, step: int) -> str:
+    """Returns the name of a node or tensor of the first step in another one."""
+    return f"step{step}/{name}" if step else name
+
+
+_RESOURCE = 20  # types_pb2.DT_RESOURCE
+
+
+def _copied(node: node_def_pb2.NodeDef, step: int, shared: Collection[str], handles: dict[str, str],
+            waits: Iterable[str]) -> node_def_pb2.NodeDef:
+    """Returns the copy of a node in a later step."""
+    def tensor(text: str) -> str:
+        name = graph_lib.node_of(text)
+        if graph_lib.is_control(text):
+            return f"^{name if name in shared else renamed(name, step)}"
+        return handles.get(name, text) if name in shared else renamed(text, step)
+
+    copy = node_def_pb2.NodeDef()
+    copy.CopyFrom(node)
+    copy.name = renamed(node.name, step)
+    copy.input[:] = [*map(tensor, node.input), *waits]
+    if _FRAME in copy.attr:
+        copy.attr[_FRAME].s = renamed(copy.attr[_FRAME].s.decode(), step).encode()
+    if _CLASS in copy.attr:
+        beside = [text.decode().removeprefix(_BESIDE) for text in copy.attr[_CLASS].list.s]
+        graph_lib.set_names(copy.attr[_CLASS], [
+            _BESIDE + (name if name in shared else renamed(name, step)) for name in beside])
+    if "site" in copy.attr:
+        provenance.rename_site(copy, steps_lib.Steps().site_in(step, copy.attr["site"].s.decode()))
+    return copy
+
+
+def _is_stateful(node: node_def_pb2.NodeDef) -> bool:
+    op_def = tf_compat.op_def(node.op)
+    return op_def is None or op_def.is_stateful
+
+
+def _is_resource(graph: graph_lib.Graph, name: str) -> bool:
+    """Whether a node gives a resource or a reference."""
+    node = graph.nodes[name]
+    if node.op == "Placeholder":
+        return node.attr["dtype"].type == _RESOURCE
+    op_def = tf_compat.op_def(node.op)
+    return op_def is not None and any(output.type == _RESOURCE or output.is_ref for output in op_def.output_arg)
+
+
+def _inside(graph_def: graph_pb2.GraphDef) -> set[str]:
+    """Returns the names of the nodes that may not run, or run several times."""
+    nodes = graph_lib.in_order(graph_def)
+    frames = frames_lib.find_frames(nodes)
+    branches: dict[str, int] = {}  # by node: in how many branches it is, loops apart
+    at_entry: dict[str, int] = {}  # by loop: in how many branches it is
+    for node in nodes:
+        depth = max((branches.get(name, 0) for name in map(graph_lib.node_of, node.input)), default=0)
+        if node.op in frames_lib.ENTERS:
+            frame = node.attr[_FRAME].s.decode()
+            at_entry[frame] = max(depth, at_entry.get(frame, 0))
+        elif node.op in frames_lib.EXITS:
+            depth = at_entry[frames[graph_lib.node_of(node.input[0])].name]
+        elif frames[node.name] == frames_lib.ROOT:
+            depth += (node.op in ("Switch", "RefSwitch", "_SwitchN")) - (node.op in ("Merge", "RefMerge"))
+        branches[node.name] = max(depth, 0)
+    return {node.name for node in nodes if branches[node.name] or frames[node.name] != frames_lib.ROOT}

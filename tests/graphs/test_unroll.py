@@ -1,0 +1,180 @@
+"""Unrolled steps against as many runs of one step, on one rank: variables, results, and what waits for what."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_poseidon import calls
+from tf_poseidon import communicator
+from tf_poseidon import one_process
+from tf_poseidon import partitioning
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import unroll
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
+
+
+class State:
+    """Variables of a step."""
+
+    def __init__(self):
+        self.w, self.v = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
+        self.count = tf.Variable(0, dtype=tf.int64)
+        self.table = tf.Variable(tf.reshape(tf.range(8.0), [4, 2]))
+
+    @property
+    def values(self):
+        return [v.numpy() for v in (self.w, self.v, self.count, self.table)]
+
+
+def update_each_from_itself(state, x):
+    state.w.assign_sub(tf.reduce_sum(x, 0) * state.w)
+    state.v.assign(state.v * 2 + tf.reduce_sum(x))
+    return state.w + state.v
+
+
+def update_one_from_another(state, x):
+    state.w.assign(state.w + state.v)
+    state.v.assign(tf.reduce_sum(state.w * x))
+    return state.v.read_value()
+
+
+def read_after_writing(state, x):
+    state.count.assign_add(1)
+    before = tf.cast(state.count, tf.float32)
+    state.count.assign_add(1)
+    return x * before
+
+
+def accumulate(state, x):
+    state.w.assign_add(tf.reduce_sum(x, 0))
+    state.count.assign_add(1)
+    if_due = state.count % 2 == 0
+
+    def apply():
+        state.v.assign_add(tf.reduce_sum(state.w))
+        state.w.assign(tf.zeros_like(state.w))
+        return 1.0
+
+    return tf.cond(if_due, apply, lambda: 0.0)
+
+
+def loop(state, x):
+    def body(i, total):
+        state.v.assign_add(1.0)
+        return i + 1, total * state.v
+
+    return tf.while_loop(lambda i, _: i < 3, body, [0, tf.reduce_sum(x)])
+
+
+def gather_and_scatter(state, x):
+    rows = tf.gather(state.table, [1, 3])
+    state.table.scatter_sub(tf.IndexedSlices(rows * tf.reduce_sum(x), tf.constant([1, 3])))
+    return rows
+
+
+def check(state, x):
+    tf.debugging.assert_greater(tf.reduce_sum(x), -1e9)
+    state.v.assign_add(1.0)
+    return x
+
+
+def only_read(state, x):
+    return x * state.w
+
+
+SAME = (update_each_from_itself, update_one_from_another, read_after_writing, accumulate, loop, gather_and_scatter,
+        check, only_read)
+
+
+def partitioned(function):
+    """Returns (a function's state, the function for one rank)."""
+    state, x = State(), tf.ones((4, 2))
+    call = calls.Call(lambda x: function(state, x), {}, (x,), {})
+    traced = one_process.traced(call_of(function, state), call)
+    return state, partitioning.Partitioned(traced, partitioning.Job(1), 4, trains=False)
+
+
+def call_of(function, state):
+    def step(x):
+        return function(state, x)
+    return step
+
+
+@pytest.mark.parametrize("function", SAME, ids=lambda function: function.__name__)
+def test_unrolled_steps_compute_what_single_steps_do(function):
+    batches = [tf.constant(np.random.default_rng(i).integers(-3, 4, (4, 2)), tf.float32) for i in range(STEPS)]
+    state, single = partitioned(function)
+    for batch in batches:
+        result = single((batch,))
+    again, unrolled = partitioned(function)
+    assert not unrolled.order.obstacle
+    others = unrolled.unrolled(STEPS)(*batches)
+    for mine, theirs in zip(tf.nest.flatten(result), tf.nest.flatten(others), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(state.values, again.values, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_variable_waits_for_its_own_accesses_only():
+    """Between steps, nothing that concerns one variable waits for another one."""
+    _, step = partitioned(update_each_from_itself)
+    assert step.order.whole == 0
+    graph = graph_lib.Graph(step.unrolled(2).graph.as_graph_def())
+    kinds = collections.defaultdict(set)
+    for node in graph.graph_def.node:
+        if node.name.startswith("step1/after/"):
+            for control in graph_lib.control_inputs(node):
+                kinds[node.name].add(graph.node(graph_lib.data_inputs(graph.node(control))[0]).name)
+    assert kinds and all(len(sources) == 1 for sources in kinds.values())
+
+
+@pytest.mark.parametrize("function", [accumulate, loop])
+def test_variables_of_branches_and_loops_wait_for_the_whole_step(function):
+    assert partitioned(function)[1].order.whole
+
+
+def draw(state, x):
+    state.v.assign_add(tf.random.normal([]))
+    return x
+
+
+def print_in_branch(state, x):
+    return tf.cond(state.v > 0, lambda: [tf.print("positive"), x][1], lambda: x)
+
+
+def own_resource(state, x):
+    return x * tf.raw_ops.StackPopV2(handle=tf.raw_ops.StackV2(max_size=1, elem_type=tf.float32), elem_type=tf.float32)
+
+
+@pytest.mark.parametrize("function,reason", [
+    (draw, "the RandomStandardNormal 'poseidon/of/random_normal/RandomStandardNormal/here' keeps its state in the op "
+           "itself"),
+    (print_in_branch, "the PrintV2 'cond/then/_0/cond/PrintV2' must run in order, but is in a branch or loop"),
+    (own_resource, "the StackV2 'StackV2' keeps its state in the op itself"),
+])
+def test_steps_that_cannot_be_unrolled_are_refused_by_name(function, reason):
+    _, step = partitioned(function)
+    assert step.order.obstacle == reason
+    with pytest.raises(GraphError, match="A step cannot be unrolled, since the"):
+        step.unrolled(STEPS)
+
+
+@pytest.mark.parametrize("number,nodes,expected", [
+    (1, 100, 1), (2, 100, 2), (8, 100, 8), (9, 100, 8), (10, 100, 5), (11, 100, 5), (16, 100, 8), (100, 100, 8),
+    (8, 10_000, 4), (8, 15_000, 2), (8, 30_000, 1), (8, 100_000, 1)])
+def test_steps_become_as_few_graphs_as_possible(number, nodes, expected):
+    assert unroll.length(number, nodes) == expected
+
+
+def test_names_of_steps():
+    assert [unroll.renamed("a:1", step) for step in range(2)] == ["a:1", "step1/a:1"]

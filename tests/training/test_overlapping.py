@@ -1,0 +1,38 @@
+"""Executions of several steps, in which steps overlap, have the bits of as many executions of one step."""
+
+import json
+
+import launch
+import pytest
+import train_overlapping
+
+JOBS = ((2, "auto"), (3, "sfb"), (4, "ps"))
+WHOLE = "variables wait for the whole step before, since branches or loops access them"
+HELD = {
+    "global_norm": "updates wait for several gradients, as with a global norm",
+    "loss_scale": WHOLE,
+    "accumulation": WHOLE,
+    "averages": WHOLE,
+    "random_ops_that_keep_their_state": "Steps do not overlap, since the RandomStandardNormal",
+}
+
+
+@pytest.fixture(scope="module", params=JOBS, ids=lambda job: f"{job[1]} on {job[0]}")
+def trained(request, tmp_path_factory):
+    """Returns what each rank has written."""
+    ranks, policy = request.param
+    directory = tmp_path_factory.mktemp("overlapping")
+    launch.run_ok(["train_overlapping.py", directory, policy], ranks, timeout_s=900)
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("name", train_overlapping.PROGRAMS)
+def test_bits_do_not_depend_on_the_steps_of_an_execution(trained, name):
+    digests = {digest for found in trained for steps, digest in found[name].items() if steps != "overlap"}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", train_overlapping.PROGRAMS)
+def test_plans_say_what_holds_steps_back(trained, name):
+    overlap = trained[0][name]["overlap"]
+    assert HELD[name] in overlap if name in HELD else overlap == "Steps overlap."

@@ -1,0 +1,58 @@
+"""Executions of several steps, as `compile(steps_per_execution=n)` asks for, in which steps overlap.
+
+Keras runs the steps of an execution in a loop, one after the other. Here they are one graph, in which a step waits for
+the variables that it reads, and for nothing else: its first layers run while gradients of the step before still travel.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_poseidon import one_process
+
+
+def applies(model: keras.Model, batches: Any) -> bool:
+    """Whether a model's train or test function runs several steps with these batches."""
+    return model.steps_per_execution > 1 and not model.run_eagerly and isinstance(batches, tf.data.Iterator)
+
+
+def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
+            number: int) -> Any:
+    """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
+
+    Args:
+        steps: The `one_process.Steps`.
+        step: What is done with a batch.
+        strategy: The strategy.
+        iterator: The iterator.
+        number: The number of batches. Fewer are taken when they end.
+
+    Raises:
+        StopIteration: If there are none.
+    """
+    batches, error = _taken(iterator, number)
+    if batches:
+        specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
+        with strategy.scope():
+            results = steps.run_unrolled(step, batches, number, specs)
+    # The end of the data is noticed by an execution without batches; any other error, after the steps before it.
+    if error is not None and not (batches and isinstance(error, StopIteration)):
+        raise error
+    return results
+
+
+def _taken(iterator: tf.data.Iterator, number: int) -> tuple[list[Any], Exception | None]:
+    """Returns (at most a number of batches, the error that has ended them, if any)."""
+    batches: list[Any] = []
+    while len(batches) < number:
+        try:
+            batches.append(_without_optionals(next(iterator)))
+        except Exception as error:
+            return batches, error
+    return batches, None
+
+
+def _without_optionals(batch: Any) -> Any:
+    """Returns a batch in which parts that are missing are None, as Keras has it."""
+    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
