@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "job.h"
+#include "text.h"
 
 using namespace poseidon;
 
@@ -380,7 +381,7 @@ TEST(WhatIsOverOnThisRankIsRefusedByName) {
 // ---- the order of transfers
 
 TEST(AResultIsAskedForWhenTheInputThatItOverwritesHasLeft) {
-  std::vector<float> x = Values(0, 50000), y = Values(0, 50000), result(50000);
+  std::vector<float> x = Values(0, 16000), y = Values(0, 16000), result(16000);  // a KV pair each, both under way
   Options options = Alone::SmallOptions();
   options.servers = {1};
   Alone alone(options);
