@@ -3,9 +3,9 @@
     sudo env "PATH=$PATH" python scripts/benchmarks/bench_emulated.py --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that
-scripts/simulation/simulate.py must agree with, see tests/scripts/test_simulation.py. Every run is one of
-scripts/benchmarks/benchmark.py, which verifies before it times. Runs that the file already has are not repeated, so
-that a part can be resumed.
+scripts/simulation/simulate.py must agree with, see tests/scripts/test_simulation.py; part "overlap", for a file of its
+own, compares single steps with eight that overlap. Every run is one of scripts/benchmarks/benchmark.py, which verifies
+before it times. Runs that the file already has are not repeated, so that a part can be resumed.
 """
 
 import dataclasses
@@ -57,6 +57,7 @@ class Run:
         return self.gbps / (self.dilation * self.shrink)
 
 
+_OVERLAP = "poseidon,poseidon+overlap"
 _ALL = "poseidon,poseidon-ps,horovod,mwms"
 _OURS = "poseidon,poseidon-paper,poseidon-ps"
 
@@ -70,6 +71,14 @@ PARTS = {
         Run("vgg19_22k", 4, 1, _ALL, dilation=0.5, shrink=16), Run("vgg19_22k", 4, 10, _ALL, shrink=16),
         Run("resnet50", 4, 1, _ALL, profile="titan_x_tf", shrink=4),
         Run("resnet50", 4, 10, _ALL, profile="titan_x_tf", dilation=4, shrink=4),
+    ],
+    # Where links are the limit, and where they are not.
+    "overlap": [
+        Run("vgg19", 4, 1, _OVERLAP, dilation=0.5, shrink=16),
+        Run("vgg19_22k", 4, 1, _OVERLAP, dilation=0.5, shrink=16),
+        Run("resnet50", 4, 2.5, _OVERLAP, profile="titan_x_tf", shrink=4),
+        Run("vgg19", 4, 10, _OVERLAP, shrink=16),
+        Run("resnet50", 4, 10, _OVERLAP, profile="titan_x_tf", dilation=4, shrink=4),
     ],
     "points": [
         *(Run("mlp", 4, 1, _OURS, shrink=shrink, dilation=4, steps=3) for shrink in (1, 16)),  # is it right?

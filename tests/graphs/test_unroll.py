@@ -1,6 +1,7 @@
 """Unrolled steps against as many runs of one step, on one rank: variables, results, and what waits for what."""
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -157,14 +158,13 @@ def own_resource(state, x):
 
 
 @pytest.mark.parametrize("function,reason", [
-    (draw, "the RandomStandardNormal 'poseidon/of/random_normal/RandomStandardNormal/here' keeps its state in the op "
-           "itself"),
+    (draw, r"the RandomStandardNormal '\S+' keeps its state in the op itself"),
     (print_in_branch, "the PrintV2 'cond/then/_0/cond/PrintV2' must run in order, but is in a branch or loop"),
     (own_resource, "the StackV2 'StackV2' keeps its state in the op itself"),
 ])
 def test_steps_that_cannot_be_unrolled_are_refused_by_name(function, reason):
     _, step = partitioned(function)
-    assert step.order.obstacle == reason
+    assert re.fullmatch(reason, step.order.obstacle)
     with pytest.raises(GraphError, match="A step cannot be unrolled, since the"):
         step.unrolled(STEPS)
 
