@@ -74,8 +74,8 @@ class Call:
 
     def rows(self) -> int | None:
         """Returns the number of rows of a global batch, None if it is unknown."""
-        return next((tensor.shape[dimension] for tensor, dimension in zip(self.tensors, self.dimensions)
-                     if dimension is not None and tensor.shape.rank is not None), None)
+        return next((shape[dimension] for shape, dimension in zip(self._shapes, self.dimensions)
+                     if dimension is not None and shape.rank is not None), None)
 
     def arguments(self, tensors: Iterable[tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns (args, kwargs) with other tensors in place of the call's."""

@@ -154,6 +154,18 @@ def interrupted_data(steps):
 
 
 @program
+def batches_with_missing_parts(steps):
+    """Weights that some batches could have, and none has."""
+    def batches():
+        for i in range(20):
+            yield numbers(BATCH, 6, 6, 1) + i, numbers(BATCH, 3), None
+
+    model = network()
+    model.compile("sgd", "mse", steps_per_execution=steps)
+    return model, model.fit(batches(), steps_per_epoch=20, verbose=0).history
+
+
+@program
 def stopped_by_a_callback(steps):
     """All batches of the execution in which it is stopped have trained; 24 is a multiple of all lengths."""
     class Stop(keras.callbacks.Callback):

@@ -33,7 +33,8 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
     """
     batches, error = _taken(iterator, number)
     if batches:
-        specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
+        specs = [spec for spec in tf.nest.flatten(_without_missing(iterator.element_spec), expand_composites=True)
+                 if isinstance(spec, tf.TensorSpec)]
         with strategy.scope():
             results = steps.run_unrolled(step, batches, number, specs)
     # The end of the data is noticed by an execution without batches; any other error, after the steps before it.
@@ -47,12 +48,13 @@ def _taken(iterator: tf.data.Iterator, number: int) -> tuple[list[Any], Exceptio
     batches: list[Any] = []
     while len(batches) < number:
         try:
-            batches.append(_without_optionals(next(iterator)))
+            batches.append(_without_missing(next(iterator)))
         except Exception as error:
             return batches, error
     return batches, None
 
 
-def _without_optionals(batch: Any) -> Any:
-    """Returns a batch in which parts that are missing are None, as Keras has it."""
-    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch)
+def _without_missing(batch: Any) -> Any:
+    """Returns a batch, or what holds for all, in which parts that may be missing are None, as Keras has it."""
+    optional = tf.experimental.Optional, tf.OptionalSpec
+    return tf.nest.map_structure(lambda part: None if isinstance(part, optional) else part, batch)
