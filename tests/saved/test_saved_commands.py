@@ -93,7 +93,7 @@ def test_mistakes_in_commands(status, arguments, message, tmp_path):
 def explained(tmp_path_factory):
     """The options of an `explain` that takes little time."""
     path = tmp_path_factory.mktemp("explained") / "model.keras"
-    tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)]).save(path)
+    tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, name="dense")]).save(path)
     return ("explain", path, "--workers=2", "--batch_size=1")
 
 
