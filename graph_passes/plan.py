@@ -20,7 +20,8 @@ class MakePlan(passes.Pass):
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         step = known.one_step()
-        return dataclasses.replace(known, plan=self._planner.plan(step.sites, step.operations, step.exchanges))
+        return dataclasses.replace(known, plan=self._planner.plan(
+            step.sites, step.operations, step.exchanges, known.facts.steps.number))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         assert result.plan is not None

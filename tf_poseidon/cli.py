@@ -74,7 +74,8 @@ def explain(given: argparse.Namespace) -> Status:
         plan = explaining.explain(
             model, given.batch_size, given.workers, given.bandwidth_gbps, policy=given.policy,
             servers=given.servers, latency_us=given.latency_us, gflops=given.gflops, accelerators=given.accelerators,
-            ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge)
+            ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge,
+            steps_per_execution=given.steps_per_execution)
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
     with _printing(plan):
@@ -289,6 +290,8 @@ def _parser() -> argparse.ArgumentParser:
                        ("model", "MODEL.keras", "a model that model.save has written"))
     explains.add_argument("--batch_size", type=_at_least(1), required=True, help="rows of a full batch on each worker")
     explains.add_argument("--workers", type=_at_least(1), required=True, help="number of ranks")
+    explains.add_argument("--steps_per_execution", type=_at_least(1), default=1,
+                          help="same as in compile: how many steps may overlap (%(default)s)")
     explains.add_argument("--plan", help="file for the plan, which PoseidonStrategy and rewrite can follow")
     rewrites = command(rewrite, "tf-poseidon rewrite step step_for_4 --workers 4 --batch_size 32",
                        ("source", "IN", f"the training step: {graph}"), ("target", "OUT", "the rewritten one"))

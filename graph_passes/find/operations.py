@@ -1,10 +1,13 @@
 """Counts the additions and multiplications of a step, and the operations and exchanges before each exchange.
 
 Requires: sites and exchanges, in a graph with shapes. Ensures: each has its counts. Matrix products and convolutions
-count, which are nearly all of a step's arithmetic; those inside loops, or with unknown shapes, do not.
+count, which are nearly all of a step's arithmetic; those inside loops, or with unknown shapes, do not. In a graph of
+several steps, sites of the first one also have the operations of the next one before these need them.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import math
 
@@ -23,19 +26,53 @@ class CountOperations(passes.Pass):
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         graph, others = known.graph, exchanges_lib.nodes(known.graph)
-        operations, before = count(graph, [marker.gradient for marker in known.markers]
-                                   + [graph_lib.data_inputs(node)[0] for node in others])
-        names = [marker.node for marker in known.markers] + [node.name for node in others]
-        depths = _depths(graph, names)
-        counted = [(number, depths[name]) for number, name in zip(before, names, strict=True)]
-        first = len(known.sites)
+        counts = count(graph)
+        depths = _depths(graph, [*(marker.node for marker in known.markers), *(node.name for node in others)])
+        needed = _needed(known, counts)
         return dataclasses.replace(
-            known, operations=operations,
-            sites=tuple(dataclasses.replace(site, operations=number, depth=depth) for site, (number, depth) in zip(
-                known.sites, counted[:first], strict=True)),
+            known, operations=sum(counts.numbers),
+            sites=tuple(
+                dataclasses.replace(site, operations=counts.of(counts.before[graph_lib.node_of(marker.gradient)]),
+                                    needed=needed.get(marker.node), depth=depths[marker.node])
+                for site, marker in zip(known.sites, known.markers, strict=True)),
             exchanges=tuple(
-                dataclasses.replace(exchange, operations=number, depth=depth)
-                for exchange, (number, depth) in zip(known.exchanges, counted[first:], strict=True)))
+                dataclasses.replace(
+                    exchange, depth=depths[node.name],
+                    operations=counts.of(counts.before[graph_lib.node_of(graph_lib.data_inputs(node)[0])]))
+                for exchange, node in zip(known.exchanges, others, strict=True)))
+
+
+def _needed(known: passes.TrainingGraph, counts: "Counts") -> dict[str, int]:
+    """Returns, by marker of the first of several steps, the operations of the next step before one that needs its sum.
+
+    What depends on the first step's gradients is taken to be of later steps.
+    """
+    steps = known.facts.steps
+    markers = [(marker, site) for marker, site in zip(known.markers, known.sites, strict=True)
+               if not site.is_waited_for]
+    first, next_ = ({marker.node for marker, site in markers if steps.step_of(site.name) == step} for step in (0, 1))
+    if not next_:
+        return {}
+    # The nodes that count and depend on the first step's gradients, as a bit set; and those that precede the next ones.
+    later, depends = 0, set(first)
+    nodes = graph_lib.in_order(known.graph.graph_def)
+    for node in nodes:
+        if node.name not in depends and any(graph_lib.node_of(tensor) in depends for tensor in node.input):
+            depends.add(node.name)
+            later |= counts.bit.get(node.name, 0)
+    of_next = 0
+    for marker, _ in markers:
+        if marker.node in next_:
+            of_next |= counts.before[graph_lib.node_of(marker.gradient)] & later
+    soonest: dict[str, int] = {}  # by node: operations of the next step before the first one that depends on the node
+    for node in reversed(nodes):
+        if node.name not in depends:
+            continue
+        if (bit := counts.bit.get(node.name, 0)) & of_next:
+            soonest[node.name] = counts.of(counts.before[node.name] & later & ~bit)
+        elif known_ := [soonest[reader.name] for reader in known.graph.consumers(node.name) if reader.name in soonest]:
+            soonest[node.name] = min(known_)
+    return {name: soonest[name] for name in first if name in soonest}
 
 
 def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
@@ -116,10 +153,30 @@ _COUNTED = {
 }
 
 
-def count(graph: graph_lib.Graph, tensors: Iterable[str]) -> tuple[int, list[int]]:
-    """Returns (operations of the whole graph, operations before each of some tensors)."""
-    counts: list[int] = []  # of the nodes that count
-    before: dict[str, int] = {}  # by node: which of them come before it, as a bit set
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """The operations of a graph.
+
+    Attributes:
+        numbers: Those of each node that has some.
+        bit: By name of such a node: a bit set with its place in `numbers`.
+        before: By name of any node: the places of these nodes among it and those before it, as a bit set.
+    """
+
+    numbers: Sequence[int]
+    bit: Mapping[str, int]
+    before: Mapping[str, int]
+
+    def of(self, bits: int) -> int:
+        """Returns the operations of the nodes in a bit set."""
+        return sum(number for i, number in enumerate(self.numbers) if bits >> i & 1)
+
+
+def count(graph: graph_lib.Graph) -> Counts:
+    """Returns the operations of a graph."""
+    numbers: list[int] = []
+    bit: dict[str, int] = {}
+    before: dict[str, int] = {}
     in_loops: set[str] = set()
     for node in graph_lib.in_order(graph.graph_def):
         bits = 0
@@ -130,13 +187,10 @@ def count(graph: graph_lib.Graph, tensors: Iterable[str]) -> tuple[int, list[int
                 graph_lib.node_of(tensor) in in_loops for tensor in node.input)):
             in_loops.add(node.name)
         is_counted = node.op in _COUNTED and node.name not in in_loops
-        count = _COUNTED[node.op](graph, node) if is_counted else 0
-        if count:
-            bits |= 1 << len(counts)
-            counts.append(count)
+        number = _COUNTED[node.op](graph, node) if is_counted else 0
+        if number:
+            bit[node.name] = 1 << len(numbers)
+            bits |= bit[node.name]
+            numbers.append(number)
         before[node.name] = bits
-
-    def total(bits: int) -> int:
-        return sum(count for i, count in enumerate(counts) if bits >> i & 1)
-
-    return sum(counts), [total(before[graph_lib.node_of(tensor)]) for tensor in tensors]
+    return Counts(numbers, bit, before)

@@ -44,8 +44,10 @@ class Work:
         return min([self.seconds / 3,
                     *(self.ready_seconds(s.operations) for s in self.sites if not s.is_waited_for)])
 
-    def needed_seconds(self, operations):
-        """Returns when the forward pass needs the variable of a site."""
+    def needed_seconds(self, operations, needed=None):
+        """Returns when the forward pass needs a sum that is ready after some operations; see `planning.Site.needed`."""
+        if needed is not None:
+            return self.ready_seconds(needed)
         backward = self.seconds - self.forward_seconds
         return self.forward_seconds * (self.seconds - self.ready_seconds(operations)) / backward
 
@@ -130,7 +132,7 @@ class System:
         policy: For "plan": the policy that makes the plan.
         overlap: Whether gradients travel during backpropagation.
         order: "fifo", or "priority": what the forward pass needs first is sent first.
-        barrier: Whether a step ends only when all gradients have arrived.
+        steps: How many steps overlap until all gradients must have arrived: between two barriers. 0 for no barrier.
         merge: For "plan": whether small messages wait for each other, see planning/merging.py.
         kv_pair_bytes: For "plan" and "adam": size of KV pairs.
         balance: For "whole" and "adam": "round_robin" over servers in the order of the variables, as
@@ -143,7 +145,7 @@ class System:
     policy: str = "ps"
     overlap: bool = True
     order: str = "fifo"
-    barrier: bool = True
+    steps: int = 1
     merge: bool = False
     kv_pair_bytes: int = 2 << 20
     balance: str = "round_robin"
@@ -155,6 +157,8 @@ class System:
                               ("order", ("fifo", "priority")), ("balance", ("round_robin", "greedy"))):
             if getattr(self, name) not in allowed:
                 raise PoseidonError(f"{name}={getattr(self, name)!r}, expected one of {', '.join(allowed)}.")
+        if not self.steps >= 0:
+            raise PoseidonError(f"steps={self.steps!r}, expected a whole number, at least 0.")
         if not self.kv_pair_bytes >= 4096:
             raise PoseidonError(f"kv_pair_bytes={self.kv_pair_bytes!r}, expected 4096 or more, as in PoseidonStrategy.")
 
@@ -172,7 +176,7 @@ SYSTEMS = {
     # tf.distribute concatenates all gradients, so nothing travels before the last one is ready.
     "mwms": System("ring", overlap=False, buffer_bytes=math.inf),
     # TensorFlow in 2016. Nodes read variables after a step begins, each op when it needs them: no barrier.
-    "tensorflow": System("whole", barrier=False),
-    "tensorflow-greedy": System("whole", barrier=False, balance="greedy"),
+    "tensorflow": System("whole", steps=0),
+    "tensorflow-greedy": System("whole", steps=0, balance="greedy"),
     "adam": System("adam"),
 }

@@ -2,6 +2,7 @@
 
     python scripts/simulation/simulate.py --model vgg19 --nodes 1,2,4,8,16,32 --gbps 40 \
         --system poseidon,wfbp,horovod,tensorflow --profile titan_x
+    python scripts/simulation/simulate.py --model vgg19 --nodes 4 --gbps 1 --steps_per_execution 8
     tf-poseidon explain model.keras --batch_size 32 --workers 8 --plan plan.json
     python scripts/simulation/simulate.py --plan plan.json --batch_size 32 --nodes 8,64,512 --gbps 10
 
@@ -51,10 +52,10 @@ _GPUS = flags.DEFINE_integer("gpus_per_node", 1, "Accelerators of a node.")
 _LOCAL = flags.DEFINE_float("local_gbytes_per_s", 10.0, "Rate of the link between these, in each direction.")
 _COPY = flags.DEFINE_float("copy_gbytes_per_s", math.inf, "Rate of copies between accelerator and host.")
 _SUM = flags.DEFINE_float("sum_gbytes_per_s", math.inf, "Rate at which a server sums.")
-_ORDER = flags.DEFINE_enum("order", "fifo", ["fifo", "priority"], "Which message leaves first: what is ready "
-                           "first, or needed first; see --barrier.")
-_BARRIER = flags.DEFINE_bool("barrier", True, "Whether a step ends when all gradients have arrived, as ours "
-                             "does; otherwise each layer of the next forward pass waits for its own.")
+_STEPS = flags.DEFINE_integer("steps_per_execution", 1, "How many steps of ours overlap until all gradients must have "
+                              "arrived; 0 for no such barrier.", lower_bound=0)
+_ORDER = flags.DEFINE_enum("order", None, ["fifo", "priority"], "Which message leaves first: what is ready first, or "
+                           "what is needed first; by default the latter between steps that overlap.")
 _MERGE = flags.DEFINE_bool("merge", False, "Whether small messages wait for each other; see --message_us.")
 _KV_PAIR = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Size of KV pairs.")
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
@@ -106,8 +107,9 @@ def make_work():
 def make_system(name):
     """Returns a `System` with the changes of the flags."""
     system = one_of(_SYSTEM, name, inputs.SYSTEMS)
-    return dataclasses.replace(system, order=_ORDER.value, merge=_MERGE.value, kv_pair_bytes=_KV_PAIR.value,
-                               barrier=system.barrier and (_BARRIER.value or not system.overlap))
+    steps = _STEPS.value if system.exchange == "plan" and system.overlap else system.steps
+    order = _ORDER.value or (system.order if steps == system.steps else "priority")
+    return dataclasses.replace(system, order=order, merge=_MERGE.value, kv_pair_bytes=_KV_PAIR.value, steps=steps)
 
 
 def make_machines(nodes):

@@ -6,8 +6,9 @@ Computing. A node works sequentially: the forward pass (a third of the step's ar
 ready sooner), then backpropagation, in which a gradient is ready when its site's `operations` are done.
 Rebuilding gradients from factors, with the other nodes' rows, queues for the same device, between two layers.
 With a barrier (a `tf.function`; Algorithm 2 of the paper) the next step begins when all gradients have arrived.
-Without a barrier, each layer of the next forward pass waits for its own gradient, and is reached at the mirrored
-time of that gradient; then some steps are simulated, and the last one counts.
+Between steps that overlap, each layer of the next forward pass waits for its own gradient, and is reached when the
+site says, else at the mirrored time of that gradient. Of steps between two barriers the mean counts. Without any
+barrier, some steps are simulated, and the last one counts.
 
 Links. Each pair of nodes has one connection in each direction, like two MPI ranks over TCP. A connection carries
 one message after the other, in the order of submission or by priority; a message that has begun is not
@@ -65,7 +66,7 @@ class Result:
     """A simulated step.
 
     Attributes:
-        step_seconds: Time until it is done on all nodes.
+        step_seconds: Time until it is done on all nodes; of steps between two barriers, the mean.
         compute_seconds: Time of one accelerator without others.
         rebuild_seconds: Rebuilding on the node that rebuilds most.
         sent: Bytes that each node sends.
@@ -114,7 +115,7 @@ class _Run:
                                  machines.latency_us / 1e6)
         self._device, self._up, self._down, self._adder = (
             [links.Line(self._clock) for _ in self._all] for _ in range(4))
-        self._steps = 1 if system.barrier else _STEPS
+        self._steps = system.steps or _STEPS
         self._program = self._make_program()
         self._missing = {}  # key -> how many are missing
         self._done = [set() for _ in self._all]
@@ -138,7 +139,7 @@ class _Run:
         """
         forward = self._work.forward_seconds
         actions = [(forward, "forward", (), ())]  # when, and as above
-        if not self._system.barrier:
+        if self._steps > 1:
             actions += [(move.needed, "forward", ((1, i),), ()) for i, move in enumerate(self._moves)]
         for (ready, _), group in itertools.groupby(
                 range(len(self._moves)), key=lambda i: (self._moves[i].ready, self._moves[i].depth)):
@@ -163,7 +164,8 @@ class _Run:
             owned.update({owner: move.owner_rebuild for part in move.rounds for owner in part.owners})
         events = [Event(self._kinds[kind][0], row, site, begin, end)
                   for (kind, row, site, _), (begin, end) in self._spans.items()]
-        return Result(self._ends[-1] - (self._ends[-2] if self._steps > 1 else 0.0), self._work.seconds,
+        step_seconds = self._ends[-1] / self._steps if self._system.steps else self._ends[-1] - self._ends[-2]
+        return Result(step_seconds, self._work.seconds,
                       sum(m.rebuild for m in self._moves) + max(owned.values(), default=0.0),
                       tuple(sent), tuple(received),
                       tuple(sorted(events, key=lambda e: (e.begin, e.node, e.row, e.site))))
@@ -185,8 +187,7 @@ class _Run:
 
     def _compute(self, kind, step, index):
         if index == len(self._program):
-            if not self._system.barrier:
-                self._begin(kind, step + 1)
+            self._begin(kind, step + 1)
             self._end_part(kind, step)
             return
         name, seconds, waits, emits = self._program[index]
@@ -231,12 +232,13 @@ class _Run:
                 self._send(kind, owner, move.rounds[number].up, count / len(self._kinds[owner]), gradient,
                            "up", functools.partial(self._contributed, pair=pair))
 
-    def _order(self, i):
+    def _order(self, gradient):
         """Returns the sort key of messages; with equal keys, they are sent in the order of submission."""
-        return self._moves[i].needed if self._system.order == "priority" else 0.0
+        step, i = gradient
+        return (step, self._moves[i].needed) if self._system.order == "priority" else (0, 0.0)
 
     def _send(self, kind, to, num_bytes, width, gradient, phase, then):
-        move, (step, i) = self._moves[gradient[1]], gradient
+        move, step = self._moves[gradient[1]], gradient[0]
 
         def done(begin, end):
             self._note(kind, "send", move.site, step, phase, begin, end)
@@ -244,7 +246,7 @@ class _Run:
             then(to, gradient)
 
         start = move.message_us * 1e-6 * min(self._rates[kind], self._rates[to])
-        self._network.send(kind, to, num_bytes + start, width, self._order(i), done)
+        self._network.send(kind, to, num_bytes + start, width, self._order(gradient), done)
 
     def _contributed(self, owner, gradient, pair):
         """Handles a kind's part on the servers: a server's own, or the contribution of the nodes of a kind."""
@@ -307,7 +309,7 @@ class _Run:
             done(self._clock.now, self._clock.now)
 
     def _join_ring(self, gradient):
-        heapq.heappush(self._ring, (self._order(gradient[1]), next(self._joined), gradient))
+        heapq.heappush(self._ring, (self._order(gradient), next(self._joined), gradient))
         self._poll_ring()
 
     def _poll_ring(self):

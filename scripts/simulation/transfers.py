@@ -115,7 +115,7 @@ def transfers(work, machines, system, plan):
         is_waited_for = what.is_waited_for and system.exchange != "whole"
         found.append(Transfer(
             name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
-            0.0 if is_waited_for else work.needed_seconds(what.operations),
+            0.0 if is_waited_for else work.needed_seconds(what.operations, getattr(what, "needed", None)),
             message_us=machines.message_us if leaders[group or name] == name else 0.0,
             depth=what.depth or 0, is_waited_for=is_waited_for, **made))
 

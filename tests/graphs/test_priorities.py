@@ -1,5 +1,6 @@
-"""Which gradients overtake others: those that the next step needs first."""
+"""Which gradients overtake others, those that the next step needs first; and when it needs them."""
 
+import pytest
 import tensorflow as tf
 
 from tf_poseidon import ops
@@ -15,12 +16,14 @@ def graph_of_steps(number, joint=False):
     with tf.Graph().as_default() as graph:
         weights = {name: tf.compat.v1.placeholder(tf.float32, [2, 2], name=f"{name}_weights") for name in LAYERS}
         for step in range(number):
+            mark = f"#{step}" if step else ""
+            ops.agree([f"'{name}{mark}' float32[2, 2]" for name in LAYERS], None, None, False)
             value = tf.ones([2, 2])
             for name in LAYERS:
                 value = value @ weights[name]
             gradients, error = {}, value
             for name in reversed(LAYERS):
-                gradients[name] = ops.sync(error * 2, f"{name}#{step}" if step else name, True, [2, 2])
+                gradients[name] = ops.sync(error * 2, name + mark, True, [2, 2])
                 error = error @ weights[name]
             if joint:
                 norm = tf.add_n([tf.reduce_sum(g * g) for g in gradients.values()])
@@ -57,3 +60,15 @@ def test_the_rewritten_graph_carries_them():
     sent = {node.attr["site"].s.decode(): node.attr["priority"].i for node in rewritten.node
             if node.op == "PoseidonSend"}
     assert sent["first"] == 1 and sent["last#1"] == 4
+
+
+@pytest.mark.parametrize("number, joint, needed", [
+    (1, False, [None, None, None]), (3, False, [0, 16, 32]), (3, True, [0, 0, 0])])
+def test_the_operations_before_a_sum_is_needed_are_counted(number, joint, needed):
+    """Each product takes 16; with a joint norm all gradients are needed before the first product of the next step."""
+    planner = planning.Planner(planning.Cluster(4), "ps")
+    plan = session.RewriteSession(planner).rewrite(graph_of_steps(number, joint)).plan
+    by_name = {site.name: site for site in plan.sites}
+    assert plan.steps == number
+    assert [by_name[name].needed for name in LAYERS] == needed
+    assert [by_name[name].operations for name in LAYERS] == [80, 64, 48]

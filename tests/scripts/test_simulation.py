@@ -186,8 +186,8 @@ def test_a_step_takes_its_computing_and_its_bytes_and_is_no_slower_with_more_ban
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_overlap_is_never_slower_and_events_lie_within_the_step(system):
     made = inputs.SYSTEMS[system]
-    serial = run(layered(), 4, dataclasses.replace(made, overlap=False, barrier=True))
-    result = run(layered(), 4, dataclasses.replace(made, overlap=True, barrier=True))
+    serial = run(layered(), 4, dataclasses.replace(made, overlap=False, steps=1))
+    result = run(layered(), 4, dataclasses.replace(made, overlap=True, steps=1))
     assert result.step_seconds <= serial.step_seconds + made.cycle_seconds + 1e-9
     for event in result.events:
         assert 0 <= event.begin <= event.end <= result.step_seconds + 1e-9
@@ -291,7 +291,7 @@ def test_with_a_barrier_the_order_does_not_matter(order):
     # second later it needs the upper one, which is there at 6 s: the step lasts until then, less that half.
     ("fifo", 6.0), ("priority", 5.5)])
 def test_what_is_needed_first_goes_first(order, expected):
-    system = inputs.System(order=order, barrier=False, kv_pair_bytes=10_000_000)
+    system = inputs.System(order=order, steps=0, kv_pair_bytes=10_000_000)
     assert run(two_layers(), 2, system, gbps=GBPS / 2).step_seconds == pytest.approx(expected, rel=1e-2)
 
 
@@ -487,16 +487,16 @@ def test_bytes_of_what_is_no_gradient(scheme, bytes_of_root, bytes_of_others, is
     assert result.step_seconds == pytest.approx(3 * 3000 / RATE, abs=1e-7)
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("scheme", ["gather", "broadcast"])
-def test_rows_wait_for_what_they_are_computed_from(scheme, barrier):
+def test_rows_wait_for_what_they_are_computed_from(scheme, steps):
     """Computing stalls at half of the step until it has arrived; an exchange that nothing waits for is hidden."""
     work = dataclasses.replace(work_of(planning.Site("last", "float32", 4, (1,), operations=1e9)), seconds=1.0,
                                operations=1e9)
     size = int(RATE / 30)  # to 3 others: a tenth of a second
     hidden, waited = (dataclasses.replace(work, exchanges=(exchange(scheme, size, 5e8, is_waited_for=is_waited_for),))
                       for is_waited_for in (False, True))
-    system = dataclasses.replace(inputs.SYSTEMS["poseidon-ps"], barrier=barrier)
+    system = dataclasses.replace(inputs.SYSTEMS["poseidon-ps"], steps=steps)
     alone, *others = (simulation.simulate(w, machines(4), system).step_seconds for w in (work, hidden, waited))
     assert others == pytest.approx([alone, alone + 3 * size / RATE], abs=1e-6)
 

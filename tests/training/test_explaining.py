@@ -98,6 +98,22 @@ def test_explaining_leaves_the_model_as_it_was():
     model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0)
 
 
+@pytest.mark.parametrize("options, fewer, sentence", [
+    ({}, True, "Steps overlap."),
+    ({"global_clipnorm": 1.0}, False, "Steps overlap: 8 of 9 updates wait for several gradients, as with a global norm.")])
+def test_steps_that_overlap(options, fewer, sentence):
+    """Forward pass and exchanges take about as long as each other; with a global norm none of it can overlap."""
+    model = keras.Sequential([keras.Input((512,)), *(keras.layers.Dense(512) for _ in range(4))])
+    model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+    single, overlapping = (poseidon.explain(model, 512, 2, bandwidth_gbps=4, latency_us=1, gflops=500, policy="ps",
+                                            steps_per_execution=steps) for steps in (1, 8))
+    assert single.diff(overlapping) == "" and (single.steps, overlapping.steps) == (1, 8)
+    assert overlapping.overlap == sentence and str(overlapping).endswith(sentence)
+    assert "ms for a step of 8 that overlap" in str(overlapping) and "overlap" not in str(single)
+    ratio = overlapping.step_seconds / single.step_seconds
+    assert ratio < 0.9 if fewer else ratio == pytest.approx(1)
+
+
 def test_what_runs_whole_is_said():
     plan = poseidon.explain(explain_models.compiled("ranked"), 8, 4)
     sort, = (op for op in plan.whole if op.op == "TopKV2")
@@ -195,10 +211,10 @@ def test_command(tmp_path):
     model.save(tmp_path / "model.keras")
     outcome = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4,
                       "--bandwidth_gbps", 1, "--pin", "narrow/*=ps", "--json", tmp_path / "json",
-                      "--plan", tmp_path / "plan")
+                      "--plan", tmp_path / "plan", "--steps_per_execution", 4)
     assert outcome.returncode == 0, outcome.stderr
     plan = poseidon.Plan.load(tmp_path / "plan")
-    assert outcome.stdout == f"{plan}\n"
+    assert outcome.stdout == f"{plan}\nSteps overlap.\n" and plan.steps == 4
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"})) == ""
     assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout

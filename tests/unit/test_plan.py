@@ -80,6 +80,17 @@ def test_a_plan_refuses_what_it_was_not_made_for():
             planning.Planner(cluster, given=plan).plan(SITES)
 
 
+def test_steps_that_overlap_are_saved_and_those_of_a_graph_count():
+    sites = [dataclasses.replace(site, operations=1e9, needed=5e8) for site in SITES[:3]]
+    plan = plan_for(sites, "auto", 4, operations=1e9, steps=8)
+    loaded = planning.Plan.from_text(plan.to_text())
+    assert loaded == plan and loaded.steps == 8 and loaded.step_seconds == plan.step_seconds
+    single = [dataclasses.replace(site, needed=None) for site in sites]
+    followed = planning.Planner(plan.cluster, given=loaded).plan(single, 1e9)
+    assert followed.steps == 1 and followed.digest == plan.digest
+    assert followed.step_seconds == plan_for(single, "auto", 4, operations=1e9).step_seconds
+
+
 @pytest.mark.parametrize("change, message", [
     (lambda text: text.replace('"scheme": "sfb"', '"scheme": "ps"', 1), "was changed after it was saved"),
     (lambda text: text.replace('"tf_poseidon_plan": 1', '"tf_poseidon_plan": 2'), "has version 2"),
@@ -119,6 +130,8 @@ def without_digest(text):
     (lambda text: text.replace("[512, 512]", "512"), r"its 'shape' is 512"),
     (lambda text: text.replace('"scheme": "gather"', '"scheme": "ps"'), r"its 'scheme' is 'ps'"),
     (lambda text: text.replace('"dtype": "float32"', '"dtype": "\\ud800"', 1), r"its 'dtype' is '\\+ud800'"),
+    (lambda text: text.replace('"policy"', '"steps": 0, "policy"'), r"its 'steps' is 0"),
+    (lambda text: text.replace('"policy"', f'"steps": {1 << 40}, "policy"'), r"its 'steps' is 1099511627776"),
     (lambda text: text.replace('"policy"', '"policy": "ps", "policy"'), r"'policy' occurs twice in an object"),
     (lambda text: text.replace('"tf_poseidon_plan": 1', '"tf_poseidon_plan": [1]'), r"The plan has version \[1\]"),
     (lambda text: '{"a":' * 100000, r"is damaged \(RecursionError"),

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 
 import pytest
 from small_plans import dense_site
@@ -320,6 +321,64 @@ def test_step_ends_with_the_rebuild_of_what_arrives_last():
     costs = {d.site: d.cost for d in plan.decisions}
     assert plan.step_seconds == pytest.approx(
         1 + sum(cost.transfer for cost in costs.values()) + costs["late"].rebuild)
+
+
+def gigabyte_layers(**needed):
+    """1 s forward, 2 s backward; the sums of two layers take 2 s each. The upper one's is ready first, at 2 s."""
+    lower, upper = (planning.Site(name, "float32", 4, (250_000_000,), operations=operations, needed=needed.get(name))
+                    for name, operations in (("lower", 3e9), ("upper", 2e9)))
+    return [lower, upper]
+
+
+@pytest.mark.parametrize("needed, steps, seconds", [
+    ({}, 1, 6), ({"lower": 0.0, "upper": 0.5e9}, 1, 6),
+    # The lower gradient interrupts the upper one, and is there after 5 s; half a second of the next step later, the
+    # upper one comes after 6 s. From then on each step takes 5.5 s.
+    ({"lower": 0.0, "upper": 0.5e9}, 2, (6 + 5.5) / 2), ({"lower": 0.0, "upper": 0.5e9}, 3, (6 + 2 * 5.5) / 3),
+    # As with a global norm: the next step begins when all are there.
+    ({"lower": 0.0, "upper": 0.0}, 3, 6),
+    # The next step needs neither: the links are always busy, from 2 s on.
+    ({}, 3, (2 + 3 * 4) / 3)])
+def test_the_next_step_hides_what_it_does_not_need_yet(needed, steps, seconds):
+    cluster = planning.Cluster(2, bandwidth_gbps=4, latency_us=0, gflops=1)
+    plan = planning.make_plan(gigabyte_layers(**needed), "ps", cluster, operations=3e9, steps=steps)
+    assert plan.step_seconds == pytest.approx(seconds) and plan.compute_seconds == 3
+    assert (f"ms for a step of {steps} that overlap" in str(plan)) == (steps > 1)
+
+
+def test_factors_that_the_next_step_needs_are_rebuilt_before_it_goes_on():
+    """Computing takes 1 s; the factors are ready then, travel for 1.024 s, and are rebuilt in 0.256 s."""
+    site = dataclasses.replace(dense_site(1000, 1000, 128), operations=1e9)
+    cluster = planning.Cluster(2, bandwidth_gbps=0.008, latency_us=0, gflops=1)
+    for needed, steps, seconds in ((0.0, 1, 2.28), (0.0, 3, 2.28), (0.5e9, 2, (1 + 1.024 + 0.256 + 0.5 + 1.28) / 2)):
+        plan = planning.make_plan([dataclasses.replace(site, needed=needed)], "sfb", cluster, operations=1e9,
+                                  steps=steps)
+        assert plan.step_seconds == pytest.approx(seconds)
+
+
+def test_auto_plans_with_what_the_next_step_hides():
+    """Where the next forward pass hides bytes, rebuilding costs more than they do."""
+    sites = [dataclasses.replace(dense_site(8192, 8192, 32, "top"), operations=4e11, needed=3e11),
+             dataclasses.replace(dense_site(256, 256, 32, "bottom"), operations=1e12, needed=0.0)]
+    cluster = planning.Cluster(32, 32, 20, 0, 4500, True)
+    single, overlapping = (planning.make_plan(sites, "auto", cluster, operations=1e12, steps=steps)
+                           for steps in (1, 8))
+    assert [plan.decisions[0].scheme for plan in (single, overlapping)] == ["sfb", "ps"]
+    assert overlapping.step_seconds < single.step_seconds
+
+
+@pytest.mark.parametrize("share", [1, 10])
+def test_a_thousand_gradients_are_planned_in_a_fifth_of_a_second(share):
+    """On accelerators, where gradients compete for a link; every one, or each tenth, has factors."""
+    sites = [dataclasses.replace(dense_site(512, 512, 32, f"layer{i}"), operations=(2000 - i) * 1e7)
+             for i in range(1000)]
+    sites = [site if i % share == 0 else dataclasses.replace(site, factors=None) for i, site in enumerate(sites)]
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        planning.make_plan(sites, "auto", planning.Cluster(64, gflops=5000, accelerators=True), operations=2e10)
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 0.2
 
 
 # ---- merging ----------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ _CALLS = 2 * "StatefulPartitionedCall/"
 def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
             data: Any | None = None, servers: int = 0, latency_us: float = 50.0, gflops: float = 1000.0,
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
-            wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False) -> planning.Plan:
+            wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
+            steps_per_execution: int = 1) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -62,6 +63,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         ranks_per_node: How many ranks share a node, same as in `Cluster`.
         gflops: How fast a rank computes, in 10^9 operations per second: about 1,000 on a server's
             processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
+        steps_per_execution: Same as in `compile`, whatever the model was compiled with: the steps of an execution
+            overlap, and the plan says how far.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -73,9 +76,10 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"explain was given a {type(model).__name__}, expected a Keras model; load "
                                  "one from a file with keras.models.load_model.")
-    if not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise ConfigurationError(f"batch_size={batch_size!r}, expected a whole number, at least one row per "
-                                 "worker.")
+    for name, value, least in (("batch_size", batch_size, "one row per worker"),
+                               ("steps_per_execution", steps_per_execution, "one step")):
+        if not isinstance(value, numbers.Integral) or value < 1:
+            raise ConfigurationError(f"{name}={value!r}, expected a whole number, at least {least}.")
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
@@ -105,8 +109,11 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
+        steps = partitioned.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
         with graph_pass.registered():
-            _optimize(partitioned.build(""))
+            _optimize(partitioned.build("") if steps == 1 else partitioned.unrolled(steps))
+        if steps_per_execution > 1:
+            graph_pass.note_overlap(str(partitioned.order))
     if graph_pass.plan.refusal:
         raise GraphError(f"The training step of '{model.name}' cannot be planned: "
                          f"{graph_pass.plan.refusal}")

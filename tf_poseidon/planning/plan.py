@@ -28,6 +28,7 @@ from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
 
 _MOST_DIMENSIONS = 254  # as in TensorFlow
+_MOST_STEPS = 1000  # far more than a graph has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Plan:
         refusal: Why the graph is not rewritten; all sites then travel dense. Empty if it is rewritten.
         exchanges: What ranks exchange besides gradients, `Exchange`s: their scheme is their purpose.
         whole: The `WholeOp`s of the step: the ops that every rank computes for the rows of all ranks.
+        steps: How many steps of an execution overlap, by the graph that it was made for.
         overlap: Whether the steps of an execution overlap, and what holds them back, a sentence; "" if an execution has
             one step. Not part of a plan's file.
     """
@@ -57,6 +59,7 @@ class Plan:
     refusal: str = ""
     exchanges: tuple[Exchange, ...] = ()
     whole: tuple[WholeOp, ...] = ()
+    steps: int = dataclasses.field(default=1, compare=False)
     overlap: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -70,7 +73,7 @@ class Plan:
 
     @property
     def step_seconds(self) -> float | None:
-        """Predicted time of a step, None if its arithmetic is unknown."""
+        """Predicted time of a step, the mean of those that overlap; None if its arithmetic is unknown."""
         times = self._times()
         return None if times is None else times[0]
 
@@ -93,7 +96,7 @@ class Plan:
         if not self.operations:
             return None
         sent = step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
-        return step_time.step_seconds(sent, self.cluster, self.operations)
+        return step_time.step_seconds(sent, self.cluster, self.operations, self.steps)
 
     def agreement_text(self) -> str:
         """Returns the text that ranks compare: a line per site, in the order of their names."""
@@ -177,7 +180,7 @@ class Plan:
         step, compute = self._times() or (None, None)
         return {
             "policy": self.policy, "cluster": dataclasses.asdict(self.cluster), "digest": self.digest,
-            "total_bytes": self.total_bytes, "step_seconds": step, "compute_seconds": compute,
+            "total_bytes": self.total_bytes, "steps": self.steps, "step_seconds": step, "compute_seconds": compute,
             "is_slower_than_one_process": self.is_slower_than_one_process,
             "variables": [
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
@@ -227,7 +230,7 @@ class Plan:
     def to_text(self) -> str:
         """Returns the plan as text."""
         head = {"digest": self.digest, "policy": self.policy, "cluster": dataclasses.asdict(self.cluster),
-                "operations": self.operations}
+                "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {})}
         return plan_file.to_text(head, self.sites, self.decisions, self.exchanges, self.whole)
 
     @classmethod
@@ -256,7 +259,8 @@ class Plan:
 
         Raises:
             PoseidonError: For the first decision that is not possible.
-            ValueError: If sites have the same name, a tensor is larger than any, or an exchange has no purpose.
+            ValueError: If sites have the same name, a tensor is larger than any, an exchange has no purpose, or there
+                are more steps than in any graph.
         """
         decisions, sites = {d.site: d for d in self.decisions}, {site.name: site for site in self.sites}
         if len(decisions) < len(self.sites):
@@ -265,6 +269,8 @@ class Plan:
         for value in tensors:
             if len(value.shape or ()) > _MOST_DIMENSIONS or (value.num_bytes or 0) >= 2**63:
                 raise ValueError(f"its 'shape' is {shown(value.shape)}")
+        if not 1 <= self.steps <= _MOST_STEPS:
+            raise ValueError(f"its 'steps' is {shown(self.steps)}")
         for exchange in self.exchanges:
             if exchange.scheme not in PURPOSES:
                 raise ValueError(f"its 'scheme' is {shown(exchange.scheme)}")
@@ -319,7 +325,8 @@ class Plan:
             return []
         step, compute = times
         workers = self.cluster.workers
-        lines = [f"expected: {1e3 * step:.3g} ms for a step, {1e3 * compute:.3g} ms without other "
+        of = f" of {self.steps} that overlap" if self.steps > 1 else ""
+        lines = [f"expected: {1e3 * step:.3g} ms for a step{of}, {1e3 * compute:.3g} ms without other "
                  f"ranks: {workers * compute / step:.3g} times as fast as one process"]
         if self.is_slower_than_one_process:
             lines.append(f"This plan is expected to be SLOWER than one process, which would take "

@@ -65,6 +65,7 @@ def from_text(text: str) -> dict[str, Any]:
             "operations": _value(float | None, fields["operations"], "operations"),
             "exchanges": tuple(_made(Exchange, exchange) for exchange in lists["exchanges"]),
             "whole": tuple(_made(WholeOp, op) for op in lists["whole"]),
+            "steps": _value(int, fields.get("steps", 1), "steps"),
             "digest": _value(str | None, fields.get("digest"), "digest")}
 
 

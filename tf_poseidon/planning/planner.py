@@ -28,20 +28,25 @@ class Planner:
     given: Plan | None = None
     schemes: tuple[str, ...] | None = None
 
-    def plan(self, sites: Sequence[Site], operations: float | None = None, exchanges: Sequence[Exchange] = ()) -> Plan:
-        """Returns the `Plan` of a graph with these sites, and these other `Exchange`s.
+    def plan(self, sites: Sequence[Site], operations: float | None = None, exchanges: Sequence[Exchange] = (),
+             steps: int = 1) -> Plan:
+        """Returns the `Plan` of a graph of so many steps with these sites, and these other `Exchange`s.
 
         Raises:
             PoseidonError: If the given plan was made for another graph or job.
         """
         if self.given is None:
             return make_plan(sites, self.policy, self.cluster, self.pins, operations, self.merge, exchanges,
-                             self.schemes)
+                             self.schemes, steps)
         given = self.given.fitted(sites)
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}
-        return dataclasses.replace(given, exchanges=tuple(
-            dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
+        # The times that it expects are those of this graph.
+        needed = {site.name: site.needed for site in sites}
+        return dataclasses.replace(
+            given, steps=steps,
+            sites=tuple(dataclasses.replace(site, needed=needed[site.name]) for site in given.sites),
+            exchanges=tuple(dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
     def by_policy(self) -> "Planner":
         """Returns a planner that follows no given plan, for graphs that the plan was not made for."""

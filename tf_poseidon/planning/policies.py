@@ -4,6 +4,7 @@ A policy is a function of a site, of the cost of each scheme that could carry it
 name of a scheme and why. To add one: a function, and a line in `POLICIES`.
 """
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import fnmatch
+import itertools
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
@@ -100,7 +102,8 @@ POLICIES: dict[str, Policy] = {"auto": _auto, "ps": _ps, "sfb": _sfb, "paper": _
 
 
 def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins = (), operations: float | None = None,
-              merge: bool = False, exchanges: Iterable[Exchange] = (), schemes: Iterable[str] | None = None) -> Plan:
+              merge: bool = False, exchanges: Iterable[Exchange] = (), schemes: Iterable[str] | None = None,
+              steps: int = 1) -> Plan:
     """Plans how the sites of one training graph are synchronised.
 
     Args:
@@ -115,6 +118,7 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
         merge: Whether small messages wait for each other, see merging.py.
         exchanges: The other `Exchange`s of the graph.
         schemes: Names of the schemes that the engine can carry out; None for all.
+        steps: How many steps overlap; sites then say when the next step needs them.
 
     Returns:
         A `Plan`.
@@ -132,40 +136,71 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
     decisions: Sequence[Decision] = chooser.decisions(sites)
     if policy == "auto" and cluster.accelerators and operations:
-        decisions = _with_overlap(chooser, decisions, sites, operations, exchanges)
+        decisions = _with_overlap(chooser, decisions, sites, operations, exchanges, steps)
     exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
     if merge:
         decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
-    return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges)
+    return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
+
+
+# How many plans around the balanced one, and of how many sites the other schemes, are tried.
+_NEIGHBORS, _TRIED = 2, 12
 
 
 def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
-                  exchanges: Sequence[Exchange]) -> Sequence[Decision]:
-    """Returns the decisions, changed one by one while that shortens the step; unchanged if it gains less than 5 %.
+                  exchanges: Sequence[Exchange], steps: int) -> Sequence[Decision]:
+    """Returns the decisions, changed where that shortens the step; unchanged if it gains less than 5 %.
 
     Alone, a gradient may take less time as factors. But where links are fast, backpropagation hides its bytes,
     and never the arithmetic of rebuilding it; and on a link that is busy anyway, bytes cost more than they do
     alone. The estimate is not accurate to 5 %, and factors leave more of the links to others.
-    """
-    def seconds(decisions: Sequence[Decision]) -> float:
-        sent = step_time.messages(decisions, sites, exchanges, chooser.cluster)
-        return step_time.step_seconds(sent, chooser.cluster, operations)[0]
 
-    by_themselves = decisions
-    changed: dict[str, str] = {}
-    best = at_first = seconds(decisions)
+    A second of rebuilding is worth a number of seconds on the link. For each such number there is a plan; tried are
+    those by which the link is about as busy as the processor, and the extremes. Then the schemes of single sites are
+    changed one by one.
+    """
+    cluster = chooser.cluster
+    chosen = {d.site: d.scheme for d in decisions}
     costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
              if d.runner_up and not d.leader and _pin(site.name, chooser.pins) is None}
-    chosen = {d.site: d.scheme for d in decisions}
-    for name in sorted(costs, key=lambda name: -max(cost.rebuild for cost in costs[name].values())):
-        for scheme in costs[name]:
-            if scheme == chosen[name]:
-                continue
-            tried = chooser.decisions(sites, {**changed, name: scheme})
+
+    def sent(schemes: Mapping[str, str]) -> list[step_time.Message]:
+        return step_time.messages(chooser.decisions(sites, schemes), sites, exchanges, cluster)
+
+    def seconds(schemes: Mapping[str, str]) -> float:
+        return step_time.step_seconds(sent(schemes), cluster, operations, steps)[0]
+
+    def by_worth(worth: float) -> dict[str, str]:
+        best = {name: min(of, key=lambda scheme: (of[scheme].transfer + worth * of[scheme].rebuild,
+                                                  scheme != chosen[name])) for name, of in costs.items()}
+        return {name: scheme for name, scheme in best.items() if scheme != chosen[name]}
+
+    def is_link_busier(worth: float) -> bool:
+        messages = sent(by_worth(worth))
+        return (sum(message.cost.transfer for message in messages)
+                > cluster.compute_seconds(operations) + sum(message.cost.rebuild for message in messages))
+
+    # Between two of these, the plan is the same.
+    edges = sorted({(a.transfer - b.transfer) / (b.rebuild - a.rebuild) for of in costs.values()
+                    for a in of.values() for b in of.values() if a.transfer > b.transfer and a.rebuild < b.rebuild})
+    worths = [0.0, *((low + high) / 2 for low, high in itertools.pairwise([*edges, 3 * edges[-1]] if edges else []))]
+    balanced = bisect.bisect_left(worths, True, key=is_link_busier)
+    places = {0, len(worths) - 1, *range(max(balanced - _NEIGHBORS, 0), min(balanced + _NEIGHBORS, len(worths)))}
+    changed: dict[str, str] = {}
+    best = at_first = seconds(changed)
+    for place in sorted(places):
+        tried = by_worth(worths[place])
+        if (shorter := seconds(tried)) < best:
+            best, changed = shorter, tried
+    spread = {name: max(cost.seconds for cost in of.values()) - min(cost.seconds for cost in of.values())
+              for name, of in costs.items()}
+    for name in sorted(costs, key=lambda name: -spread[name])[:_TRIED]:
+        for scheme in costs[name]:  # in the same order on all ranks
+            tried = {**changed, name: scheme}
             if (shorter := seconds(tried)) < best:
-                best, decisions = shorter, tried
-                changed[name] = scheme
-    return decisions if best < 0.95 * at_first else by_themselves
+                best, changed = shorter, tried
+    changed = {name: scheme for name, scheme in changed.items() if scheme != chosen[name]}
+    return chooser.decisions(sites, changed) if best < 0.95 * at_first else decisions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +211,7 @@ class _Chooser:
     cluster: Cluster
     pins: Pins
     schemes: tuple[str, ...]
+    _decided: dict[tuple[str, str | None], Decision] = dataclasses.field(default_factory=dict, init=False)
 
     def decisions(self, sites: Sequence[Site], changed: Mapping[str, str] | None = None) -> list[Decision]:
         """Returns the `Decision`s for sites; {site: scheme} in `changed` overrides the policy."""
@@ -206,6 +242,12 @@ class _Chooser:
         return self._decide(site)
 
     def _decide(self, site: Site, changed: str | None = None) -> Decision:
+        key = site.name, changed
+        if key not in self._decided:
+            self._decided[key] = self._decision(site, changed)
+        return self._decided[key]
+
+    def _decision(self, site: Site, changed: str | None) -> Decision:
         costs, pin = self.costs(site), _pin(site.name, self.pins)
         if pin is not None and pin in (costs or (PS,)):
             scheme, reason = pin, f"pinned to '{pin}'"

@@ -74,6 +74,7 @@ class Site:
         bias_of: For a dense layer's bias: the name of the layer's site. The bias' gradient is the sum of the rows of
             one of that site's factors.
         operations: Additions and multiplications before the gradient is ready, including those of the forward pass.
+        needed: Those of the next step before it needs the sum; None if the graph has no next step that does.
         depth: How many exchanges precede it one after the other; None in a loop.
         is_waited_for: Whether the step computes nothing until its exchange is complete.
     """
@@ -87,6 +88,7 @@ class Site:
     refusal: str = ""
     bias_of: str | None = None
     operations: float = 0.0
+    needed: float | None = dataclasses.field(default=None, repr=False)
     depth: int | None = dataclasses.field(default=0, repr=False)
     is_waited_for: bool = dataclasses.field(default=False, repr=False)
 

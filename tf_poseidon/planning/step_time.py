@@ -1,13 +1,20 @@
-"""The expected time of a step whose exchanges overlap its computation.
+"""The expected time of a step whose exchanges overlap its computation, or that of the next step.
 
-Wait-free backpropagation (H. Zhang et al., USENIX ATC 2017, section 3.1): a gradient leaves as soon as
-it is ready, and a rank's link carries one after the other. Rebuilding takes processor time from
-backpropagation, whenever it happens. The step does not compute until an exchange that it waits for is complete.
+Wait-free backpropagation (H. Zhang et al., USENIX ATC 2017, section 3.1): a gradient leaves as soon as it is ready, and
+a rank's link carries one after the other. Rebuilding takes processor time from backpropagation, whenever it happens.
+The step does not compute until an exchange that it waits for is complete.
+
+Several steps of one graph overlap: the next one waits for a gradient where it needs it, and the link carries first what
+is needed first, also if that becomes ready while another gradient travels (priority-based parameter propagation: A.
+Jayarajan et al., MLSys 2019, arXiv 1905.03960).
 """
 
+from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import heapq
+import math
 
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
@@ -22,11 +29,12 @@ class Message:
 
     Attributes:
         cost: Its `Cost`.
-        operations, depth, is_waited_for: Same as in `Site`.
+        operations, needed, depth, is_waited_for: Same as in `Site`.
     """
 
     cost: Cost
     operations: float
+    needed: float | None = None
     depth: int | None = 0
     is_waited_for: bool = False
 
@@ -41,31 +49,85 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    found = [Message(decision.cost, site.operations, site.depth, site.is_waited_for)
+    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for)
              for decision, site in zip(decisions, sites, strict=True)
              if decision.cost is not None and not decision.leader]
-    return found + [Message(cost, exchange.operations, exchange.depth, exchange.is_waited_for)
+    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
-def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float) -> tuple[float, float]:
+def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> tuple[float, float]:
     """Returns (seconds of a step, seconds of its arithmetic without any other rank).
 
     Args:
         sent: The `Message`s.
         cluster: The `Cluster`.
         operations: Additions and multiplications of the step.
+        steps: How many steps overlap; then the first result is their mean.
     """
-    compute = cluster.compute_seconds(operations)
-    link_is_free = last_arrival = rebuild = last_rebuild = waited = 0.0
-    for message in sorted(sent, key=lambda message: (message.operations, message.depth or 0)):
-        cost = message.cost
-        ready = cluster.compute_seconds(message.operations) + waited
-        link_is_free = max(link_is_free, ready) + cost.transfer
-        arrival = link_is_free + cost.latency
-        rebuild += cost.rebuild
-        if message.is_waited_for:
-            waited += arrival - ready
-        if arrival >= last_arrival:
-            last_arrival, last_rebuild = arrival, cost.rebuild
-    return max(compute + waited + rebuild, last_arrival + last_rebuild), compute
+    ready = sorted(sent, key=lambda message: (message.operations, message.depth or 0))
+    needs = [(message.needed, False, number, message) for number, message in enumerate(ready)
+             if message.needed is not None and not message.is_waited_for] if steps > 1 else []
+    program = sorted(needs + [(message.operations, True, number, message) for number, message in enumerate(ready)],
+                     key=lambda action: action[:3])
+    later = sum(message.cost.rebuild for message in ready if message.needed is None and not message.is_waited_for)
+    compute, link, now = cluster.compute_seconds(operations), _Link(), 0.0
+    for step in range(steps):
+        computed = 0.0
+        for point, is_ready, number, message in program:
+            reached = cluster.compute_seconds(point)
+            now += reached - computed
+            computed = reached
+            if is_ready:
+                link.send(now, (step, number), message.cost.transfer, _order(step, message) if steps > 1 else ())
+            if message.is_waited_for or step and not is_ready:
+                arrival = link.arrival((step if is_ready else step - 1, number)) + message.cost.latency
+                now = max(now, arrival) + message.cost.rebuild
+        now += compute - computed + (later if step else 0.0)
+    # Nothing hides what is left of the last step.
+    left = [(link.arrival((steps - 1, number)) + message.cost.latency, number, message.cost.rebuild)
+            for number, message in enumerate(ready) if not message.is_waited_for]
+    last_arrival, _, last_rebuild = max(left, default=(0.0, 0, 0.0))
+    return max(now + sum(rebuild for _, _, rebuild in left), last_arrival + last_rebuild) / steps, compute
+
+
+def _order(step: int, message: Message) -> tuple[int, float]:
+    """Returns the key by which the link carries messages: those of earlier steps first, and what is needed first."""
+    if message.is_waited_for:
+        return step, -1.0
+    return step, math.inf if message.needed is None else message.needed
+
+
+class _Link:
+    """Carries one message after the other, in the order of keys; one with a smaller key interrupts others."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._waiting: list[tuple[tuple[int | float, ...], int, Hashable, float]] = []  # a heap; seconds are the last
+        self._arrivals: dict[Hashable, float] = {}
+        self._sent = 0
+
+    def send(self, now: float, name: Hashable, seconds: float, order: tuple[int | float, ...]) -> None:
+        """Sends a message that is ready now; times must not decrease."""
+        while self._waiting and self._now < now:
+            self._carry(now)
+        self._now = max(self._now, now)
+        heapq.heappush(self._waiting, (order, self._sent, name, seconds))
+        self._sent += 1
+
+    def arrival(self, name: Hashable) -> float:
+        """Returns when a message has arrived, if none is sent before that."""
+        while name not in self._arrivals:
+            self._carry(math.inf)
+        return self._arrivals[name]
+
+    def _carry(self, until: float) -> None:
+        """Carries the first message until a time, or until it has arrived."""
+        order, number, name, seconds = self._waiting[0]
+        end = self._now + seconds
+        if end <= until:
+            heapq.heappop(self._waiting)
+            self._now = self._arrivals[name] = end
+        else:
+            heapq.heapreplace(self._waiting, (order, number, name, end - until))
+            self._now = until
