@@ -251,7 +251,7 @@ class Communicator:
         statistics = self._json(self._lib.poseidon_statistics)
         counts, sites = statistics["sites"], {}
         for site, counters in counts.items():
-            total = sites.setdefault(steps.in_any(site, counts), dict.fromkeys(counters, 0))
+            total = sites.setdefault(steps.in_any(site, counts)[0], dict.fromkeys(counters, 0))
             for name, value in counters.items():
                 total[name] += value
         return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"])}
@@ -266,14 +266,15 @@ class Communicator:
         Returns:
             {"begin": when recording began, "dropped": number of events beyond the capacity,
             "events": [[row, site, begin, end, bytes of this rank's tensor or factors, whether the step
-            did nothing else meanwhile], …]}, with times in nanoseconds of this host's monotonic clock.
+            did nothing else meanwhile, number of the step in an unrolled graph], …]}, with times in
+            nanoseconds of this host's monotonic clock.
             Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others, and
             "rebuild" for rebuilding a gradient from the factors of other ranks.
         """
         recorded = self._json(self._lib.poseidon_events)
         sites = {site for _, site, *_ in recorded["events"]}
-        return {**recorded, "events": [[row, steps.in_any(site, sites), *rest]
-                                       for row, site, *rest in recorded["events"]]}
+        return {**recorded, "events": [[row, name, *rest, step] for row, site, *rest in recorded["events"]
+                                       for name, step in [steps.in_any(site, sites)]]}
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         size = 0

@@ -105,6 +105,7 @@ class GraphPass:
         self.session = session
         self.strict = strict
         self.plan = None
+        self._overlapping: planning.Plan | None = None  # the last plan of several steps
         self._log_level = log_level
         self._said = {""}
         self._callback = _Passes(self._run)  # kept here, or it would be freed
@@ -144,9 +145,17 @@ class GraphPass:
                                              "Grappler (tf.config.optimizer)")
 
     def note_overlap(self, sentence: str) -> None:
-        """Notes whether the steps of an execution overlap, for the plan."""
-        if self.plan is not None and self.plan.overlap != sentence:
-            self.plan = dataclasses.replace(self.plan, overlap=sentence)
+        """Notes whether the steps of an execution overlap, for the plan; those that are left over follow none."""
+        plan = self.plan
+        if plan is None:
+            return
+        if plan.steps > 1:
+            self._overlapping = plan
+        elif self._overlapping is not None and _names(plan) == _names(self._overlapping):
+            plan = self._overlapping
+        if plan.overlap != sentence:
+            plan = dataclasses.replace(plan, overlap=sentence)
+        self.plan = plan
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
@@ -205,6 +214,10 @@ class GraphPass:
             if node.op == "PoseidonAgree":
                 node.attr["refusal"].s = self.plan.refusal.encode()
         return graph_def
+
+
+def _names(plan: planning.Plan) -> list[str]:
+    return [site.name for site in plan.sites]
 
 
 @overload

@@ -32,12 +32,12 @@ class Steps:
         return site.rpartition(self.mark)[0] if self.step_of(site) else site
 
 
-def in_any(site: str, sites: Collection[str]) -> str:
-    """Returns what people call a site: its name in the first step, if it is one of an unrolled graph.
+def in_any(site: str, sites: Collection[str]) -> tuple[str, int]:
+    """Returns what people call a site, its name in the first step, and the number of its step in an unrolled graph.
 
     Args:
         site: Its name.
         sites: The names of all sites.
     """
     first, mark, number = site.rpartition(UNROLLED)
-    return first if mark and number.isdecimal() and first in sites else site
+    return (first, int(number)) if mark and number.isdecimal() and first in sites else (site, 0)

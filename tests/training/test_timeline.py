@@ -1,6 +1,7 @@
 """Timelines: of events written by hand, with exact numbers; and of training on three ranks."""
 
 import collections
+import dataclasses
 import gzip
 import json
 import os
@@ -25,6 +26,7 @@ from tf_poseidon.planning.schemes import Rider
 from tf_poseidon.strategy import PoseidonStrategy
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import recording
+from tf_poseidon.timelines import steps as steps_lib
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace as trace_lib
 from tf_poseidon.timelines.steps import Event
@@ -87,6 +89,53 @@ def test_site_that_comes_again_begins_a_step():
     assert [event.site for event in rank.steps[1].rebuilds] == ["b", "bias"]
     full = Rank("host", -1.0, rank.events, dropped=3)
     assert full.steps == rank.steps[:1]
+
+
+def overlapping_steps():
+    """A run of two steps. Each computes for 1 s forward and 2 s backward; the sums of its two layers take 2 s each."""
+    events = (Event("ps", "upper", 2, 6), Event("ps", "lower", 3, 5),
+              Event("ps", "upper", 7.5, 11.5, step=1), Event("ps", "lower", 8.5, 10.5, step=1))
+    places = {"lower": steps_lib.Place(3, 0), "upper": steps_lib.Place(2, 0.5)}
+    return Rank("host", 0.0, events, places=places)
+
+
+def test_the_next_step_of_a_run_waits_for_what_it_needs():
+    """That is how long it waits if it computes as fast as the time after the last wait allows."""
+    first, second = overlapping_steps().steps
+    assert [tuple(segment) for segment in first.segments] == [("forward", "", 0, 2), ("backward", "lower", 2, 3)]
+    assert [tuple(segment) for segment in second.segments] == [
+        ("wait", "lower", 3, 5), ("forward", "", 5, 5.5), ("wait", "upper", 5.5, 6), ("forward", "", 6, 7.5),
+        ("backward", "lower", 7.5, 8.5), ("wait", "lower", 8.5, 10.5), ("wait", "upper", 10.5, 11.5)]
+    assert [first.hidden_next(event) for event in first.exchanges] == [[(5, 5.5)], []]
+    assert first.follower is second and second.follower is None
+
+
+@pytest.mark.parametrize("places, waits", [
+    ({}, []), ({"lower": steps_lib.Place(3, 0)}, []),
+    # Nothing waits for a gradient without a place, and none that is not needed.
+    ({"lower": steps_lib.Place(3), "upper": steps_lib.Place(2, 0.5)}, [("wait", "upper", 3.5, 6)])])
+def test_waits_are_not_guessed(places, waits):
+    second = dataclasses.replace(overlapping_steps(), places=places).steps[1]
+    assert [tuple(segment) for segment in second.segments if segment.kind == "wait" and segment.end < 8] == waits
+
+
+def test_rebuilding_for_the_next_step_is_not_waiting():
+    events = (Event("sfb", "a", 1, 3), Event("rebuild", "a", 4, 6), Event("sfb", "a", 8, 9, step=1))
+    second = Rank("host", 0.0, events, places={"a": steps_lib.Place(2, 0)}).steps[1]
+    assert [tuple(segment) for segment in second.segments] == [
+        ("wait", "a", 1, 4), ("rebuild", "a", 4, 6), ("forward", "", 6, 8), ("wait", "a", 8, 9)]
+
+
+def test_table_of_steps_that_overlap():
+    lines = [line.split() for line in table_lib.table([overlapping_steps()], 0).splitlines()]
+    assert lines[1][:8] == ["variable", "scheme", "compute", "hidden", "hidden", "next", "exposed", "rebuild"]
+    assert lines[2:] == [
+        ["forward", "2,000"],
+        # compute, hidden, hidden next, exposed, measured
+        ["upper", "ps", "0", "1,000", "250", "750", "4,000"], ["lower", "ps", "1,000", "0", "0", "2,000", "2,000"],
+        ["total", "3,000", "1,000", "250", "2,750", "0", "5,750"],
+        "a step of 5,750 ms: 3,000 ms compute; then 2,750 ms waiting for exchanges, and 0 ms rebuilding "
+        "gradients".split()]
 
 
 def test_clock_offset_is_that_of_the_shortest_round_trip():
@@ -208,7 +257,7 @@ def test_events_are_kept_while_recording_as_long_as_there_is_room(alone):
     assert exchange()["events"] == []
     alone.record_events(4)
     recorded = exchange()
-    assert [(row, site, size, eager) for row, site, _, _, size, eager in recorded["events"]] == [
+    assert [(row, site, size, eager) for row, site, _, _, size, eager, _ in recorded["events"]] == [
         ("ps", "gradient", 12, False), ("calls", "call", 24, False), ("calls", "factors", 48, False)]
     times = [time for event in recorded["events"] for time in event[2:4]]
     assert [recorded["begin"], *times] == sorted([recorded["begin"], *times])

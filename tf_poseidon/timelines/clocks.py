@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_poseidon.timelines.steps import Event
+from tf_poseidon.timelines.steps import Place
 from tf_poseidon.timelines.steps import Rank
 
 
@@ -26,11 +27,12 @@ def clock_offset(own: Sequence[tuple[float, float]],
     return time, (low + high) / 2, (high - low) / 2
 
 
-def aligned(recorded: Sequence[Mapping[str, Any]]) -> list[Rank]:
+def aligned(recorded: Sequence[Mapping[str, Any]], places: Mapping[str, Place] | None = None) -> list[Rank]:
     """Returns the `Rank`s with all times on rank 0's clock.
 
     Args:
         recorded: The recording of each rank, see `recording.record`.
+        places: Same as in `Rank`.
     """
     ranks = []
     for rank, mine in enumerate(recorded):
@@ -46,5 +48,5 @@ def aligned(recorded: Sequence[Mapping[str, Any]]) -> list[Rank]:
                   for row, site, begin, end, *rest in mine["events"]]
         events.sort(key=lambda e: e.begin)
         ranks.append(Rank(mine["host"], to_rank_0(1e-9 * mine["begin"]), tuple(events),
-                          max(error, last_error), mine["dropped"]))
+                          max(error, last_error), mine["dropped"], places or {}))
     return ranks

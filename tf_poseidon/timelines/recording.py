@@ -22,6 +22,7 @@ from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace
 from tf_poseidon.timelines import xplane
+from tf_poseidon.timelines.steps import places_of
 from tf_poseidon.timelines.steps import Rank
 
 # Exchanges of the recording itself, which are not part of training.
@@ -114,7 +115,8 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
         communicator.record_events(0)
         mine = communicator.events()
         mine.update(host=socket.gethostname(), before=before, after=_try_clocks(communicator))
-        timeline.finish(clocks.aligned(_gather(communicator, mine)), plan())
+        followed = plan()
+        timeline.finish(clocks.aligned(_gather(communicator, mine), places_of(followed)), followed)
     finally:
         communicator.record_events(0)
         _recording.discard(communicator)

@@ -8,10 +8,14 @@ other without a gap:
     wait       after the last one, until all exchanges in flight have completed; and while rows wait for one
     rebuild    the same, while a gradient is rebuilt from factors
 
-Computing is only visible by its exchanges: gradients, and whatever else a step partitioned by rows exchanges.
+A step that the next one of its graph follows ends with its last exchange, and the next one waits for its gradients.
+Computing is only visible by its exchanges: gradients, and whatever else a step partitioned by rows exchanges. The plan
+says how much of the arithmetic between two of them precedes the need of a gradient, and computing is taken to be as
+fast as when the gradients came allows.
 """
 
-import bisect
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -38,6 +42,7 @@ class Event(typing.NamedTuple):
         end: When it ended.
         num_bytes: For an exchange: bytes of this rank's tensor or factors.
         is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly, or rows wait for it.
+        step: Number of its step in a graph of several.
     """
 
     row: str
@@ -46,48 +51,27 @@ class Event(typing.NamedTuple):
     end: float
     num_bytes: int = 0
     is_blocking: bool = False
+    step: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Rank:
-    """The recording of one rank.
+class Place(typing.NamedTuple):
+    """Where a site is in the arithmetic of a step.
 
     Attributes:
-        host: Name of its host.
-        begin: When it began to record, in seconds of rank 0's clock.
-        events: Its `Event`s, in the order in which they began.
-        clock_error: Largest error of its times on rank 0's clock, in seconds.
-        dropped: Number of events beyond the capacity.
+        ready: Operations of its step before its tensor is ready.
+        needed: Operations of the next step before this needs the sum; None if it does not.
     """
 
-    host: str
-    begin: float
-    events: tuple[Event, ...]
-    clock_error: float = 0.0
-    dropped: int = 0
+    ready: float
+    needed: float | None = None
 
-    @functools.cached_property
-    def steps(self) -> "list[Step]":
-        """The `Step`s. A site that is exchanged again begins the next step."""
-        exchanges, seen = [], set()
-        for event in self.events:
-            if event.row in EXCHANGES:
-                if event.site in seen or not exchanges:
-                    exchanges.append([])
-                    seen.clear()
-                seen.add(event.site)
-                exchanges[-1].append(event)
-        begins = [events[0].begin for events in exchanges]
-        rebuilds = [[] for _ in exchanges]
-        for event in self.events:
-            if event.row == "rebuild" and begins and event.begin >= begins[0]:
-                rebuilds[bisect.bisect(begins, event.begin) - 1].append(event)
-        steps, now = [], self.begin
-        for parts in zip(exchanges, rebuilds):
-            steps.append(Step(*parts, _segments(now, *parts)))
-            now = steps[-1].end
-        # The last step lacks the events beyond the capacity.
-        return steps[:-1] if self.dropped else steps
+
+def places_of(plan: planning.Plan | None) -> dict[str, Place]:
+    """Returns the `Place` of each site of a plan."""
+    if plan is None:
+        return {}
+    return {site.name: Place(site.operations, None if site.is_waited_for else site.needed) for site in plan.sites} | {
+        each.site: Place(each.operations) for each in plan.exchanges}
 
 
 class Segment(typing.NamedTuple):
@@ -100,6 +84,49 @@ class Segment(typing.NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rank:
+    """The recording of one rank.
+
+    Attributes:
+        host: Name of its host.
+        begin: When it began to record, in seconds of rank 0's clock.
+        events: Its `Event`s, in the order in which they began.
+        clock_error: Largest error of its times on rank 0's clock, in seconds.
+        dropped: Number of events beyond the capacity.
+        places: The `Place` of each site, as far as known.
+    """
+
+    host: str
+    begin: float
+    events: tuple[Event, ...]
+    clock_error: float = 0.0
+    dropped: int = 0
+    places: Mapping[str, Place] = dataclasses.field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def steps(self) -> "list[Step]":
+        """The `Step`s. A site that is exchanged again begins the next run of the graph."""
+        runs = _runs(self.events)
+        steps: list[Step] = []
+        now = self.begin
+        for run in runs:
+            before: _Events | None = None
+            parts = []
+            for number, events in enumerate(run):
+                segments = _segments(now, events, before, number + 1 < len(run), self.places)
+                now, before = segments[-1].end, events
+                parts.append((events, segments))
+            follower: Step | None = None
+            of_run: list[Step] = []
+            for events, segments in reversed(parts):
+                follower = Step(events.exchanges, events.rebuilds, segments, follower)
+                of_run.append(follower)
+            steps += reversed(of_run)
+        # The last step lacks the events beyond the capacity.
+        return steps[:-1] if self.dropped else steps
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One step of one rank.
 
@@ -107,11 +134,13 @@ class Step:
         exchanges: The `Event`s of its exchanges, in the order in which their tensors were ready.
         rebuilds: The `Event`s of rebuilding gradients.
         segments: Consecutive `Segment`s, from its beginning to its end.
+        follower: The next step of its graph, which overlaps its exchanges; None if there is none.
     """
 
     exchanges: list[Event]
     rebuilds: list[Event]
     segments: list[Segment]
+    follower: "Step | None" = None
 
     @property
     def begin(self) -> float:
@@ -134,24 +163,131 @@ class Step:
         """Returns (begin, end) of the part of an exchange during which the step continued to compute."""
         return event.begin, event.begin if event.is_blocking else min(event.end, self.last_ready)
 
+    def hidden_next(self, event: Event) -> list[tuple[float, float]]:
+        """Returns (begin, end) of the parts of an exchange during which the next step already computed."""
+        if self.follower is None or event.is_blocking:
+            return []
+        begin = max(event.begin, self.last_ready)
+        return [(max(begin, segment.begin), min(event.end, segment.end)) for segment in self.follower.segments
+                if segment.kind in ("forward", "backward") and segment.begin < event.end and segment.end > begin]
 
-def _segments(now: float, exchanges: Sequence[Event], rebuilds: Sequence[Event]) -> list[Segment]:
-    """Returns the segments of a step that begins `now`."""
-    segments = []
+
+@dataclasses.dataclass
+class _Events:
+    """The events of one step."""
+
+    exchanges: list[Event] = dataclasses.field(default_factory=list)
+    rebuilds: list[Event] = dataclasses.field(default_factory=list)
+
+    def arrivals(self) -> dict[str, float]:
+        """Returns when each gradient was there, rebuilding included."""
+        found = {event.site: event.end for event in self.exchanges if not event.is_blocking}
+        for event in self.rebuilds:
+            found[event.site] = max(event.end, found.get(event.site, 0.0))
+        return found
+
+
+def _runs(events: Sequence[Event]) -> list[list[_Events]]:
+    """Returns the events of each run of a graph, by its steps."""
+    runs: list[dict[int, _Events]] = []
+    seen: set[tuple[str, int]] = set()
+    latest: dict[int, _Events] = {}  # by number of a step
+    for event in events:
+        if event.row in EXCHANGES:
+            if not runs or (event.site, event.step) in seen:
+                runs.append({})
+                seen.clear()
+            seen.add((event.site, event.step))
+            latest[event.step] = runs[-1].setdefault(event.step, _Events())
+            latest[event.step].exchanges.append(event)
+        elif event.row == "rebuild" and event.step in latest:
+            latest[event.step].rebuilds.append(event)
+    return [[run[number] for number in sorted(run)] for run in runs]
+
+
+def _segments(now: float, events: _Events, before: _Events | None, is_followed: bool,
+              places: Mapping[str, Place]) -> list[Segment]:
+    """Returns the segments of a step that begins `now`.
+
+    Args:
+        now: When it begins.
+        events: Its events.
+        before: The events of the step before, if that is of the same run of the graph.
+        is_followed: Whether the next step is of the same run; then this one does not wait for its gradients.
+        places: The `Place` of each site.
+    """
+    segments: list[Segment] = []
 
     def until(end: float, kind: str, site: str) -> None:
         nonlocal now
+        if end <= now:
+            return
         if segments and segments[-1][:2] == (kind, site):
             segments[-1] = segments[-1]._replace(end=end)
-        elif end > now:
+        else:
             segments.append(Segment(kind, site, now, end))
-        now = max(now, end)
+        now = end
 
-    for i, event in enumerate(exchanges):
-        until(event.begin, "backward" if i else "forward", event.site if i else "")
+    reached = 0.0  # operations until now
+    for i, event in enumerate(events.exchanges):
+        kind, site = ("backward", event.site) if i else ("forward", "")
+        place = places.get(event.site)
+        if before is not None and place is not None:
+            for need in _needs(now, event.begin, before, reached, place.ready, places):
+                until(need.begin, kind, site)
+                until(need.rebuild, "wait", need.site)
+                until(need.end, "rebuild", need.site)
+            reached = max(reached, place.ready)
+        until(event.begin, kind, site)
         if event.is_blocking:
             until(event.end, "wait", event.site)
-    waits = sorted((e for e in exchanges if e.end > now), key=lambda e: e.end)
+    if not is_followed:
+        for segment in _left(now, events):
+            until(segment.end, segment.kind, segment.site)
+    return segments or [Segment("forward", "", now, now)]
+
+
+class _Need(typing.NamedTuple):
+    """A wait of computing for a gradient of the step before, from `begin` to `end`, rebuilding from `rebuild` on."""
+
+    site: str
+    begin: float
+    rebuild: float
+    end: float
+
+
+def _needs(begin: float, end: float, before: _Events, reached: float, ready: float,
+           places: Mapping[str, Place]) -> Iterator[_Need]:
+    """Yields when computing waits for gradients of the step before.
+
+    Args:
+        begin, end: A span of computing, which waits and computes until it has reached some operations.
+        before: The events of the step before.
+        reached, ready: Operations of the step at its begin and end.
+        places: The `Place` of each site.
+    """
+    late = []  # (operations before it is needed, when it was there, site)
+    for site, arrival in before.arrivals().items():
+        needed = places[site].needed if site in places else None
+        if needed is not None and reached <= needed < ready and begin < arrival <= end:
+            late.append((needed, arrival, site))
+    # All that comes after a gradient was there is at least computing; so this is how long the span computes.
+    computing = min([end - begin, *((end - arrival) * (ready - reached) / (ready - needed)
+                                    for needed, arrival, _ in late)])
+    rebuilds = {event.site: event.begin for event in before.rebuilds}
+    now, done = begin, reached
+    for needed, arrival, site in sorted(late):
+        now += computing * (needed - done) / (ready - reached)
+        done = needed
+        if arrival > now:
+            yield _Need(site, now, min(max(now, rebuilds.get(site, arrival)), arrival), arrival)
+            now = arrival
+
+
+def _left(now: float, events: _Events) -> Iterator[Segment]:
+    """Yields the segments in which a step waits for all that is left of its exchanges."""
+    rebuilds = events.rebuilds
+    waits = sorted((e for e in events.exchanges if e.end > now), key=lambda e: e.end)
     cuts = sorted({e.end for e in waits} | {t for e in rebuilds for t in e[2:4] if t > now})
     num_begun, running = 0, None
     for cut in cuts:  # nothing begins or ends between two of them
@@ -162,9 +298,9 @@ def _segments(now: float, exchanges: Sequence[Event], rebuilds: Sequence[Event])
         while waits and waits[0].end <= now:
             waits.pop(0)
         if running is not None and running.end > now:
-            until(cut, "rebuild", running.site)
+            yield Segment("rebuild", running.site, now, cut)
         elif waits:
-            until(cut, "wait", waits[0].site)
+            yield Segment("wait", waits[0].site, now, cut)
         else:  # all exchanges have completed, and rows are copied for the next gradient to rebuild
-            until(cut, "rebuild", rebuilds[num_begun].site)
-    return segments
+            yield Segment("rebuild", rebuilds[num_begun].site, now, cut)
+        now = max(now, cut)

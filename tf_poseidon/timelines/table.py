@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import statistics
 from typing import Any
@@ -15,18 +16,18 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     """Returns where the time of one rank's steps went, as text.
 
     Times are means, in milliseconds, over the middle half of the steps by duration: medians of parts would
-    not add up to the whole, and would hide delays that move from part to part.
+    not add up to the whole, and would hide delays that move from part to part. Steps that overlap count together.
 
     Args:
         ranks: The `Rank`s.
         rank: The rank whose steps are shown.
         plan: The `Plan` that they followed, or None.
     """
-    steps = sorted(ranks[rank].steps, key=lambda step: step.end - step.begin)
-    if not steps:
+    num_steps = len(ranks[rank].steps)
+    if not num_steps:
         return "No step was recorded: train inside strategy.timeline."
-    num_steps, quarter = len(steps), len(steps) // 4
-    steps = steps[quarter:num_steps - quarter]
+    steps = _middle_half(ranks[rank].steps)
+    is_overlapping = any(step.follower is not None for step in steps)
     error = 2 * max(other.clock_error for other in ranks)
     values, exchanges = _by_site(steps), _exchanges(ranks)
     # The plan may be that of another function.
@@ -45,9 +46,10 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     def mean(value: Callable[[steps_lib.Step], float]) -> str:
         return _ms(statistics.fmean(map(value, steps)))
 
-    rows = [("variable", "scheme", "compute", "hidden", "exposed", "rebuild", "slowest rank", "later by",
-             "predicted", "measured"),
-            ("forward", "", mean(lambda step: step.seconds("forward")), *[""] * 7)]
+    names = ("compute", "hidden", *(("hidden next",) if is_overlapping else ()), "exposed", "rebuild")
+    empty = [""] * (len(names) - 1)
+    rows = [("variable", "scheme", *names, "slowest rank", "later by", "predicted", "measured"),
+            ("forward", "", mean(lambda step: step.seconds("forward")), *empty, *[""] * 4)]
     for site in sorted(values, key=place):
         columns, cost = values[site], costs.get(site)
         slowest, measured = ["", ""], columns.get("rebuild", 0.0)
@@ -56,17 +58,18 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
             slowest = [str(number), _ms(seconds)] if seconds > error else slowest
             measured += statistics.median(_arrivals(exchanges[site], rank))
         rows.append((site, columns["row"],
-                     *(_ms(columns.get(key)) for key in ("compute", "hidden", "exposed", "rebuild")),
+                     *(_ms(columns.get(key)) for key in names),
                      *slowest, _ms(cost and cost.seconds), _ms(measured)))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
     if calls:
-        rows.append(("other exchanges", "calls", *[""] * 7, mean(
+        rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, mean(
             lambda step: sum(e.end - e.begin for e in calls if step.begin <= e.begin < step.end))))
     compute, exposed, rebuild, total = (
         mean(lambda step, kinds=kinds: step.seconds(*kinds))
         for kinds in (("forward", "backward"), ("wait",), ("rebuild",), steps_lib.KINDS))
     predicted = plan.step_seconds if costs and len(costs) == len(values) else None
-    rows.append(("total", "", compute, mean(_covered), exposed,
+    hidden_next = [mean(_covered_next)] if is_overlapping else []
+    rows.append(("total", "", compute, mean(_covered), *hidden_next, exposed,
                  mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)), "", "", _ms(predicted),
                  total))
     lines = tables.aligned(rows, left=(0, 1))
@@ -94,6 +97,7 @@ def _by_site(steps: Sequence[steps_lib.Step]) -> dict[str, dict[str, Any]]:
             values[event.site]["row"] = event.row
             add(event.site, "ready", event.begin - step.begin)
             add(event.site, "hidden", end - begin)
+            add(event.site, "hidden next", sum(end - begin for begin, end in step.hidden_next(event)))
             for column in ("compute", "exposed"):
                 add(event.site, column, 0.0)
         for event in step.rebuilds:
@@ -134,10 +138,35 @@ def _arrivals(exchanges: Sequence[Sequence[steps_lib.Event]], rank: int) -> list
     return [max(0.0, events[rank].end - max(e.begin for e in events)) for events in exchanges]
 
 
+def _middle_half(steps: Sequence[steps_lib.Step]) -> list[steps_lib.Step]:
+    """Returns the steps of the middle half of the runs of a graph, by the mean time of their steps."""
+    runs: list[list[steps_lib.Step]] = []
+    is_followed = False
+    for step in steps:
+        if is_followed:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+        is_followed = step.follower is not None
+    runs.sort(key=lambda run: (run[-1].end - run[0].begin) / len(run))
+    quarter = len(runs) // 4
+    return [step for run in runs[quarter:len(runs) - quarter] for step in run]
+
+
 def _covered(step: steps_lib.Step) -> float:
     """Returns how long anything was in flight while the step continued to compute."""
+    return _length(map(step.hidden, step.exchanges))
+
+
+def _covered_next(step: steps_lib.Step) -> float:
+    """Returns how long anything was in flight while the next step already computed."""
+    return _length(part for event in step.exchanges for part in step.hidden_next(event))
+
+
+def _length(parts: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of some (begin, end), of which parts that overlap count once."""
     total = reached = 0.0
-    for begin, end in sorted(map(step.hidden, step.exchanges)):
+    for begin, end in sorted(parts):
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total

@@ -37,6 +37,7 @@ def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
             for segment in step.segments:
                 note_span(number, 0, f"{segment.kind} {segment.site}".strip(), segment.kind, segment,
                           site=segment.site, step=i)
+        numbers = {id(event): i for i, step in enumerate(steps) for event in (*step.exchanges, *step.rebuilds)}
         ends, tid = [step.end for step in steps], 1
         for row in steps_lib.ROWS:
             lanes = []  # when each is free
@@ -46,7 +47,7 @@ def trace(ranks: Sequence[steps_lib.Rank]) -> dict[str, Any]:
                     lanes.append(0.0)
                     name_thread(number, tid + lane, row if lane == 0 else f"{row} {lane + 1}")
                 lanes[lane] = event.end
-                index = bisect.bisect_left(ends, event.end)
+                index = numbers.get(id(event), bisect.bisect_left(ends, event.end))
                 note_span(number, tid + lane, event.site, row, event, site=event.site,
                           step=index if index < len(steps) else None, bytes=event.num_bytes)
             tid += len(lanes)
