@@ -285,14 +285,42 @@ def test_with_a_barrier_the_order_does_not_matter(order):
     assert run(two_layers(), 2, system).step_seconds == pytest.approx(3 + 1, rel=1e-2)
 
 
-@pytest.mark.parametrize("order, expected", [
+@pytest.mark.parametrize("order, steps, expected", [
     # At half of the rate the upper gradient travels from 2 to 4 s, and then the lower one until 6 s, when
     # the next forward pass begins. If the lower one goes first, from 3 to 5 s, it begins at 5 s; half a
     # second later it needs the upper one, which is there at 6 s: the step lasts until then, less that half.
-    ("fifo", 6.0), ("priority", 5.5)])
-def test_what_is_needed_first_goes_first(order, expected):
-    system = inputs.System(order=order, steps=0, kv_pair_bytes=10_000_000)
+    ("fifo", 0, 6.0), ("priority", 0, 5.5),
+    # The first step takes 6 s, and so does one alone, since there is nothing to overtake at first.
+    ("priority", 1, 6.0), ("priority", 2, (6 + 5.5) / 2), ("priority", 4, (6 + 3 * 5.5) / 4)])
+def test_what_is_needed_first_goes_first(order, steps, expected):
+    system = inputs.System(order=order, steps=steps, kv_pair_bytes=10_000_000)
     assert run(two_layers(), 2, system, gbps=GBPS / 2).step_seconds == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+@pytest.mark.parametrize("gbps", [0.5, 2, 8, 40])
+def test_plans_expect_what_is_simulated(nodes, steps, gbps):
+    """Plans take the link as one queue, and the simulator each connection: the same within 3 % on few nodes."""
+    work, there = layered(), machines(nodes, gbps, latency_us=20)
+    cluster = dataclasses.replace(there.cluster(1e-9 * work.operations / work.seconds), accelerators=True)
+    needed = {site.name: work.needed_seconds(site.operations) / work.seconds * work.operations for site in work.sites}
+    sites = tuple(dataclasses.replace(site, factors=None, bias_of=None, needed=needed[site.name]) for site in work.sites)
+    plan = planning.make_plan(sites, "ps", cluster, operations=work.operations, steps=steps)
+    system = inputs.System(order="priority" if steps > 1 else "fifo", steps=steps, kv_pair_bytes=64 << 10)
+    simulated = simulation.simulate(dataclasses.replace(work, sites=sites), there, system, plan).step_seconds
+    assert plan.step_seconds == pytest.approx(simulated, rel=0.03)
+
+
+def test_command_lets_our_steps_overlap(tmp_path):
+    plan = planning.make_plan(two_layers().sites, "ps", planning.Cluster(2, gflops=1), operations=3e9)
+    plan.save(tmp_path / "plan.json")
+    done = simulate("--plan", tmp_path / "plan.json", "--nodes", 2, "--gbps", GBPS / 2, "--latency_us", 0, "--system",
+                    "poseidon-ps,horovod", "--steps_per_execution", 2, "--json", tmp_path / "json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["system"]: row["step_ms"] for row in json.loads((tmp_path / "json").read_text())["results"]}
+    assert rows["poseidon-ps"] == pytest.approx(5750, rel=0.01)  # as above
+    assert rows["horovod"] == pytest.approx(6000, rel=0.01)
 
 
 def test_small_messages_that_wait_for_each_other_cost_one_start():
@@ -339,6 +367,7 @@ def test_rebuilding_takes_the_device_from_backpropagation():
     (lambda: machines(4, late_seconds=(0, 0, 0, -1)), "late_seconds=-1, expected at least 0"),
     (lambda: machines(4, efficiency=1.5), "efficiency=1.5, expected at most 1"),
     (lambda: machines(4, gpus_per_node=0), "gpus_per_node=0, expected a whole number"),
+    (lambda: inputs.System(steps=-1), "steps=-1, expected a whole number, at least 0"),
     (lambda: inputs.System("star"), "exchange='star', expected one of plan, ring, whole, adam"),
     (lambda: inputs.System(kv_pair_bytes=0), "kv_pair_bytes=0, expected 4096 or more"),
     (lambda: work_of(seconds=0), "seconds=0, expected more than 0"),
