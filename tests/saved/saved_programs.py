@@ -236,6 +236,50 @@ def _dropout():
     _sgd(tf.reduce_mean(_losses(y, h), name="loss"))
 
 
+# ---- several steps ----------------------------------------------------------------------------------
+
+
+def _resources():
+    """Returns variables that each step reads anew."""
+    values = {name: np.random.default_rng(len(name)).normal(0, 0.4, shape) for name, shape in (
+        ("w", (8, 6)), ("vv", (6, 3)))}
+    return [v1.get_variable(name, initializer=tf.constant(value, tf.float32), use_resource=True)
+            for name, value in values.items()]
+
+
+def _unrolled_steps():
+    """A read of a variable waits for its own update in the step before."""
+    variables, updates, losses = _resources(), [None, None], []
+    for step in range(3):
+        x, y = _placeholder(f"x{step}", None, 8), _placeholder(f"y{step}", None, dtype=tf.int32)
+        weights = []
+        for variable, update in zip(variables, updates):
+            with v1.control_dependencies([update] if update is not None else []):
+                weights.append(variable.read_value())
+        losses.append(tf.reduce_mean(_losses(y, tf.tanh(x @ weights[0]) @ weights[1])))
+        updates = [variable.assign_sub(0.1 * gradient, read_value=False)
+                   for variable, gradient in zip(variables, tf.gradients(losses[-1], weights))]
+    tf.stack(losses, name="loss")
+    tf.group(*updates, name="train")
+
+
+def _steps_in_a_loop():
+    variables = _resources()
+    x, y = _placeholder("x", None, 8), _placeholder("y", None, dtype=tf.int32)
+
+    def step(i, _):
+        w, v = (variable.read_value() for variable in variables)
+        loss = tf.reduce_mean(_losses(y, tf.tanh(x @ w) @ v))
+        updates = [variable.assign_sub(0.1 * gradient, read_value=False)
+                   for variable, gradient in zip(variables, tf.gradients(loss, [w, v]))]
+        with v1.control_dependencies(updates):
+            return i + 1, tf.identity(loss)
+
+    _, loss = v1.while_loop(lambda i, _: i < 3, step, (0, 0.0), parallel_iterations=1)
+    tf.identity(loss, name="loss")
+    tf.group(loss, name="train")
+
+
 _TRAIN = ["train", "loss:0"]
 _SEQUENCES = [{"x:0": _rows(i, k, 5, 4), "y:0": _labels(i, (k, 5), 3), "lengths:0": 1 + _labels(i, k, 5)}
               for i, k in enumerate((5, 3))]
@@ -266,6 +310,10 @@ PROGRAMS = {
         (["train_generator", "generator_loss:0"], {"z:0": _rows(3, 5, 4)})], ("train_critic", "train_generator")),
     "conditional random field": Program(_conditional_random_field, [(_TRAIN, feed) for feed in _SEQUENCES]),
     "dataset": Program(_dataset, [(_TRAIN, {})] * 3),
+    "unrolled steps": Program(_unrolled_steps, [
+        (_TRAIN, {f"x{step}:0": _rows(step + seed, rows, 8) for step in range(3)}
+         | {f"y{step}:0": _labels(step + seed, rows, 3) for step in range(3)}) for seed, rows in ((0, 7), (5, 4))]),
+    "steps in a loop": Program(_steps_in_a_loop, [(_TRAIN, feed) for feed in _xy()]),
     "dropout": Program(_dropout, [(_TRAIN, feed) for feed in _xy()]),
 }
 

@@ -55,6 +55,22 @@ def _whole_ops(report):
     return {whole.op for whole in step.exchanges.whole}
 
 
+@pytest.mark.parametrize("name, is_said", [("unrolled steps", False), ("steps in a loop", True), ("ratio", False)])
+def test_whether_steps_overlap_is_said(trained, name, is_said):
+    text = str(trained[2][0][name])
+    assert ("do not overlap: each waits for the gradients of the one before" in text) == is_said
+
+
+def test_gradients_of_unrolled_steps_have_priorities(tmp_path):
+    """Those of an earlier step go first, and of one step those that the next one needs first."""
+    poseidon.rewrite_meta_graph(saved_programs.save("unrolled steps", tmp_path), tmp_path / "out.meta", ("train",),
+                                workers=2, batch_size=3)
+    graph_def = v1.MetaGraphDef.FromString((tmp_path / "out.meta").read_bytes()).graph_def
+    found = {node.attr["site"].s.decode(): node.attr["priority"].i for node in graph_def.node
+             if node.op == "PoseidonSend"}
+    assert found == {"w": 1, "vv": 2, "w#1": 3, "vv#1": 4, "w#2": 5, "vv#2": 5}
+
+
 def _saved(folder, change=lambda meta_graph: None):
     """Saves a step with a concat, and with the initial gradient that TensorFlow 1 makes for an unknown shape."""
     with tf.Graph().as_default():

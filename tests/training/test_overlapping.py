@@ -13,6 +13,7 @@ HELD = {
     "loss_scale": WHOLE,
     "accumulation": WHOLE,
     "averages": WHOLE,
+    "loop_of_ones_own": "",  # not an execution of Keras
     "random_ops_that_keep_their_state": "Steps do not overlap, since the RandomStandardNormal",
 }
 
@@ -28,7 +29,7 @@ def trained(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", train_overlapping.PROGRAMS)
 def test_bits_do_not_depend_on_the_steps_of_an_execution(trained, name):
-    digests = {digest for found in trained for steps, digest in found[name].items() if steps != "overlap"}
+    digests = {digest for found in trained for steps, digest in found[name].items() if steps.isdecimal()}
     assert len(digests) == 1
 
 
@@ -36,3 +37,4 @@ def test_bits_do_not_depend_on_the_steps_of_an_execution(trained, name):
 def test_plans_say_what_holds_steps_back(trained, name):
     overlap = trained[0][name]["overlap"]
     assert HELD[name] in overlap if name in HELD else overlap == "Steps overlap."
+    assert trained[0][name]["planned"] == (1 if "do not" in overlap else 8)

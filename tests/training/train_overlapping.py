@@ -119,6 +119,30 @@ def gan(steps):
 
 
 @program
+def loop_of_ones_own(steps):
+    """One tf.function that calls strategy.run several times, each time on this rank's rows."""
+    strategy, model = tf.distribute.get_strategy(), network()
+    model.compile(keras.optimizers.Adam())
+    model.optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True) - y)) / BATCH
+        variables = model.trainable_variables
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return loss
+
+    @tf.function
+    def several(batches):
+        return [strategy.reduce("SUM", strategy.run(step, args=batch), axis=None) for batch in batches]
+
+    batches = tf.data.Dataset.from_tensor_slices((numbers(24 * BATCH, 6, 6, 1), numbers(24 * BATCH, 3))).batch(BATCH)
+    batches = iter(strategy.experimental_distribute_dataset(batches))
+    losses = [several([next(batches) for _ in range(steps)]) for _ in range(24 // steps)]
+    return model, {"losses": np.ravel(losses).tolist()}
+
+
+@program
 def random_ops_that_keep_their_state(steps):
     """Their copies would begin with the same numbers, so steps run one after the other."""
     class Noise(layers.Layer):
@@ -196,7 +220,7 @@ def main(directory, policy, *names):
             with strategy.scope(), keras.name_scope(f"{name}_{steps}"):
                 model, logs = PROGRAMS[name](steps)
             found[name][steps] = digest(model, logs)
-        found[name]["overlap"] = strategy.plan.overlap
+        found[name]["overlap"], found[name]["planned"] = strategy.plan.overlap, strategy.plan.steps
     (pathlib.Path(directory) / f"{strategy.rank}.json").write_text(json.dumps(found))
 
 

@@ -24,6 +24,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tf_poseidon import files
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.saved_graphs import contexts
 
 M = TypeVar("M", bound=message.Message)
 
@@ -198,6 +199,7 @@ class SavedModel(Saved):
                     os.mkdir(copy, stat.S_IMODE(os.stat(source).st_mode) | stat.S_IRWXU)
                 else:
                     shutil.copy2(source, copy)
+            contexts.forget_removed(self._proto.meta_graphs[0])
             _serialize(self._proto, os.path.join(directory, self._file))
             if os.path.exists(os.path.join(self.path, self._FINGERPRINT)):
                 with open(os.path.join(directory, self._FINGERPRINT), "wb") as file:
@@ -241,6 +243,7 @@ class MetaGraph(Saved):
         with contextlib.ExitStack() as stack:
             # The graph is renamed last: when it exists, so does its checkpoint.
             meta, *copies = (stack.enter_context(_whole(path)) for path in self._written(target))
+            contexts.forget_removed(self._proto)
             _serialize(self._proto, meta)
             for file, copy in zip(self._checkpoint_files(), copies, strict=True):
                 shutil.copyfile(file, copy)
