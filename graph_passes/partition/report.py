@@ -105,8 +105,8 @@ class Report:
                  + (f" (in loop '{e.loop}')" if e.loop else "")) for e in self.exchanges]
         lines += tables.aligned(rows, left=range(4), indent="  ")
         for loop in dict.fromkeys(e.loop for e in self.exchanges if e.loop and e.variable):
-            lines.append(f"The iterations of loop '{loop}' do not overlap: each waits for the gradients of the one before. "
-                         "Steps do that follow each other in a graph without a loop.")
+            lines.append(f"The iterations of loop '{loop}' do not overlap: each waits for the gradients of the one "
+                         "before. Steps do that follow each other in a graph without a loop.")
         if self.whole:
             lines.append(f"{len(self.whole)} nodes run whole on every rank, since there is no rule for them:")
             lines += [f"  {op.op} '{op.node}', whose inputs have {op.bytes}" for op in self.whole]

@@ -55,7 +55,7 @@ def main(_: Sequence[str]) -> None:
         rows.append([model, f"{gbps:g}", *(cell(work, nodes, gbps) for nodes in _NODES)])
     head = ["model", "Gbit/s", *(f"{nodes} nodes" for nodes in _NODES)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
-    text = (f"# Steps that overlap, simulated\n\nWritten by `scripts/simulation/overlap_table.py --markdown`: a step in "
+    text = ("# Steps that overlap, simulated\n\nWritten by `scripts/simulation/overlap_table.py --markdown`: a step in "
             f"milliseconds, alone → as one of {_STEPS} that\noverlap (ratio), with accelerators like a Titan X, policy "
             f"`auto`, and {_TCP:g} of the rate for payload.\n\n{table}\n")
     print(text)

@@ -305,7 +305,8 @@ def test_plans_expect_what_is_simulated(nodes, steps, gbps):
     work, there = layered(), machines(nodes, gbps, latency_us=20)
     cluster = dataclasses.replace(there.cluster(1e-9 * work.operations / work.seconds), accelerators=True)
     needed = {site.name: work.needed_seconds(site.operations) / work.seconds * work.operations for site in work.sites}
-    sites = tuple(dataclasses.replace(site, factors=None, bias_of=None, needed=needed[site.name]) for site in work.sites)
+    sites = tuple(dataclasses.replace(site, factors=None, bias_of=None, needed=needed[site.name])
+                  for site in work.sites)
     plan = planning.make_plan(sites, "ps", cluster, operations=work.operations, steps=steps)
     system = inputs.System(order="priority" if steps > 1 else "fifo", steps=steps, kv_pair_bytes=64 << 10)
     simulated = simulation.simulate(dataclasses.replace(work, sites=sites), there, system, plan).step_seconds

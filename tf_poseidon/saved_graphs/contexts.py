@@ -1,6 +1,6 @@
 """Loops and branches of TensorFlow 1, as a MetaGraph remembers them beside its graph.
 
-TensorFlow 1 refuses to import a MetaGraph whose contexts name nodes that the graph has not, and rewriting removes nodes.
+TensorFlow 1 does not import a MetaGraph whose contexts name nodes that its graph lacks, and rewriting removes nodes.
 """
 
 from collections.abc import Callable
