@@ -6,7 +6,7 @@ import launch
 import pytest
 import train_overlapping
 
-JOBS = ((2, "auto"), (3, "sfb"), (4, "ps"))
+JOBS = ((2, "auto", 8), (3, "sfb", 4), (4, "ps", 8))  # ranks, policy, steps per execution
 WHOLE = "variables wait for the whole step before, since branches or loops access them"
 HELD = {
     "global_norm": "updates wait for several gradients, as with a global norm",
@@ -18,23 +18,24 @@ HELD = {
 }
 
 
-@pytest.fixture(scope="module", params=JOBS, ids=lambda job: f"{job[1]} on {job[0]}")
+@pytest.fixture(scope="module", params=JOBS, ids=lambda job: "{1} on {0}, {2} steps".format(*job))
 def trained(request, tmp_path_factory):
-    """Returns what each rank has written."""
-    ranks, policy = request.param
+    """Returns (what each rank has written, steps per execution)."""
+    ranks, policy, steps = request.param
     directory = tmp_path_factory.mktemp("overlapping")
-    launch.run_ok(["train_overlapping.py", directory, policy], ranks, timeout_s=900)
-    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)]
+    launch.run_ok(["train_overlapping.py", directory, policy, str(steps)], ranks, timeout_s=900)
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)], steps
 
 
 @pytest.mark.parametrize("name", train_overlapping.PROGRAMS)
 def test_bits_do_not_depend_on_the_steps_of_an_execution(trained, name):
-    digests = {digest for found in trained for steps, digest in found[name].items() if steps.isdecimal()}
+    digests = {digest for found in trained[0] for steps, digest in found[name].items() if steps.isdecimal()}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("name", train_overlapping.PROGRAMS)
 def test_plans_say_what_holds_steps_back(trained, name):
-    overlap = trained[0][name]["overlap"]
+    found, steps = trained
+    overlap = found[0][name]["overlap"]
     assert HELD[name] in overlap if name in HELD else overlap == "Steps overlap."
-    assert trained[0][name]["planned"] == (1 if "do not" in overlap else 8)
+    assert found[0][name]["planned"] == (1 if "do not" in overlap else steps)
