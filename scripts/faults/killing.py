@@ -225,7 +225,7 @@ def jobs(number: int, places: Sequence[str], ranks: Sequence[int], together: int
         found.append(Job(len(found), place, size, tuple(kills)))
 
 
-def campaign(all_jobs: Sequence[Job], seed: int, at_once: int = 2) -> tuple[list[Kill], list[str]]:
+def campaign(all_jobs: Sequence[Job], seed: int, at_once: int = 3) -> tuple[list[Kill], list[str]]:
     """Runs jobs; returns the kills, and what is wrong.
 
     Args:
@@ -244,8 +244,8 @@ def campaign(all_jobs: Sequence[Job], seed: int, at_once: int = 2) -> tuple[list
             path = pathlib.Path(name) / label
             return path, pool.submit(run_job, path, place, size, seed, kills)
 
-        undisturbed = {(job.ranks, job.place): start(job.ranks, job.place, f"undisturbed {job.ranks} {job.place}")
-                       for job in all_jobs}
+        undisturbed = {(ranks, place): start(ranks, place, f"undisturbed {ranks} {place}")
+                       for ranks, place in dict.fromkeys((job.ranks, job.place) for job in all_jobs)}
         started = [(job, *start(job.ranks, job.place, f"job {job.number:03}", job.kills)) for job in all_jobs]
         wrong += [problem for _, run in undisturbed.values() if (problem := run.result()[1])]
         for job, path, run in started:
@@ -256,6 +256,7 @@ def campaign(all_jobs: Sequence[Job], seed: int, at_once: int = 2) -> tuple[list
                 problem = "; ".join(filter(None, [problem, f"{job.ranks} ranks, {job.place}: {other}"]))
             if problem:
                 wrong.append(f"job {job.number}, {job.kills}: {problem}")
+            bar.console.print(f"job {job.number}, {job.ranks} ranks, {job.place}: {problem or 'as it must'}")
             bar.update(task, completed=len(done))
     return done, wrong
 

@@ -9,8 +9,6 @@ or leaves processes or shared memory.
 """
 
 from collections.abc import Sequence
-import dataclasses
-import json
 import pathlib
 
 from absl import app
@@ -31,8 +29,7 @@ def main(_: Sequence[str]) -> int:
     kills, wrong = killing.campaign(jobs, _SEED.value)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text(killing.report(kills, wrong))
-    print("\n".join([json.dumps([dataclasses.asdict(kill) for kill in kills]), *wrong,
-                     f"{len(kills)} kills, {len(wrong)} jobs wrong"]))
+    print("\n".join([*wrong, f"{len(kills)} kills, {len(wrong)} jobs wrong"]))
     return bool(wrong)
 
 
