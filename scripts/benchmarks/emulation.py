@@ -61,7 +61,7 @@ class EmulatedModel:
         self.step_seconds = dilation * profile.step_seconds(name, batch_size)
         self._ready_seconds = {site.name: per_operation * site.operations
                                for site in zoo.sites(name, batch_size)}
-        self._layers = []
+        self._layers, self._needed_seconds, forward = [], {}, 0.0
         for layer in zoo.describe(name):
             names = tuple(f"{layer.name}/{weight}" for weight, _ in layer.weights)
             shapes, rows = [shape for _, shape in layer.weights], None
@@ -72,6 +72,8 @@ class EmulatedModel:
                 shapes = [(_part(math.prod(shape), shrink),) for shape in shapes]
             self._layers.append(EmulatedLayer(names, tuple(shapes),
                                               per_operation * batch_size * layer.operations, rows))
+            self._needed_seconds.update(dict.fromkeys(names, forward))
+            forward += self._layers[-1].seconds
         self.operations_per_second = profile.gflops * 1e9 / (dilation * side**3)
 
     def variables(self, prefix):
@@ -92,6 +94,10 @@ class EmulatedModel:
     def ready_seconds(self, site):
         """Returns when the gradient of a `planning.Site` is ready: dilated seconds after the start of the step."""
         return self._ready_seconds[_within(site)]
+
+    def needed_seconds(self, site):
+        """Returns when the next step needs the sum of a gradient: dilated seconds after the start of that step."""
+        return self._needed_seconds[_within(site)]
 
     def gradients(self, with_products=False, after=None):
         """Returns a gradient for each variable, as backpropagation makes them.
@@ -141,13 +147,14 @@ class EmulatedPlanner(planning.Planner):
 
     model: EmulatedModel | None = None
 
-    def plan(self, sites, operations=None, exchanges=()):
+    def plan(self, sites, operations=None, exchanges=(), steps=1):
         if not all(map(self.model.has, sites)):  # Horovod's and TensorFlow's sites have names of their own
-            return super().plan(sites, exchanges=exchanges)
+            return super().plan(sites, exchanges=exchanges, steps=steps)
         per_second = self.cluster.gflops * 1e9
-        timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site))
+        timed = [dataclasses.replace(site, operations=per_second * self.model.ready_seconds(site),
+                                     needed=per_second * self.model.needed_seconds(site))
                  for site in sites]
-        return super().plan(timed, per_second * self.model.step_seconds, exchanges)
+        return super().plan(timed, per_second * self.model.step_seconds, exchanges, steps)
 
 
 class EmulatingPass(grappler.GraphPass):
