@@ -250,8 +250,9 @@ class Communicator:
         """
         statistics = self._json(self._lib.poseidon_statistics)
         counts, sites = statistics["sites"], {}
+        names = steps.in_any(counts)
         for site, counters in counts.items():
-            total = sites.setdefault(steps.in_any(site, counts)[0], dict.fromkeys(counters, 0))
+            total = sites.setdefault(names[site][0], dict.fromkeys(counters, 0))
             for name, value in counters.items():
                 total[name] += value
         return {**statistics, "sites": sites, "waited_for": dict(statistics["waited_for"])}
@@ -272,9 +273,9 @@ class Communicator:
             "rebuild" for rebuilding a gradient from the factors of other ranks.
         """
         recorded = self._json(self._lib.poseidon_events)
-        sites = {site for _, site, *_ in recorded["events"]}
+        names = steps.in_any({site for _, site, *_ in recorded["events"]})
         return {**recorded, "events": [[row, name, *rest, step] for row, site, *rest in recorded["events"]
-                                       for name, step in [steps.in_any(site, sites)]]}
+                                       for name, step in [names[site]]]}
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         size = 0

@@ -105,7 +105,6 @@ class GraphPass:
         self.session = session
         self.strict = strict
         self.plan = None
-        self._overlapping: planning.Plan | None = None  # the last plan of several steps
         self._log_level = log_level
         self._said = {""}
         self._callback = _Passes(self._run)  # kept here, or it would be freed
@@ -144,18 +143,23 @@ class GraphPass:
             self.plan = self.session.planner.refusal("TensorFlow has not run the graph pass; enable "
                                              "Grappler (tf.config.optimizer)")
 
-    def note_overlap(self, sentence: str) -> None:
-        """Notes whether the steps of an execution overlap, for the plan; those that are left over follow none."""
+    def note_overlap(self, sentence: str, before: planning.Plan | None = None) -> planning.Plan | None:
+        """Notes whether the steps of an execution overlap, for the plan.
+
+        Args:
+            sentence: Whether they do.
+            before: What this has returned for the execution before.
+
+        Returns:
+            The plan. Steps that are left over do not replace that of several steps.
+        """
         plan = self.plan
-        if plan is None:
-            return
-        if plan.steps > 1:
-            self._overlapping = plan
-        elif self._overlapping is not None and _names(plan) == _names(self._overlapping):
-            plan = self._overlapping
-        if plan.overlap != sentence:
+        if plan is not None and before is not None and before.steps > plan.steps and _same_sites(plan, before):
+            plan = before
+        if plan is not None and plan.overlap != sentence:
             plan = dataclasses.replace(plan, overlap=sentence)
         self.plan = plan
+        return plan
 
     def rewrite(self, graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef | None:
         """Returns the rewritten GraphDef, or None to leave the graph unchanged."""
@@ -216,8 +220,9 @@ class GraphPass:
         return graph_def
 
 
-def _names(plan: planning.Plan) -> list[str]:
-    return [site.name for site in plan.sites]
+def _same_sites(a: planning.Plan, b: planning.Plan) -> bool:
+    names = [[(site.name, site.fingerprint()) for site in plan.sites] for plan in (a, b)]
+    return names[0] == names[1]
 
 
 @overload

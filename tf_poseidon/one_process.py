@@ -85,6 +85,7 @@ class Steps:
         self._trains = trains
         self._accumulators = accumulators
         self._traces = {}
+        self._plan = None  # of its last execution of several steps
         self._rows = None
         self._has_warned = False
 
@@ -133,7 +134,7 @@ class Steps:
                 steps = 1
             result = traced.run([call.tensors for call in left[:steps]])
             if self._trains:
-                self._extended.graph_pass.note_overlap(traced.overlap)
+                self._plan = self._extended.graph_pass.note_overlap(traced.overlap, self._plan)
             left = left[steps:]
         return result
 

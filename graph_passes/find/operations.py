@@ -7,10 +7,13 @@ several steps, sites of the first one also have the operations of the next one b
 
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
+import functools
 import math
+import operator
 
+import numpy as np
+import numpy.typing as npt
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes import passes
@@ -30,7 +33,7 @@ class CountOperations(passes.Pass):
         depths = _depths(graph, [*(marker.node for marker in known.markers), *(node.name for node in others)])
         needed = _needed(known, counts)
         return dataclasses.replace(
-            known, operations=sum(counts.numbers),
+            known, operations=int(counts.numbers.sum()),
             sites=tuple(
                 dataclasses.replace(site, operations=counts.of(counts.before[graph_lib.node_of(marker.gradient)]),
                                     needed=needed.get(marker.node), depth=depths[marker.node])
@@ -45,34 +48,21 @@ class CountOperations(passes.Pass):
 def _needed(known: passes.TrainingGraph, counts: "Counts") -> dict[str, int]:
     """Returns, by marker of the first of several steps, the operations of the next step before one that needs its sum.
 
-    What depends on the first step's gradients is taken to be of later steps.
+    Those of the next step precede its gradients, but not those of the first step.
     """
     steps = known.facts.steps
-    markers = [(marker, site) for marker, site in zip(known.markers, known.sites, strict=True)
-               if not site.is_waited_for]
-    first, next_ = ({marker.node for marker, site in markers if steps.step_of(site.name) == step} for step in (0, 1))
-    if not next_:
-        return {}
-    # The nodes that count and depend on the first step's gradients, as a bit set; and those that precede the next ones.
-    later, depends = 0, set(first)
-    nodes = graph_lib.in_order(known.graph.graph_def)
-    for node in nodes:
-        if node.name not in depends and any(graph_lib.node_of(tensor) in depends for tensor in node.input):
-            depends.add(node.name)
-            later |= counts.bit.get(node.name, 0)
-    of_next = 0
-    for marker, _ in markers:
-        if marker.node in next_:
-            of_next |= counts.before[graph_lib.node_of(marker.gradient)] & later
+    markers = {step: [marker for marker, site in zip(known.markers, known.sites, strict=True)
+                      if not site.is_waited_for and steps.step_of(site.name) == step] for step in (0, 1)}
+    of_first, of_next = (functools.reduce(operator.or_, (
+        counts.before[graph_lib.node_of(marker.gradient)] for marker in markers[step]), 0) for step in (0, 1))
+    of_next &= ~of_first
     soonest: dict[str, int] = {}  # by node: operations of the next step before the first one that depends on the node
-    for node in reversed(nodes):
-        if node.name not in depends:
-            continue
+    for node in reversed(graph_lib.in_order(known.graph.graph_def)):
         if (bit := counts.bit.get(node.name, 0)) & of_next:
-            soonest[node.name] = counts.of(counts.before[node.name] & later & ~bit)
-        elif known_ := [soonest[reader.name] for reader in known.graph.consumers(node.name) if reader.name in soonest]:
-            soonest[node.name] = min(known_)
-    return {name: soonest[name] for name in first if name in soonest}
+            soonest[node.name] = counts.of(counts.before[node.name] & of_next & ~bit)
+        elif found := [soonest[reader.name] for reader in known.graph.consumers(node.name) if reader.name in soonest]:
+            soonest[node.name] = min(found)
+    return {marker.node: soonest[marker.node] for marker in markers[0] if marker.node in soonest}
 
 
 def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | None]:
@@ -163,13 +153,16 @@ class Counts:
         before: By name of any node: the places of these nodes among it and those before it, as a bit set.
     """
 
-    numbers: Sequence[int]
+    numbers: npt.NDArray[np.int64]
     bit: Mapping[str, int]
     before: Mapping[str, int]
 
     def of(self, bits: int) -> int:
         """Returns the operations of the nodes in a bit set."""
-        return sum(number for i, number in enumerate(self.numbers) if bits >> i & 1)
+        size = len(self.numbers)
+        chosen = np.unpackbits(np.frombuffer(bits.to_bytes(size // 8 + 1, "little"), np.uint8), count=size,
+                               bitorder="little")
+        return int(np.dot(chosen, self.numbers))
 
 
 def count(graph: graph_lib.Graph) -> Counts:
@@ -193,4 +186,4 @@ def count(graph: graph_lib.Graph) -> Counts:
             bits |= bit[node.name]
             numbers.append(number)
         before[node.name] = bits
-    return Counts(numbers, bit, before)
+    return Counts(np.array(numbers, np.int64), bit, before)

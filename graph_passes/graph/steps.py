@@ -32,12 +32,15 @@ class Steps:
         return site.rpartition(self.mark)[0] if self.step_of(site) else site
 
 
-def in_any(site: str, sites: Collection[str]) -> tuple[str, int]:
-    """Returns what people call a site, its name in the first step, and the number of its step in an unrolled graph.
+def in_any(sites: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Returns what people call each site, its name in the first step, and the number of its step in an unrolled graph.
+
+    A step may have sites that the first one lacks: the last one alone has those that only results need.
 
     Args:
-        site: Its name.
         sites: The names of all sites.
     """
-    first, mark, number = site.rpartition(UNROLLED)
-    return (first, int(number)) if mark and number.isdecimal() and first in sites else (site, 0)
+    parts = {site: (first, int(number)) for site in sites for first, mark, number in [site.rpartition(UNROLLED)]
+             if mark and number.isdecimal()}
+    numbers = {number for first, number in parts.values() if first in sites}
+    return {site: parts[site] if site in parts and parts[site][1] in numbers else (site, 0) for site in sites}

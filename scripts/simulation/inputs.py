@@ -44,12 +44,22 @@ class Work:
         return min([self.seconds / 3,
                     *(self.ready_seconds(s.operations) for s in self.sites if not s.is_waited_for)])
 
-    def needed_seconds(self, operations, needed=None):
-        """Returns when the forward pass needs a sum that is ready after some operations; see `planning.Site.needed`."""
-        if needed is not None:
-            return self.ready_seconds(needed)
+    def needed(self, what):
+        """Returns how many operations of the next step precede the need of an exchange, infinity if none needs it.
+
+        If no site says so, the forward pass is the mirror image of backpropagation.
+        """
+        if not isinstance(what, planning.Site):
+            return math.inf
+        if any(site.needed is not None for site in self.sites):
+            return math.inf if what.needed is None else what.needed
         backward = self.seconds - self.forward_seconds
-        return self.forward_seconds * (self.seconds - self.ready_seconds(operations)) / backward
+        share = (self.seconds - self.ready_seconds(what.operations)) / backward
+        return self.forward_seconds / self.seconds * self.operations * share
+
+    def needed_seconds(self, what):
+        """Returns the same in seconds of computing."""
+        return self.needed(what) / self.operations * self.seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,6 @@ import links
 import transfers as transfers_lib
 
 _ROOT = 0  # the kind of the first node, whose values broadcasts send
-_STEPS = 6  # without a barrier, until a step repeats the one before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class _Run:
                                  machines.latency_us / 1e6)
         self._device, self._up, self._down, self._adder = (
             [links.Line(self._clock) for _ in self._all] for _ in range(4))
-        self._steps = system.steps or _STEPS
+        self._steps = system.steps or transfers_lib.STEADY
         self._program = self._make_program()
         self._missing = {}  # key -> how many are missing
         self._done = [set() for _ in self._all]
@@ -140,7 +139,8 @@ class _Run:
         forward = self._work.forward_seconds
         actions = [(forward, "forward", (), ())]  # when, and as above
         if self._steps > 1:
-            actions += [(move.needed, "forward", ((1, i),), ()) for i, move in enumerate(self._moves)]
+            actions += [(move.needed, "forward", ((1, i),), ()) for i, move in enumerate(self._moves)
+                        if move.needed < math.inf and not move.is_waited_for]
         for (ready, _), group in itertools.groupby(
                 range(len(self._moves)), key=lambda i: (self._moves[i].ready, self._moves[i].depth)):
             group = tuple(group)
@@ -234,8 +234,10 @@ class _Run:
 
     def _order(self, gradient):
         """Returns the sort key of messages; with equal keys, they are sent in the order of submission."""
-        step, i = gradient
-        return (step, self._moves[i].needed) if self._system.order == "priority" else (0, 0.0)
+        step, move = gradient[0], self._moves[gradient[1]]
+        if self._system.order == "fifo":
+            return 0, 0.0
+        return (step, move.ready) if move.is_urgent else (step + 1, move.needed)
 
     def _send(self, kind, to, num_bytes, width, gradient, phase, then):
         move, step = self._moves[gradient[1]], gradient[0]

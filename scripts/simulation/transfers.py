@@ -11,6 +11,7 @@ from tf_poseidon.errors import PoseidonError
 
 _MIN_KV_PAIR_BYTES = 32 << 10  # kMinKvPairBytes in kv_pairs.cc
 _BLOCK_BYTES = 64  # kBlock
+STEADY = 6  # steps without a barrier, until one repeats the one before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Transfer:
     Attributes:
         site: Name of the site.
         ready: When it may leave, in seconds of computing.
-        needed: When the next forward pass needs it, in seconds of computing.
+        needed: When the next step needs it, in seconds of computing; infinity if it does not.
         rounds: Over servers: its KV pairs.
         peer_bytes: To all other nodes: bytes to each.
         root_bytes: The same, from the first node only.
@@ -45,6 +46,7 @@ class Transfer:
         up_seconds: Copying from a node's accelerators to the network, `down_seconds` back.
         message_us: Same as in `Machines`; 0 if it travels with another site.
         depth, is_waited_for: Same as in `planning.Site`.
+        is_urgent: Whether it overtakes gradients between steps that overlap.
     """
 
     site: str
@@ -61,6 +63,7 @@ class Transfer:
     message_us: float = 0.0
     depth: int = 0
     is_waited_for: bool = False
+    is_urgent: bool = False
 
 
 def cut(num_bytes, kv_pair_bytes, servers):
@@ -76,10 +79,12 @@ def make_plan(work, machines, system):
                                   accelerators=work.accelerators)
     # A cluster has one speed of arithmetic, so computing is expressed as rebuilding that takes as long.
     scale = work.seconds / work.operations / work.rebuild_seconds_per_operation
-    scaled = [dataclasses.replace(s, operations=scale * s.operations) for s in work.sites]
+    scaled = [dataclasses.replace(site, operations=scale * site.operations,
+                                  needed=None if math.isinf(needed := work.needed(site)) else scale * needed)
+              for site in work.sites]
     exchanges = [dataclasses.replace(e, operations=scale * e.operations) for e in work.exchanges]
     plan = planning.make_plan(scaled, system.policy, cluster, operations=scale * work.operations,
-                              merge=system.merge, exchanges=exchanges)
+                              merge=system.merge, exchanges=exchanges, steps=system.steps or STEADY)
     groups = {exchange.site: exchange.group for exchange in plan.exchanges}
     return dataclasses.replace(plan, sites=work.sites, operations=work.operations, exchanges=tuple(
         dataclasses.replace(exchange, group=groups[exchange.site]) for exchange in work.exchanges))
@@ -115,7 +120,7 @@ def transfers(work, machines, system, plan):
         is_waited_for = what.is_waited_for and system.exchange != "whole"
         found.append(Transfer(
             name, ready_of[group or name] if system.overlap or is_waited_for else work.seconds,
-            0.0 if is_waited_for else work.needed_seconds(what.operations, getattr(what, "needed", None)),
+            work.needed_seconds(what), is_urgent=is_waited_for or not isinstance(what, planning.Site),
             message_us=machines.message_us if leaders[group or name] == name else 0.0,
             depth=what.depth or 0, is_waited_for=is_waited_for, **made))
 

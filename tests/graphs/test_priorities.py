@@ -11,16 +11,29 @@ from tf_poseidon.graph_passes.find import priorities
 LAYERS = ("first", "middle", "last")
 
 
-def graph_of_steps(number, joint=False):
-    """Returns a graph that trains a chain of layers; `joint` scales gradients by their norm."""
+def graph_of_steps(number, joint=False, frozen=False, moments=False):
+    """Returns a graph that trains a chain of layers.
+
+    Args:
+        number: Its number of steps.
+        joint: Whether gradients are scaled by their norm.
+        frozen: Whether two layers that are not trained come first.
+        moments: Whether a sum of the forward pass comes after the first product.
+    """
     with tf.Graph().as_default() as graph:
         weights = {name: tf.compat.v1.placeholder(tf.float32, [2, 2], name=f"{name}_weights") for name in LAYERS}
+        untrained = tf.compat.v1.placeholder(tf.float32, [2, 2], name="untrained")
         for step in range(number):
             mark = f"#{step}" if step else ""
-            ops.agree([f"'{name}{mark}' float32[2, 2]" for name in LAYERS], None, None, False)
-            value = tf.ones([2, 2])
+            ops.agree([f"'{name}{mark}' float32[2, 2]" for name in (*LAYERS, *(["moments"] if moments else ()))], None,
+                      None, False)
+            value = tf.compat.v1.placeholder(tf.float32, [2, 2], name=f"batch{step}")
+            if frozen:
+                value = (value @ untrained) @ untrained
             for name in LAYERS:
                 value = value @ weights[name]
+                if moments and name == LAYERS[0]:
+                    value -= ops.sync(tf.reduce_mean(value), "moments" + mark, True, [])
             gradients, error = {}, value
             for name in reversed(LAYERS):
                 gradients[name] = ops.sync(error * 2, name + mark, True, [2, 2])
@@ -62,13 +75,18 @@ def test_the_rewritten_graph_carries_them():
     assert sent["first"] == 1 and sent["last#1"] == 4
 
 
-@pytest.mark.parametrize("number, joint, needed", [
-    (1, False, [None, None, None]), (3, False, [0, 16, 32]), (3, True, [0, 0, 0])])
-def test_the_operations_before_a_sum_is_needed_are_counted(number, joint, needed):
+@pytest.mark.parametrize("options, needed, ready", [
+    (dict(number=1), [None, None, None], [80, 64, 48]), (dict(number=3), [0, 16, 32], [80, 64, 48]),
+    (dict(number=3, joint=True), [0, 0, 0], [80, 64, 48]),
+    # What is not trained comes before the first trained layer in each step.
+    (dict(number=3, frozen=True), [32, 48, 64], [112, 96, 80]),
+    # A sum that the step itself needs does not make its arithmetic that of the next step.
+    (dict(number=3, moments=True), [0, 16, 32], [80, 64, 48])],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None)
+def test_the_operations_before_a_sum_is_needed_are_counted(options, needed, ready):
     """Each product takes 16; with a joint norm all gradients are needed before the first product of the next step."""
-    planner = planning.Planner(planning.Cluster(4), "ps")
-    plan = session.RewriteSession(planner).rewrite(graph_of_steps(number, joint)).plan
+    plan = session.RewriteSession(planning.Planner(planning.Cluster(4), "ps")).rewrite(graph_of_steps(**options)).plan
     by_name = {site.name: site for site in plan.sites}
-    assert plan.steps == number
+    assert plan.steps == options["number"]
     assert [by_name[name].needed for name in LAYERS] == needed
-    assert [by_name[name].operations for name in LAYERS] == [80, 64, 48]
+    assert [by_name[name].operations for name in LAYERS] == ready

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import saved_programs
 import tensorflow as tf
+from tensorflow.core.protobuf import control_flow_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
 
 import tf_poseidon as poseidon
+from tf_poseidon.saved_graphs import contexts
 
 v1 = tf.compat.v1
 
@@ -69,6 +72,34 @@ def test_gradients_of_unrolled_steps_have_priorities(tmp_path):
     found = {node.attr["site"].s.decode(): node.attr["priority"].i for node in graph_def.node
              if node.op == "PoseidonSend"}
     assert found == {"w": 1, "vv": 2, "w#1": 3, "vv#1": 4, "w#2": 5, "vv#2": 5}
+
+
+def test_contexts_forget_what_the_graph_lacks():
+    """A loop without its pivot is none, nor is one inside of another; values that are gone are removed."""
+    def loop(name, pivot, values, nested=()):
+        context = control_flow_pb2.WhileContextDef(context_name=name, pivot_name=pivot)
+        context.values_def.values.extend(values)
+        context.values_def.external_values.update({f"{name}/x": values[0], f"{name}/y": values[-1]})
+        context.nested_contexts.extend(nested)
+        return context
+
+    inner = [control_flow_pb2.ControlFlowContextDef(while_ctxt=loop(pivot, pivot, ["a:0"]))
+             for pivot in ("a:0", "no:0")]
+    branch = control_flow_pb2.CondContextDef(context_name="branch", pred_name="a:0", pivot_name="no:0")
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.node.add(name="a")
+    loops = meta_graph.collection_def["while_context"].bytes_list.value
+    loops.extend(context.SerializeToString() for context in (
+        loop("kept", "a:0", ["a:0", "no:0"], [*inner, control_flow_pb2.ControlFlowContextDef()]),
+        loop("gone", "no:0", ["a:0"])))
+    meta_graph.collection_def["cond_context"].bytes_list.value.append(branch.SerializeToString())
+    contexts.forget_removed(meta_graph)
+    kept, = map(control_flow_pb2.WhileContextDef.FromString, loops)
+    assert kept.context_name == "kept" and list(kept.values_def.values) == ["a:0"]
+    assert dict(kept.values_def.external_values) == {"kept/x": "a:0"}
+    assert [each.while_ctxt.context_name for each in kept.nested_contexts] == ["a:0"]
+    assert not meta_graph.collection_def["cond_context"].bytes_list.value
+    assert loops[0] == kept.SerializeToString(deterministic=True)
 
 
 def _saved(folder, change=lambda meta_graph: None):

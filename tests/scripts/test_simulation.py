@@ -304,8 +304,7 @@ def test_plans_expect_what_is_simulated(nodes, steps, gbps):
     """Plans take the link as one queue, and the simulator each connection: the same within 3 % on few nodes."""
     work, there = layered(), machines(nodes, gbps, latency_us=20)
     cluster = dataclasses.replace(there.cluster(1e-9 * work.operations / work.seconds), accelerators=True)
-    needed = {site.name: work.needed_seconds(site.operations) / work.seconds * work.operations for site in work.sites}
-    sites = tuple(dataclasses.replace(site, factors=None, bias_of=None, needed=needed[site.name])
+    sites = tuple(dataclasses.replace(site, factors=None, bias_of=None, needed=work.needed(site))
                   for site in work.sites)
     plan = planning.make_plan(sites, "ps", cluster, operations=work.operations, steps=steps)
     system = inputs.System(order="priority" if steps > 1 else "fifo", steps=steps, kv_pair_bytes=64 << 10)
@@ -455,23 +454,46 @@ def emulated_name(entry):
             f"S={run['shrink']:g} with {run['systems']}")
 
 
-@pytest.mark.parametrize("entry", EMULATED, ids=emulated_name)
-def test_agrees_with_what_was_measured(entry):
-    """Within a tenth, by the nominal rates of links, of which TCP's payload gets 0.94."""
+def what_was_measured(entry):
+    """Returns the work and the machines of a run on an emulated cluster."""
     import profiles  # late, since they import Keras
     import zoo
     run, rows = entry["run"], entry["batch_size"]
     profile = profiles.PROFILES[run["profile"]]
     work = inputs.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
                        profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
-    there = inputs.Machines(run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"],
-                            efficiency=0.94, gpus_per_node=run["ranks_per_host"],
-                            local_gbytes_per_s=math.inf)
+    return work, inputs.Machines(
+        run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"], efficiency=0.94,
+        gpus_per_node=run["ranks_per_host"], local_gbytes_per_s=math.inf)
+
+
+@pytest.mark.parametrize("entry", EMULATED, ids=emulated_name)
+def test_agrees_with_what_was_measured(entry):
+    """Within a tenth, by the nominal rates of links, of which TCP's payload gets 0.94."""
+    work, there = what_was_measured(entry)
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in OURS}
     simulated = {system: 1e3 * simulation.simulate(work, there, inputs.SYSTEMS[system]).step_seconds
                  for system in steps}
-    tolerance = LESS_ALIKE.get((run["model"], run["gbps"]), 0.1)
+    tolerance = LESS_ALIKE.get((entry["run"]["model"], entry["run"]["gbps"]), 0.1)
     assert len(steps) >= 2 and simulated == pytest.approx(steps, rel=tolerance)
+
+
+OVERLAPPING = json.loads((ROOT / "docs/results/overlap.json").read_text())
+# Steps of eight are 7.5 % longer than simulated, for a reason that is not known.
+LESS_ALIKE_OVERLAPPING = {"resnet50": 0.08}
+
+
+@pytest.mark.parametrize("entry", OVERLAPPING, ids=emulated_name)
+def test_agrees_with_what_was_measured_of_steps_that_overlap(entry):
+    """Within 5 %, single steps and eight that overlap."""
+    work, there = what_was_measured(entry)
+    system = inputs.SYSTEMS["poseidon"]
+    systems = {"poseidon": system,
+               "poseidon+overlap": dataclasses.replace(system, steps=8, order="priority")}
+    steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in systems}
+    simulated = {name: 1e3 * simulation.simulate(work, there, systems[name]).step_seconds for name in steps}
+    assert len(steps) == 2
+    assert simulated == pytest.approx(steps, rel=LESS_ALIKE_OVERLAPPING.get(entry["run"]["model"], 0.05))
 
 
 def test_enough_was_measured():

@@ -20,6 +20,7 @@ from tf_poseidon import planning
 from tf_poseidon import runtime
 from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.graph import steps as steps_names
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.schemes import Rider
@@ -117,6 +118,19 @@ def test_the_next_step_of_a_run_waits_for_what_it_needs():
 def test_waits_are_not_guessed(places, waits):
     second = dataclasses.replace(overlapping_steps(), places=places).steps[1]
     assert [tuple(segment) for segment in second.segments if segment.kind == "wait" and segment.end < 8] == waits
+
+
+def test_a_run_without_its_last_events_does_not_count():
+    rank = overlapping_steps()
+    later = tuple(event._replace(begin=event.begin + 20, end=event.end + 20) for event in rank.events[:3])
+    assert len(dataclasses.replace(rank, events=rank.events + later).steps) == 4
+    assert len(dataclasses.replace(rank, events=rank.events + later, dropped=1).steps) == 2
+
+
+def test_sites_of_one_step_alone_belong_to_it():
+    """The last step alone has what only results need."""
+    assert steps_names.in_any(["a", "a@1", "a@2", "loss@2", "b@3", "c@d"]) == {
+        "a": ("a", 0), "a@1": ("a", 1), "a@2": ("a", 2), "loss@2": ("loss", 2), "b@3": ("b@3", 0), "c@d": ("c@d", 0)}
 
 
 def test_rebuilding_for_the_next_step_is_not_waiting():

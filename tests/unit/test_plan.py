@@ -13,7 +13,9 @@ from small_plans import plan_for
 from small_plans import SITES
 
 import tf_poseidon as poseidon
+from tf_poseidon import grappler
 from tf_poseidon import planning
+from tf_poseidon.graph_passes import session
 
 
 @pytest.mark.parametrize("policy", planning.POLICIES)
@@ -89,6 +91,23 @@ def test_steps_that_overlap_are_saved_and_those_of_a_graph_count():
     followed = planning.Planner(plan.cluster, given=loaded).plan(single, 1e9)
     assert followed.steps == 1 and followed.digest == plan.digest
     assert followed.step_seconds == plan_for(single, "auto", 4, operations=1e9).step_seconds
+
+
+def test_steps_that_are_left_over_do_not_replace_the_plan_of_several():
+    """But those of another step do, and those that do not overlap."""
+    shown = grappler.GraphPass(session.RewriteSession(planning.Planner(planning.Cluster(4))))
+    several, single, other = (plan_for(sites, "auto", 4, steps=steps)
+                              for sites, steps in ((SITES, 8), (SITES, 1), (SITES[2:], 1)))
+    shown.plan = several
+    before = shown.note_overlap("Steps overlap.")
+    shown.plan = single
+    assert shown.note_overlap("Steps overlap.", before) is shown.plan
+    assert (shown.plan.steps, shown.plan.overlap) == (8, "Steps overlap.")
+    for plan, noted in ((single, None), (other, before)):
+        shown.plan = plan
+        shown.note_overlap("Steps do not overlap.", noted)
+        assert (shown.plan.steps, shown.plan.overlap) == (1, "Steps do not overlap.")
+        assert shown.plan.sites == plan.sites
 
 
 @pytest.mark.parametrize("change, message", [

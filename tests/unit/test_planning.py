@@ -1,6 +1,8 @@
 """Planning: the paper's formulas and numbers, the policies, and their printed plans."""
 
 import dataclasses
+import itertools
+import random
 import subprocess
 import sys
 import time
@@ -365,6 +367,41 @@ def test_auto_plans_with_what_the_next_step_hides():
                            for steps in (1, 8))
     assert [plan.decisions[0].scheme for plan in (single, overlapping)] == ["sfb", "ps"]
     assert overlapping.step_seconds < single.step_seconds
+
+
+def test_what_rows_wait_for_does_not_wait_for_gradients_of_the_step_before():
+    """Half a second of computing, an exchange of 0.1 s in the forward pass, and a gradient of 10 s that nothing needs."""
+    moments = planning.Site("moments", "float32", 4, (12_500_000,), operations=5e8, is_waited_for=True)
+    gradient = planning.Site("gradient", "float32", 4, (1_250_000_000,), operations=1e9)
+    cluster = planning.Cluster(2, bandwidth_gbps=4, latency_us=0, gflops=1)
+    plan = planning.make_plan([moments, gradient], "ps", cluster, operations=1e9, steps=3)
+    assert plan.step_seconds == pytest.approx((1.1 + 3 * 10 + 2 * 0.1) / 3)
+
+
+def random_case(seed):
+    """Returns (sites, cluster, operations): some layers with factors on some accelerators."""
+    rng = random.Random(seed)
+    number, operations = rng.randint(2, 6), 10 ** rng.uniform(9, 12)
+    sites = []
+    for i in range(number):
+        m, n, k = (2 ** rng.randint(5, 13) for _ in range(3))
+        ready = operations * (1 / 3 + 2 / 3 * (number - i) / number)
+        sites.append(dataclasses.replace(dense_site(m, n, min(k, 512), f"layer{i}"), operations=ready,
+                                         needed=operations / 3 * i / number))
+    return sites, planning.Cluster(rng.choice((2, 8, 32)), bandwidth_gbps=10 ** rng.uniform(-1, 2), latency_us=20,
+                                   gflops=10 ** rng.uniform(2, 4), accelerators=True), operations
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_auto_on_accelerators_is_as_fast_as_any_choice(steps):
+    """Within its own 5 %, of all combinations of schemes, which are all tried here."""
+    for seed in range(40):
+        sites, cluster, operations = random_case(seed)
+        plan = planning.make_plan(sites, "auto", cluster, operations=operations, steps=steps)
+        best = min(planning.make_plan(sites, "auto", cluster, tuple((site.name, scheme) for site, scheme in zip(
+            sites, schemes)), operations, steps=steps).step_seconds
+            for schemes in itertools.product(("ps", "sfb"), repeat=len(sites)))
+        assert plan.step_seconds <= best / 0.95 * (1 + 1e-9), f"seed {seed}"
 
 
 @pytest.mark.parametrize("share", [1, 10])

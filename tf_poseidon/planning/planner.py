@@ -41,7 +41,7 @@ class Planner:
         given = self.given.fitted(sites)
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}
-        # The times that it expects are those of this graph.
+        # Which steps overlap, and what they wait for, this graph says.
         needed = {site.name: site.needed for site in sites}
         return dataclasses.replace(
             given, steps=steps,

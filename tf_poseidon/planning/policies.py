@@ -4,7 +4,6 @@ A policy is a function of a site, of the cost of each scheme that could carry it
 name of a scheme and why. To add one: a function, and a line in `POLICIES`.
 """
 
-import bisect
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -12,11 +11,11 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import fnmatch
-import itertools
 
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import merging
+from tf_poseidon.planning import search
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
@@ -143,10 +142,6 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
 
 
-# How many plans around the balanced one, and of how many sites the other schemes, are tried.
-_NEIGHBORS, _TRIED = 2, 12
-
-
 def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
                   exchanges: Sequence[Exchange], steps: int) -> Sequence[Decision]:
     """Returns the decisions, changed where that shortens the step; unchanged if it gains less than 5 %.
@@ -154,53 +149,25 @@ def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Seq
     Alone, a gradient may take less time as factors. But where links are fast, backpropagation hides its bytes,
     and never the arithmetic of rebuilding it; and on a link that is busy anyway, bytes cost more than they do
     alone. The estimate is not accurate to 5 %, and factors leave more of the links to others.
-
-    A second of rebuilding is worth a number of seconds on the link. For each such number there is a plan; tried are
-    those by which the link is about as busy as the processor, and the extremes. Then the schemes of single sites are
-    changed one by one.
     """
     cluster = chooser.cluster
-    chosen = {d.site: d.scheme for d in decisions}
     costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
              if d.runner_up and not d.leader and _pin(site.name, chooser.pins) is None}
 
-    def sent(schemes: Mapping[str, str]) -> list[step_time.Message]:
-        return step_time.messages(chooser.decisions(sites, schemes), sites, exchanges, cluster)
+    def sent(changed: search.Schemes) -> list[step_time.Message]:
+        return step_time.messages(chooser.decisions(sites, changed), sites, exchanges, cluster)
 
-    def seconds(schemes: Mapping[str, str]) -> float:
-        return step_time.step_seconds(sent(schemes), cluster, operations, steps)[0]
+    def seconds(changed: search.Schemes) -> float:
+        return step_time.step_seconds(sent(changed), cluster, operations, steps)[0]
 
-    def by_worth(worth: float) -> dict[str, str]:
-        best = {name: min(of, key=lambda scheme: (of[scheme].transfer + worth * of[scheme].rebuild,
-                                                  scheme != chosen[name])) for name, of in costs.items()}
-        return {name: scheme for name, scheme in best.items() if scheme != chosen[name]}
-
-    def is_link_busier(worth: float) -> bool:
-        messages = sent(by_worth(worth))
+    def is_link_busier(changed: search.Schemes) -> bool:
+        messages = sent(changed)
         return (sum(message.cost.transfer for message in messages)
                 > cluster.compute_seconds(operations) + sum(message.cost.rebuild for message in messages))
 
-    # Between two of these, the plan is the same.
-    edges = sorted({(a.transfer - b.transfer) / (b.rebuild - a.rebuild) for of in costs.values()
-                    for a in of.values() for b in of.values() if a.transfer > b.transfer and a.rebuild < b.rebuild})
-    worths = [0.0, *((low + high) / 2 for low, high in itertools.pairwise([*edges, 3 * edges[-1]] if edges else []))]
-    balanced = bisect.bisect_left(worths, True, key=is_link_busier)
-    places = {0, len(worths) - 1, *range(max(balanced - _NEIGHBORS, 0), min(balanced + _NEIGHBORS, len(worths)))}
-    changed: dict[str, str] = {}
-    best = at_first = seconds(changed)
-    for place in sorted(places):
-        tried = by_worth(worths[place])
-        if (shorter := seconds(tried)) < best:
-            best, changed = shorter, tried
-    spread = {name: max(cost.seconds for cost in of.values()) - min(cost.seconds for cost in of.values())
-              for name, of in costs.items()}
-    for name in sorted(costs, key=lambda name: -spread[name])[:_TRIED]:
-        for scheme in costs[name]:  # in the same order on all ranks
-            tried = {**changed, name: scheme}
-            if (shorter := seconds(tried)) < best:
-                best, changed = shorter, tried
-    changed = {name: scheme for name, scheme in changed.items() if scheme != chosen[name]}
-    return chooser.decisions(sites, changed) if best < 0.95 * at_first else decisions
+    chosen = {decision.site: decision.scheme for decision in decisions if decision.site in costs}
+    changed, best = search.shortest(costs, chosen, seconds, is_link_busier, len(sites) * steps)
+    return chooser.decisions(sites, changed) if best < 0.95 * seconds({}) else decisions
 
 
 @dataclasses.dataclass(frozen=True)

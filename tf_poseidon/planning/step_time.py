@@ -30,6 +30,7 @@ class Message:
     Attributes:
         cost: Its `Cost`.
         operations, needed, depth, is_waited_for: Same as in `Site`.
+        is_urgent: Whether it overtakes gradients between steps that overlap.
     """
 
     cost: Cost
@@ -37,6 +38,7 @@ class Message:
     needed: float | None = None
     depth: int | None = 0
     is_waited_for: bool = False
+    is_urgent: bool = False
 
 
 def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
@@ -49,10 +51,11 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for)
+    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for,
+                     site.is_waited_for)
              for decision, site in zip(decisions, sites, strict=True)
              if decision.cost is not None and not decision.leader]
-    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for)
+    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
@@ -92,10 +95,10 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
 
 
 def _order(step: int, message: Message) -> tuple[int, float]:
-    """Returns the key by which the link carries messages: those of earlier steps first, and what is needed first."""
-    if message.is_waited_for:
-        return step, -1.0
-    return step, math.inf if message.needed is None else message.needed
+    """Returns the key by which the link carries messages: what is needed first, in whichever step that is."""
+    if message.is_urgent:
+        return step, message.operations
+    return step + 1, math.inf if message.needed is None else message.needed
 
 
 class _Link:

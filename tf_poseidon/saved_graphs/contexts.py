@@ -27,7 +27,7 @@ def forget_removed(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     for key, kind in _COLLECTIONS.items():
         if key in meta_graph.collection_def:
             contexts = meta_graph.collection_def[key].bytes_list.value
-            kept = [context.SerializeToString() for data in contexts
+            kept = [context.SerializeToString(deterministic=True) for data in contexts
                     if _is_kept(context := kind.FromString(data), is_there)]
             contexts[:] = kept
 
@@ -40,7 +40,8 @@ def _is_kept(context: _Context, is_there: Callable[[str], bool]) -> bool:
         del values.external_values[key]
     for i in reversed(range(len(context.nested_contexts))):
         inner = context.nested_contexts[i]
-        if not _is_kept(getattr(inner, str(inner.WhichOneof("ctxt"))), is_there):
+        kind = inner.WhichOneof("ctxt")
+        if kind is None or not _is_kept(getattr(inner, kind), is_there):
             del context.nested_contexts[i]
     needed = [name for field in _NAMES if (name := getattr(context, field, ""))]
     needed += [name for field in _LISTS for name in getattr(context, field, ())]

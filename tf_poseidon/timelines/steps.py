@@ -107,6 +107,8 @@ class Rank:
     def steps(self) -> "list[Step]":
         """The `Step`s. A site that is exchanged again begins the next run of the graph."""
         runs = _runs(self.events)
+        if self.dropped:  # the last one lacks the events beyond the capacity
+            del runs[-1:]
         steps: list[Step] = []
         now = self.begin
         for run in runs:
@@ -122,8 +124,7 @@ class Rank:
                 follower = Step(events.exchanges, events.rebuilds, segments, follower)
                 of_run.append(follower)
             steps += reversed(of_run)
-        # The last step lacks the events beyond the capacity.
-        return steps[:-1] if self.dropped else steps
+        return steps
 
 
 @dataclasses.dataclass(frozen=True)
