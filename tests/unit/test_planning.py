@@ -360,13 +360,29 @@ def test_factors_that_the_next_step_needs_are_rebuilt_before_it_goes_on():
 
 def test_auto_plans_with_what_the_next_step_hides():
     """Where the next forward pass hides bytes, rebuilding costs more than they do."""
-    sites = [dataclasses.replace(dense_site(8192, 8192, 32, "top"), operations=4e11, needed=3e11),
-             dataclasses.replace(dense_site(256, 256, 32, "bottom"), operations=1e12, needed=0.0)]
-    cluster = planning.Cluster(32, 32, 20, 0, 4500, True)
+    sites = [dataclasses.replace(dense_site(8192, 8192, 256, "top"), operations=4e11, needed=3e11),
+             dataclasses.replace(dense_site(256, 256, 256, "bottom"), operations=1e12, needed=0.0)]
+    cluster = planning.Cluster(8, 8, 20, 0, 4500, True)
     single, overlapping = (planning.make_plan(sites, "auto", cluster, operations=1e12, steps=steps)
                            for steps in (1, 8))
     assert [plan.decisions[0].scheme for plan in (single, overlapping)] == ["sfb", "ps"]
     assert overlapping.step_seconds < single.step_seconds
+
+
+def test_a_kv_pair_that_travels_is_not_overtaken():
+    """Three peers get 2 MiB each at a time, in 50.3 ms, so what is needed first begins up to so much later."""
+    first = planning.Site("first", "float32", 4, (1000,), operations=1e9, needed=0.0)
+    large = planning.Site("large", "float32", 4, (100 << 20,), operations=9.9e8)
+    cluster = planning.Cluster(4, bandwidth_gbps=1, latency_us=0, gflops=1)
+    alone, both = (planning.make_plan(sites, "ps", cluster, operations=1e9, steps=2).step_seconds
+                   for sites in ([first], [first, large]))
+    pair = 3 * (2 << 20) * 8 / 1e9
+    link = 1.5 * (400 << 20) * 8 / 1e9
+    # The first step's large gradient has begun 10 ms before; in the end, both steps' have travelled.
+    assert alone < 1.001 and both == pytest.approx((0.99 + 2 * link + 2 * 1.5 * 4000 * 8 / 1e9) / 2)
+    late = planning.make_plan([first, dataclasses.replace(large, shape=(3 << 20,))], "ps", cluster, operations=1e9,
+                              steps=2).step_seconds
+    assert late == pytest.approx((1 + pair - 0.01 + 1 + 1.5 * (12 << 20) * 8 / 1e9 - 0.01) / 2, rel=1e-3)
 
 
 def test_what_rows_wait_for_does_not_wait_for_gradients_of_the_step_before():

@@ -20,6 +20,7 @@ from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
+from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.site import Site
 
 
@@ -31,6 +32,7 @@ class Message:
         cost: Its `Cost`.
         operations, needed, depth, is_waited_for: Same as in `Site`.
         is_urgent: Whether it overtakes gradients between steps that overlap.
+        piece: Seconds of transfer that nothing interrupts.
     """
 
     cost: Cost
@@ -39,6 +41,11 @@ class Message:
     depth: int | None = 0
     is_waited_for: bool = False
     is_urgent: bool = False
+    piece: float = math.inf
+
+
+# The default size of KV pairs; one to each other node travels at a time. Other messages are not cut.
+_KV_PAIR_BYTES = 2 << 20
 
 
 def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
@@ -51,8 +58,9 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
+    pairs = cluster.send_seconds(_KV_PAIR_BYTES * (cluster.nodes - 1))
     found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for,
-                     site.is_waited_for)
+                     site.is_waited_for, pairs if decision.scheme == PS else math.inf)
              for decision, site in zip(decisions, sites, strict=True)
              if decision.cost is not None and not decision.leader]
     return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True)
@@ -82,7 +90,7 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
             now += reached - computed
             computed = reached
             if is_ready:
-                link.send(now, (step, number), message.cost.transfer, _order(step, message) if steps > 1 else ())
+                link.send(now, (step, number), message, _order(step, message) if steps > 1 else ())
             if message.is_waited_for or step and not is_ready:
                 arrival = link.arrival((step if is_ready else step - 1, number)) + message.cost.latency
                 now = max(now, arrival) + message.cost.rebuild
@@ -102,20 +110,25 @@ def _order(step: int, message: Message) -> tuple[int, float]:
 
 
 class _Link:
-    """Carries one message after the other, in the order of keys; one with a smaller key interrupts others."""
+    """Carries one message after the other, in the order of keys; one with a smaller key overtakes others.
+
+    A piece of a message that has begun is not interrupted: it has the smallest key, ().
+    """
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._waiting: list[tuple[tuple[int | float, ...], int, Hashable, float]] = []  # a heap; seconds are the last
+        # A heap of (key, number, name; seconds that are left, seconds of a piece). What does not complete a message has
+        # no name.
+        self._waiting: list[tuple[tuple[int | float, ...], int, Hashable, float, float]] = []
         self._arrivals: dict[Hashable, float] = {}
         self._sent = 0
 
-    def send(self, now: float, name: Hashable, seconds: float, order: tuple[int | float, ...]) -> None:
+    def send(self, now: float, name: Hashable, message: Message, key: tuple[int | float, ...]) -> None:
         """Sends a message that is ready now; times must not decrease."""
         while self._waiting and self._now < now:
             self._carry(now)
         self._now = max(self._now, now)
-        heapq.heappush(self._waiting, (order, self._sent, name, seconds))
+        heapq.heappush(self._waiting, (key, self._sent, name, message.cost.transfer, message.piece))
         self._sent += 1
 
     def arrival(self, name: Hashable) -> float:
@@ -126,11 +139,16 @@ class _Link:
 
     def _carry(self, until: float) -> None:
         """Carries the first message until a time, or until it has arrived."""
-        order, number, name, seconds = self._waiting[0]
+        key, number, name, seconds, piece = heapq.heappop(self._waiting)
         end = self._now + seconds
-        if end <= until:
-            heapq.heappop(self._waiting)
-            self._now = self._arrivals[name] = end
-        else:
-            heapq.heapreplace(self._waiting, (order, number, name, end - until))
-            self._now = until
+        self._now = min(end, until)
+        left = end - self._now
+        if not left:
+            self._arrivals[name] = end
+            return
+        begun = left if key == () else left % piece
+        if begun < left:
+            heapq.heappush(self._waiting, (key, number, name, left - begun, piece))
+            name = None
+        if begun:
+            heapq.heappush(self._waiting, ((), number, name, begun, piece))
