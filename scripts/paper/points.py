@@ -50,10 +50,8 @@ def _profile(name):
 @functools.cache
 def work_of(model, profile):
     """Returns the `inputs.Work` of a model on an accelerator, at the paper's batch."""
-    import zoo
-    profile, rows = _profile(profile), zoo.MODELS[model].batch_size
-    return inputs.Work(zoo.sites(model, rows), rows * zoo.operations(model),
-                       profile.step_seconds(model, rows), 1e-9 / profile.gflops)
+    import models
+    return models.work_of(model, _profile(profile))
 
 
 def simulate(point, gbps=None, bus=BUS_GBYTES_PER_S, copy=math.inf, message_us=0.0):

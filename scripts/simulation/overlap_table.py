@@ -14,13 +14,13 @@ import sys
 from absl import app
 from absl import flags
 import inputs
+import models
 import rich.console
 import rich.progress
 import simulation
 
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))  # see scripts/README.md
 import profiles
-import zoo
 
 _STEPS = 8
 _NODES = (4, 16, 64, 256)
@@ -29,13 +29,6 @@ _MODELS = {"vgg19": "titan_x", "vgg19_22k": "titan_x", "resnet50": "titan_x_tf"}
 _TCP = 0.94
 SYSTEMS = {1: inputs.SYSTEMS["poseidon"],
            _STEPS: dataclasses.replace(inputs.SYSTEMS["poseidon"], steps=_STEPS, order="priority")}
-
-
-def work_of(model: str, profile_name: str) -> inputs.Work:
-    """Returns the work of an accelerator with the paper's batches."""
-    rows, profile = zoo.MODELS[model].batch_size, profiles.PROFILES[profile_name]
-    return inputs.Work(zoo.sites(model, rows), rows * zoo.operations(model), profile.step_seconds(model, rows),
-                       1e-9 / profile.gflops)
 
 
 def cell(work: inputs.Work, nodes: int, gbps: float) -> str:
@@ -51,7 +44,7 @@ def main(_: Sequence[str]) -> None:
     cases = [(model, gbps) for model in _MODELS for gbps in _RATES]
     console = rich.console.Console(stderr=True)
     for model, gbps in rich.progress.track(cases, "simulating", console=console, transient=True):
-        work = work_of(model, _MODELS[model])
+        work = models.work_of(model, profiles.PROFILES[_MODELS[model]])
         rows.append([model, f"{gbps:g}", *(cell(work, nodes, gbps) for nodes in _NODES)])
     head = ["model", "Gbit/s", *(f"{nodes} nodes" for nodes in _NODES)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -93,14 +93,13 @@ def make_work():
         return _PLAN.value, inputs.Work(
             plan.sites, plan.operations, _COMPUTE.value / 1e3 if _COMPUTE.value else seconds,
             plan.cluster.compute_seconds(1), plan.cluster.accelerators, plan.exchanges), _BATCH.value
-    import profiles  # imported late: they import Keras, which takes some seconds
+    import models  # imported late: they import Keras, which takes some seconds
+    import profiles
     import zoo
     model = one_of(_MODEL, _MODEL.value, zoo.MODELS)
     profile = one_of(_PROFILE, _PROFILE.value, profiles.PROFILES)
     batch_size = _BATCH.value or model.batch_size
-    seconds = _COMPUTE.value / 1e3 if _COMPUTE.value else profile.step_seconds(_MODEL.value, batch_size)
-    work = inputs.Work(zoo.sites(_MODEL.value, batch_size),
-                       batch_size * zoo.operations(_MODEL.value), seconds, 1e-9 / profile.gflops)
+    work = models.work_of(_MODEL.value, profile, batch_size, _COMPUTE.value / 1e3 if _COMPUTE.value else None)
     return f"{_MODEL.value}, {batch_size} rows on each {profile.name}", work, batch_size
 
 

@@ -456,12 +456,10 @@ def emulated_name(entry):
 
 def what_was_measured(entry):
     """Returns the work and the machines of a run on an emulated cluster."""
-    import profiles  # late, since they import Keras
-    import zoo
-    run, rows = entry["run"], entry["batch_size"]
-    profile = profiles.PROFILES[run["profile"]]
-    work = inputs.Work(zoo.sites(run["model"], rows), rows * zoo.operations(run["model"]),
-                       profile.step_seconds(run["model"], rows), 1e-9 / profile.gflops)
+    import models  # late, since they import Keras
+    import profiles
+    run = entry["run"]
+    work = models.work_of(run["model"], profiles.PROFILES[run["profile"]], entry["batch_size"])
     return work, inputs.Machines(
         run["hosts"], run["gbps"], entry["calibrated"]["latency_us"] / run["dilation"], efficiency=0.94,
         gpus_per_node=run["ranks_per_host"], local_gbytes_per_s=math.inf)
