@@ -408,16 +408,22 @@ def random_case(seed):
                                    gflops=10 ** rng.uniform(2, 4), accelerators=True), operations
 
 
-@pytest.mark.parametrize("steps", [1, 8])
-def test_auto_on_accelerators_is_as_fast_as_any_choice(steps):
+# Cases in which choosing gradient by gradient takes more than 5 % longer.
+@pytest.mark.parametrize("steps, seeds", [
+    (1, (53, 176, 197, 241, 249, 285, 413, 514, 613, 770, 836, 1003, 1014, 1016, 1224, 1230, 1829, 2072, 2076, 2093)),
+    (8, (176, 241, 514, 586, 658, 771, 1003, 1224, 1689, 1758, 1829, 2072, 2093, 2172, 2234, 2517, 2521, 2817, 2914))])
+def test_auto_on_accelerators_is_as_fast_as_any_choice(steps, seeds):
     """Within its own 5 %, of all combinations of schemes, which are all tried here."""
-    for seed in range(40):
+    for seed in seeds:
         sites, cluster, operations = random_case(seed)
-        plan = planning.make_plan(sites, "auto", cluster, operations=operations, steps=steps)
-        best = min(planning.make_plan(sites, "auto", cluster, tuple((site.name, scheme) for site, scheme in zip(
-            sites, schemes)), operations, steps=steps).step_seconds
-            for schemes in itertools.product(("ps", "sfb"), repeat=len(sites)))
-        assert plan.step_seconds <= best / 0.95 * (1 + 1e-9), f"seed {seed}"
+
+        def seconds(cluster, pins=(), sites=sites, operations=operations):
+            return planning.make_plan(sites, "auto", cluster, pins, operations, steps=steps).step_seconds
+
+        best = min(seconds(cluster, tuple((site.name, scheme) for site, scheme in zip(sites, schemes)))
+                   for schemes in itertools.product(("ps", "sfb"), repeat=len(sites)))
+        assert seconds(cluster) <= best / 0.95 * (1 + 1e-9), f"seed {seed}"
+        assert seconds(dataclasses.replace(cluster, accelerators=False)) > best / 0.95, f"seed {seed}"
 
 
 @pytest.mark.parametrize("share", [1, 10])
