@@ -30,6 +30,7 @@ import zipfile
 
 from tf_poseidon import engines
 from tf_poseidon import files
+from tf_poseidon import interrupts
 from tf_poseidon import launching
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
@@ -381,6 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs several lines at startup
     parser = _parser()
     given = parser.parse_args(arguments)
+    interrupts.note()
     try:
         if given.run not in (verify, run):
             _check_alone(given.command)
@@ -391,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BaseException as error:
         if sys.excepthook is not sys.__excepthook__ or isinstance(error, SystemExit):
             raise  # a rank ends its job with the cause
-        if isinstance(error, KeyboardInterrupt):
+        if interrupts.is_interrupt(error):
             print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)
             sys.exit(Status.INTERRUPTED)
         traceback.print_exc()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from tf_poseidon import engines
 from tf_poseidon import gpus
+from tf_poseidon import interrupts
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.options import JobOptions
@@ -126,6 +127,7 @@ def start(options: JobOptions) -> "Communicator | None":
             raise
         _communicator.use_for_ops()
         _pid = os.getpid()
+        interrupts.note()
         sys.excepthook = functools.partial(_abort_and_exit, sys.excepthook)
         os._exit = _guarded_exit
         atexit.register(_leave)
@@ -184,7 +186,8 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
     if os.getpid() != _pid:
         return previous_hook(kind, error, trace)
     cause = _communicator.failure
-    if issubclass(kind, KeyboardInterrupt):
+    interrupted = interrupts.is_interrupt(error)
+    if interrupted:
         # Ctrl-C reaches all ranks; where it happened to interrupt the program says nothing.
         if _communicator.rank == 0:
             print("[rank 0] The job was interrupted.", file=sys.stderr)
@@ -200,7 +203,7 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
-    _end(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else failure_status)
+    _end(128 + signal.SIGINT if interrupted else failure_status)
 
 
 def _leave() -> None:

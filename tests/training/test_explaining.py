@@ -101,10 +101,10 @@ def test_explaining_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("options, fewer, sentence", [
     ({}, True, "Steps overlap."),
     ({"global_clipnorm": 1.0}, False,
-     "Steps overlap: 8 of 9 updates wait for several gradients, as with a global norm.")])
+     "Steps overlap: 16 of 17 updates wait for several gradients, as with a global norm.")])
 def test_steps_that_overlap(options, fewer, sentence):
     """Forward pass and exchanges take about as long as each other; with a global norm none of it can overlap."""
-    model = keras.Sequential([keras.Input((512,)), *(keras.layers.Dense(512) for _ in range(4))])
+    model = keras.Sequential([keras.Input((512,)), *(keras.layers.Dense(512) for _ in range(8))])
     model.compile(keras.optimizers.SGD(0.1, **options), "mse")
     single, overlapping = (poseidon.explain(model, 512, 2, bandwidth_gbps=4, latency_us=1, gflops=500, policy="ps",
                                             steps_per_execution=steps) for steps in (1, 8))
