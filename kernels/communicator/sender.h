@@ -20,7 +20,7 @@ namespace poseidon {
 class Sender {
  public:
   // `credit` limits the bytes of bulk transfers in flight to one peer: it must hold them in memory if it has not
-  // started the exchange yet, and what is in flight is not overtaken. One more transfer than fits is started.
+  // started the exchange yet, and what is in flight is not overtaken. The last one may exceed it.
   Sender(Transport* transport, uint64_t plan, size_t credit, Statistics* statistics)
       : transport_(transport),
         plan_(plan),

@@ -59,6 +59,15 @@ class Exchanging {
     protocol.Flush();
   }
 
+  // Lets all transfers leave, each of which may start another one.
+  void SendAll() {
+    for (size_t i = 0; i < transport->sends.size(); ++i) {
+      transport->Finish(ScriptedTransport::Bulk(transport->sends[i]));
+      rank->protocol->Poll();
+      rank->protocol->Flush();
+    }
+  }
+
   // What all exchanges together may receive: contributions and results of sums, the broadcast, and factors of the other
   // rank, of which it says how many rows it has.
   size_t LargestReceived() const {
@@ -95,6 +104,8 @@ std::vector<Frame> HonestFrames() {
     other.Start(which);
     mine.Start(which);
   }
+  other.SendAll();
+  mine.SendAll();
   std::vector<Frame> frames = other.transport->sent;
   for (Frame frame : mine.transport->sent) {  // and the results of what rank 0 contributes
     if (frame.header.kind != FrameKind::kContribution) continue;
