@@ -18,7 +18,8 @@ def pytest_configure(config):
 
 
 # The files that take minutes, longest first.
-LONGEST = ("test_training.py", "test_horovod.py", "test_partition_fuzz.py", "test_rewritten.py")
+LONGEST = ("test_training.py", "test_overlapping.py", "test_keras_programs.py", "test_distribution.py",
+           "test_partition_fuzz.py", "test_explaining.py", "test_saving.py", "test_long_runs.py")
 
 
 def pytest_collection_modifyitems(items):
