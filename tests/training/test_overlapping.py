@@ -1,5 +1,6 @@
 """Executions of several steps, in which steps overlap, have the bits of as many executions of one step."""
 
+import functools
 import json
 
 import launch
@@ -20,30 +21,38 @@ HELD = {
 }
 
 
+def programs_of(job, full):
+    return tuple(train_overlapping.PROGRAMS) if full or job[0] == 2 else SOME
+
+
 def pytest_generate_tests(metafunc):
     full = metafunc.config.getoption("--full")
-    jobs = [(job, tuple(train_overlapping.PROGRAMS) if full or job[0] == 2 else SOME) for job in JOBS]
-    metafunc.parametrize(("trained", "name"), [(job, name) for job in jobs for name in job[1]], indirect=["trained"],
-                         ids=[f"{policy} on {ranks}, {steps} steps-{name}" for (ranks, policy, steps), names in jobs
-                              for name in names], scope="module")
+    metafunc.parametrize("job, name", [(job, name) for job in JOBS for name in programs_of(job, full)], ids=[
+        f"{policy} on {ranks}, {steps} steps-{name}" for ranks, policy, steps in JOBS
+        for name in programs_of((ranks, policy, steps), full)])
 
 
 @pytest.fixture(scope="module")
-def trained(request, tmp_path_factory):
-    """Returns (what each rank has written, steps per execution)."""
-    (ranks, policy, steps), names = request.param
-    directory = tmp_path_factory.mktemp("overlapping")
-    launch.run_ok(["train_overlapping.py", directory, policy, str(steps), *names], ranks, timeout_s=900)
-    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)], steps
+def results(request, tmp_path_factory):
+    """Returns what each rank of a job has written, by a function that runs each job once."""
+    @functools.cache
+    def results(job):
+        ranks, policy, steps = job
+        directory = tmp_path_factory.mktemp("overlapping")
+        names = programs_of(job, request.config.getoption("--full"))
+        launch.run_ok(["train_overlapping.py", directory, policy, str(steps), *names], ranks, timeout_s=900)
+        return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+    return results
 
 
-def test_bits_do_not_depend_on_the_steps_of_an_execution(trained, name):
-    digests = {digest for found in trained[0] for steps, digest in found[name].items() if steps.isdecimal()}
+def test_bits_do_not_depend_on_the_steps_of_an_execution(results, job, name):
+    digests = {digest for found in results(job) for steps, digest in found[name].items() if steps.isdecimal()}
     assert len(digests) == 1
 
 
-def test_plans_say_what_holds_steps_back(trained, name):
-    found, steps = trained
-    overlap = found[0][name]["overlap"]
+def test_plans_say_what_holds_steps_back(results, job, name):
+    found = results(job)[0][name]
+    overlap = found["overlap"]
     assert HELD[name] in overlap if name in HELD else overlap == "Steps overlap."
-    assert found[0][name]["planned"] == (1 if "do not" in overlap else steps)
+    assert found["planned"] == (1 if "do not" in overlap else job[2])
