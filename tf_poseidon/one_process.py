@@ -132,9 +132,12 @@ class Steps:
             steps = traced.unrolled_steps(number)
             if any(call.key != left[0].key for call in left[:steps]) or len(left) < steps:
                 steps = 1
+            graph_pass = self._extended.graph_pass
+            shown = graph_pass.plan
             result = traced.run([call.tensors for call in left[:steps]])
-            if self._trains:
-                self._plan = self._extended.graph_pass.note_overlap(traced.overlap, self._plan)
+            # Not if the plan is that of another model, whose steps have run since.
+            if self._trains and (self._plan is None or graph_pass.plan is not shown or shown is self._plan):
+                self._plan = graph_pass.note_overlap(traced.overlap, self._plan)
             left = left[steps:]
         return result
 

@@ -163,7 +163,7 @@ class Partitioned:
         if self._trains and self._job.verifier:
             return unroll_lib.Order(obstacle="verify compares variables between steps")
         graph_def = graph_pb2.GraphDef.FromString(self._serialized)
-        return unroll_lib.order_of(graph_def, self._interface.shared, self._ends)
+        return unroll_lib.order_of(graph_def, self._interface.shared, self._ends, self._trained)
 
     def unrolled_steps(self, number: int) -> int:
         """Returns how many of a number of steps become one graph."""

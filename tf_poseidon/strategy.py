@@ -217,7 +217,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
         Returns:
             {"header_bytes": bytes of frame headers sent, "packets": messages that carried them,
-            "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready,
+            "waiting_seconds": how long steps have waited for other ranks after their last gradient was ready (of steps
+            that overlap, only the last one),
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the

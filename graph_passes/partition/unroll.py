@@ -1,4 +1,4 @@
-"""Unrolls a step: several steps in one graph, ordered by what they read and write, and by nothing else.
+"""Unrolls a step: several steps in one graph, ordered by what they read, write and print, and by nothing else.
 
 Requires: the flat graph of one step. Ensures: fetches and variables have the bits that they have after as many runs of
 that graph. A variable that a step changes is accessed by the next one when all accesses of this one are over. Nothing
@@ -12,6 +12,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import re
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
@@ -26,14 +27,15 @@ from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 
 # Stateful ops whose state is outside of the graph: they run in the order of the program.
-_ORDERED = frozenset(("EagerPyFunc", "Print", "PrintV2", "PyFunc"))
+ORDERED = frozenset(("Print", "PrintV2"))
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc"))
 # Ops without a state: our own, since names of exchanges differ between steps, and one that only ends a run.
 _OURS, _ENDS = "Poseidon", "Assert"
-_MARKERS = ("PoseidonSync", "PoseidonSyncSlices")
 # More steps hide little more; a step that begins a graph hides nothing, which is an eighth of them.
 _MOST_STEPS = 8
 _MOST_NODES = 40_000
 _FRAME, _CLASS, _BESIDE = "frame_name", "_class", "loc:@"
+_OF_LATER_STEP = re.compile("step[0-9]+/")  # see `renamed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,19 +90,23 @@ def length(number: int, nodes: int) -> int:
     return min(range(1, most + 1), key=lambda steps: (number // steps + number % steps, -steps))
 
 
-def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Iterable[str]) -> Order:
+def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Iterable[str],
+             gradients: Collection[str]) -> Order:
     """Returns the `Order` of the steps of a graph.
 
     Args:
         graph_def: The flat GraphDef of a step.
         shared: Names of the placeholders that all steps share: resources, and other captured values.
         ends: Names of the nodes that are over when the step is.
+        gradients: Names of the sites of gradients.
     """
     graph = graph_lib.Graph(graph_def)
     inside = _inside(graph_def)
     accesses: dict[str, list[node_def_pb2.NodeDef]] = {}
     ordered = []
     for node in graph_def.node:
+        if _OF_LATER_STEP.match(node.name):
+            return Order(obstacle=f"'{node.name}' is named like a node of a later step")
         if functions.called(node):
             return Order(obstacle=f"the {node.op} '{node.name}' calls a function that is not inlined")
         if node.op in variables_lib.PASSED_ON or not _is_stateful(node):
@@ -114,8 +120,10 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
             accesses.setdefault(source, []).append(node)
         if sources or node.op.startswith(_OURS) or node.op == _ENDS:
             continue
-        if node.op not in _ORDERED:
-            return Order(obstacle=f"the {node.op} '{node.name}' keeps its state in the op itself")
+        if node.op not in ORDERED:
+            what = ("may use variables in Python, where the graph does not show it" if node.op in _PYTHON else
+                    "keeps its state in the op itself")
+            return Order(obstacle=f"the {node.op} '{node.name}' {what}")
         if node.name in inside:
             return Order(obstacle=f"the {node.op} '{node.name}' must run in order, but is in a branch or loop")
         ordered.append(node.name)
@@ -127,12 +135,14 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
             continue  # nothing changes it
         is_inside = any(node.name in inside for node in nodes)
         after.append((source, (_END,) if is_inside else tuple(node.name for node in nodes)))
-    return Order(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values()))
+    return Order(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values(), gradients))
 
 
-def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.NodeDef]]) -> tuple[int, int]:
+def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.NodeDef]],
+             gradients: Collection[str]) -> tuple[int, int]:
     """Returns how many updates of variables wait for gradients, and how many of them for several."""
-    markers = [node.name for node in graph.graph_def.node if node.op in _MARKERS]
+    markers = [node.name for node in graph.graph_def.node
+               if node.op.startswith(_OURS) and "site" in node.attr and node.attr["site"].s.decode() in gradients]
     numbers = {name: 1 << i for i, name in enumerate(markers)}
     before: dict[str, int] = {}  # by node: the markers before it, as a bit set
     for node in graph_lib.in_order(graph.graph_def):

@@ -153,6 +153,16 @@ def print_in_branch(state, x):
     return tf.cond(state.v > 0, lambda: [tf.print("positive"), x][1], lambda: x)
 
 
+def assign_in_python(state, x):
+    tf.py_function(lambda: state.v.assign(2.0), [], [])
+    return x * state.v
+
+
+def name_like_a_step(state, x):
+    with tf.name_scope("step1"):
+        return x + 1.0
+
+
 def own_resource(state, x):
     return x * tf.raw_ops.StackPopV2(handle=tf.raw_ops.StackV2(max_size=1, elem_type=tf.float32), elem_type=tf.float32)
 
@@ -160,12 +170,14 @@ def own_resource(state, x):
 @pytest.mark.parametrize("function,reason", [
     (draw, r"the RandomStandardNormal '\S+' keeps its state in the op itself"),
     (print_in_branch, "the PrintV2 'cond/then/_0/cond/PrintV2' must run in order, but is in a branch or loop"),
+    (assign_in_python, r"the EagerPyFunc '\S+' may use variables in Python, where the graph does not show it"),
+    (name_like_a_step, r"'step1/\S+' is named like a node of a later step"),
     (own_resource, "the StackV2 'StackV2' keeps its state in the op itself"),
 ])
 def test_steps_that_cannot_be_unrolled_are_refused_by_name(function, reason):
     _, step = partitioned(function)
     assert re.fullmatch(reason, step.order.obstacle)
-    with pytest.raises(GraphError, match="A step cannot be unrolled, since the"):
+    with pytest.raises(GraphError, match="A step cannot be unrolled, since"):
         step.unrolled(STEPS)
 
 

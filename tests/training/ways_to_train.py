@@ -217,6 +217,10 @@ def own_batches_of_each_rank(strategy, **options):
     return result(model, **flat(model.fit(data, epochs=2, verbose=0)))
 
 
+def own_batches_in_executions_of_three_steps(strategy):
+    return own_batches_of_each_rank(strategy, steps_per_execution=3)
+
+
 def own_batches_in_eager_steps(strategy):
     return own_batches_of_each_rank(strategy, run_eagerly=True)
 
@@ -414,7 +418,7 @@ WAYS = {way.__name__: way for way in (
     eager, several_steps_per_execution, tf_data_with_validation, repeated_data_by_steps, clipped,
     regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss,
     canonical_train_step, unusual_metrics, other_seeds, built_by_first_batch, generator, py_dataset,
-    own_batches_of_each_rank, own_batches_in_eager_steps, predictions, predictions_of_two_outputs, on_batch, gan,
-    metrics_with_weights, logs_of_batches, random_layers, pass_that_fails_on_one_rank, ragged_rows, float8,
-    callbacks_that_decide, terminated_on_nan, saved_and_loaded, weights_of_rank_0, losses_with_additions,
-    unusual_predictions)} | LOOPS | RECIPES
+    own_batches_of_each_rank, own_batches_in_executions_of_three_steps, own_batches_in_eager_steps, predictions,
+    predictions_of_two_outputs, on_batch, gan, metrics_with_weights, logs_of_batches, random_layers,
+    pass_that_fails_on_one_rank, ragged_rows, float8, callbacks_that_decide, terminated_on_nan, saved_and_loaded,
+    weights_of_rank_0, losses_with_additions, unusual_predictions)} | LOOPS | RECIPES

@@ -9,12 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_poseidon import data
 from tf_poseidon import one_process
 
 
 def applies(model: keras.Model, batches: Any) -> bool:
     """Whether a model's train or test function runs several steps with these batches."""
-    return model.steps_per_execution > 1 and not model.run_eagerly and isinstance(batches, tf.data.Iterator)
+    runs_eagerly = model.run_eagerly or tf.config.functions_run_eagerly()
+    return model.steps_per_execution > 1 and not runs_eagerly and isinstance(batches, tf.data.Iterator)
 
 
 def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
@@ -33,10 +35,15 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
     """
     batches, error = _taken(iterator, number)
     if batches:
-        specs = [spec for spec in tf.nest.flatten(_without_missing(iterator.element_spec), expand_composites=True)
-                 if isinstance(spec, tf.TensorSpec)]
-        with strategy.scope():
-            results = steps.run_unrolled(step, batches, number, specs)
+        specs = _joined(_without_missing(iterator.element_spec))
+        specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
+        try:
+            with strategy.scope():
+                results = steps.run_unrolled(step, batches, number, specs)
+        except Exception as later:  # such as that other ranks, which have all batches, make other steps
+            if error is None or isinstance(error, StopIteration):
+                raise
+            raise later from error
     # The end of the data is noticed by an execution without batches; any other error, after the steps before it.
     if error is not None and not (batches and isinstance(error, StopIteration)):
         raise error
@@ -52,6 +59,11 @@ def _taken(iterator: tf.data.Iterator, number: int) -> tuple[list[Any], Exceptio
         except Exception as error:
             return batches, error
     return batches, None
+
+
+def _joined(specs: Any) -> Any:
+    """Returns the specs of batches whose ranks' rows are joined."""
+    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, data.Rows.Spec) else spec, specs)
 
 
 def _without_missing(batch: Any) -> Any:
