@@ -101,7 +101,7 @@ def test_explaining_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("options, fewer, sentence", [
     ({}, True, "Steps overlap."),
     ({"global_clipnorm": 1.0}, False,
-     "Steps overlap: 16 of 17 updates wait for several gradients, as with a global norm.")])
+     "Steps overlap: 16 of 16 updates wait for several gradients, as with a global norm.")])
 def test_steps_that_overlap(options, fewer, sentence):
     """Forward pass and exchanges take about as long as each other; with a global norm none of it can overlap."""
     model = keras.Sequential([keras.Input((512,)), *(keras.layers.Dense(512) for _ in range(8))])
