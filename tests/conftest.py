@@ -1,6 +1,7 @@
 """Options of pytest, and the order of test files."""
 
 import os
+import signal
 
 import pytest
 
@@ -13,6 +14,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what it runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # for the jobs of tests, which would inherit it
     if config.getoption("--full"):
         os.environ.setdefault("POSEIDON_FUZZ_GRAPHS", "20")
 
