@@ -4,6 +4,7 @@ Keras runs the steps of an execution in a loop, one after the other. Here they a
 the variables that it reads, and for nothing else: its first layers run while gradients of the step before still travel.
 """
 
+import logging
 from typing import Any
 
 import keras
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from tf_poseidon import data
 from tf_poseidon import one_process
+
+_log = logging.getLogger("tf_poseidon")
 
 
 def applies(model: keras.Model, batches: Any) -> bool:
@@ -26,7 +29,7 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
     Args:
         steps: The `one_process.Steps`.
         step: What is done with a batch.
-        strategy: The strategy.
+        strategy: The `PoseidonStrategy`.
         iterator: The iterator.
         number: The number of batches. Fewer are taken when they end.
 
@@ -37,13 +40,12 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
     if batches:
         specs = _joined(_without_missing(iterator.element_spec))
         specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
-        try:
-            with strategy.scope():
-                results = steps.run_unrolled(step, batches, number, specs)
-        except Exception as later:  # such as that other ranks, which have all batches, make other steps
-            if error is None or isinstance(error, StopIteration):
-                raise
-            raise later from error
+        if error is not None and not isinstance(error, StopIteration):
+            # If other ranks have all batches, they make other steps, and this is not the error with which the job ends.
+            _log.error("After %d of the %d batches of an execution, the data of rank %d failed: %s: %s", len(batches),
+                       number, strategy.rank, type(error).__name__, error)
+        with strategy.scope():
+            results = steps.run_unrolled(step, batches, number, specs)
     # The end of the data is noticed by an execution without batches; any other error, after the steps before it.
     if error is not None and not (batches and isinstance(error, StopIteration)):
         raise error
