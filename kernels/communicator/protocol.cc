@@ -12,10 +12,6 @@
 namespace poseidon {
 namespace {
 
-// Bytes in flight to a peer below which another transfer starts, by bytes of a KV pair: enough to keep a link busy, and
-// little, since an urgent gradient waits for what is in flight to all peers, on its way to the server and back.
-size_t Credit(size_t kv_pair_bytes) { return kv_pair_bytes / 2; }
-
 }  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
@@ -31,7 +27,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       has_left_(size_),
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
-      sender_(transport_.get(), plan_, Credit(static_cast<size_t>(options_.kv_pair_bytes)), statistics_),
+      sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
       broadcasting_(transport_.get(), &routes_, &sender_, statistics_),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
              [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {

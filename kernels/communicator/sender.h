@@ -19,12 +19,11 @@ namespace poseidon {
 
 class Sender {
  public:
-  // `credit` limits the bytes of bulk transfers in flight to one peer: it must hold them in memory if it has not
-  // started the exchange yet, and what is in flight is not overtaken. The last one may exceed it.
-  Sender(Transport* transport, uint64_t plan, size_t credit, Statistics* statistics)
+  // `kv_pair_bytes` limits the bytes of bulk transfers in flight to one peer, see `Credit`.
+  Sender(Transport* transport, uint64_t plan, size_t kv_pair_bytes, Statistics* statistics)
       : transport_(transport),
         plan_(plan),
-        credit_(credit),
+        kv_pair_bytes_(kv_pair_bytes),
         statistics_(statistics),
         packets_(transport, statistics),
         next_tag_(transport->size()),
@@ -83,6 +82,12 @@ class Sender {
   using Place = std::pair<int, uint64_t>;  // priority, and when it came
   using Waiting = std::map<Place, Bulk>;
 
+  // Returns how many bytes in flight to a peer let no other transfer of this priority start; the last one may exceed
+  // it. The peer must hold them in memory if it has not started the exchange yet. Where gradients have priorities,
+  // those that are less urgent keep a link busy with little: an urgent one waits for what is in flight to all peers, on
+  // its way to the server and back.
+  size_t Credit(int priority) const { return priority == 0 ? 2 * kv_pair_bytes_ : kv_pair_bytes_ / 2; }
+
   void Append(int peer, const FrameHeader& header, const void* data) {
     packets_.Append(peer, header, data);
     statistics_->header_bytes += sizeof(header);
@@ -93,7 +98,7 @@ class Sender {
   // peer post its receives must not come after them.
   void SendWaiting(int peer) {
     std::vector<Bulk> bulks;
-    while (!waiting_[peer].empty() && in_flight_[peer] < credit_) {
+    while (!waiting_[peer].empty() && in_flight_[peer] < Credit(waiting_[peer].begin()->first.first)) {
       Bulk& bulk = bulks.emplace_back(std::move(waiting_[peer].extract(waiting_[peer].begin()).mapped()));
       bulk.header.tag = next_tag_[peer]++;
       Append(peer, bulk.header, bulk.data);
@@ -111,7 +116,7 @@ class Sender {
 
   Transport* const transport_;
   const uint64_t plan_;  // digest of everything that decides how bytes are cut and routed
-  const size_t credit_;
+  const size_t kv_pair_bytes_;
   Statistics* const statistics_;
   Packets packets_;
   std::vector<uint32_t> next_tag_;                // by peer
