@@ -10,9 +10,6 @@
 #include "text.h"
 
 namespace poseidon {
-namespace {
-
-}  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
                    Statistics* statistics, std::function<void(const std::string& reason)> on_failure)
