@@ -24,15 +24,12 @@
 
 namespace poseidon {
 
-// 2 x 4 warps with 64 x 64 elements each.
-constexpr int kThreads = 256;
-constexpr int kWarpTile = 64;
-constexpr int kTileRows = 2 * kWarpTile;
-constexpr int kTileColumns = 4 * kWarpTile;
+// Threads of a block, and rows and columns of its tile.
+constexpr int kThreads = 128;
+constexpr int kTile = 128;
 
-// Rows of U and V that are in shared memory at a time: one stage is read while the others are
-// filled. These are more bytes under way than the second-level cache delivers within its latency.
-constexpr int kStages = 3;
+// So many fit into the registers of a multiprocessor: one multiplies while the other writes.
+constexpr int kBlocksPerMultiprocessor = 2;
 
 // A float in memory that the tensor cores take rounded to 10 bits of its fraction.
 struct Tf32 {
@@ -60,18 +57,21 @@ struct Factor {
 // registers.
 using Sums = float[4][8][4];
 
-// Where a thread is in the block's tile. An instruction of the tensor cores wants row or column
-// `group` of the factors from a lane, and gives it columns 2 * `pair` and 2 * `pair` + 1 of rows
-// `group` and `group` + 8. Which rows and columns of memory these are is ours to choose. Here an
-// instruction takes one of every 4 neighbours, so that a lane reads 4 neighbours for 4
-// instructions, and its sums are runs of `kVector` neighbours: 16 bytes of the result. 4 lanes
+// Which elements of the tile a thread of `mma.sync` has. A warp has 64 x 64 elements, an instruction
+// wants row or column `group` of the factors from a lane, and gives it columns 2 * `pair` and 2 *
+// `pair` + 1 of rows `group` and `group` + 8. Which rows and columns of memory these are is ours to
+// choose. Here an instruction takes one of every 4 neighbours, so that a lane reads 4 neighbours for
+// 4 instructions, and its sums are runs of `kVector` neighbours: 16 bytes of the result. 4 lanes
 // write 64 bytes side by side, and nothing is exchanged between threads.
 template <int kVector>
-struct Lane {
+struct WarpLane {
+  static constexpr int kWarpTile = 64;
+  static constexpr int kRunsOfRow = kWarpTile / 4 / kVector;
+
   int row, column;  // of the warp's tile in the block's
   int group, pair;
 
-  explicit POSEIDON_DEVICE Lane(unsigned thread)
+  explicit POSEIDON_DEVICE WarpLane(unsigned thread)
       : row(thread / 32 % 2 * kWarpTile), column(thread / 64 * kWarpTile), group(thread % 32 / 4), pair(thread % 4) {}
 
   // The first of the 4 neighbours, rows or columns of the warp's tile, that the lane brings to
@@ -81,11 +81,11 @@ struct Lane {
     return 32 * half + 4 * (kVector == 4 ? group / 2 + group % 2 * 4 : group);
   }
 
-  // The x-th of the lane's 8 rows of the warp's tile.
-  POSEIDON_DEVICE int Row(int x) const { return Brings(x / 4) + x % 4; }
+  // The x-th of the lane's 8 rows.
+  POSEIDON_DEVICE int Row(int x) const { return row + Brings(x / 4) + x % 4; }
 
   // The first column of one of the lane's runs.
-  POSEIDON_DEVICE int Column(int run) const { return kVector * (4 * run + pair); }
+  POSEIDON_DEVICE int Column(int run) const { return column + kVector * (4 * run + pair); }
 
   // Element j of that run in the x-th row.
   static POSEIDON_DEVICE float Sum(const Sums& sums, int x, int run, int j) {
@@ -95,16 +95,293 @@ struct Lane {
   }
 };
 
-// How the rows of one stage lie in shared memory. Rows are 4 banks longer than a multiple of 32, so
-// that lanes that read neighbouring rows meet different banks.
+// Which elements of the tile a thread of `wgmma` has. Instruction m gives warp w rows 64 * m + 16 * w
+// and the next 15, and of these a lane's share is as in `mma.sync`, for each of 16 blocks of 8 columns:
+// pairs of neighbours. Settle() has lanes exchange pairs for runs of `kVector`: 16 bytes of the
+// result. 4 lanes then write 64 bytes of a row. With less of a row at once, writing takes longer.
+template <int kVector>
+struct WarpgroupLane {
+  static_assert(kVector == 4 || kVector == 8, "half the columns of a block, or all");
+  static constexpr int kRunsOfRow = 32 / kVector;
+
+  int row, pair;
+
+  explicit POSEIDON_DEVICE WarpgroupLane(unsigned thread) : row(thread / 32 * 16 + thread % 32 / 4), pair(thread % 4) {}
+
+  // The x-th of the lane's 4 rows.
+  POSEIDON_DEVICE int Row(int x) const { return row + 64 * (x / 2) + 8 * (x % 2); }
+
+  // The first column of one of the lane's runs.
+  POSEIDON_DEVICE int Column(int run) const {
+    return kVector == 4 ? 8 * (2 * run + pair % 2) + pair / 2 * 4 : 8 * (4 * run + pair);
+  }
+
+  // Element j of that run in the x-th row.
+  static POSEIDON_DEVICE float Sum(const Sums& sums, int x, int run, int j) {
+    return Block(sums, x / 2, run * kVector / 2 + j / 2)[x % 2 * 2 + j % 2];
+  }
+
+  // Exchanges pairs, or pairs that are rounded and then are the first of their two floats: with one
+  // other lane, for two pairs of one of two blocks, or among 4 lanes, for all of one of 4 blocks.
+  template <bool kAreRounded, typename Machine>
+  POSEIDON_DEVICE void Settle(Machine& machine, Sums& sums) const {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int bit = 1; bit < kVector / 2; bit *= 2) {
+#pragma unroll
+        for (int n = 0; n < 16; ++n) {
+          if (n & bit) continue;
+#pragma unroll
+          for (int i = 0; i < 4; i += kAreRounded ? 2 : 1) {
+            Swap(machine, bit, Block(sums, m, n)[i], Block(sums, m, n | bit)[i]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // The sums of the n-th block in instruction m: two of the lane's first row, and two of its second.
+  template <typename AnySums>
+  static POSEIDON_DEVICE auto& Block(AnySums& sums, int m, int n) {
+    return sums[2 * m + n / 8][n % 8];
+  }
+
+  // Of two lanes whose numbers differ in `bit`, the lower gives its y for the x of the other.
+  template <typename Machine>
+  POSEIDON_DEVICE void Swap(Machine& machine, int bit, float& x, float& y) const {
+    const bool is_lower = (pair & bit) == 0;
+    const float other = machine.Exchange(is_lower ? y : x, bit);
+    (is_lower ? y : x) = other;
+  }
+};
+
+// How some rows of kTile columns of U or V lie in shared memory. Here rows are 4 banks longer than a
+// multiple of 32, so that lanes that read neighbouring rows meet different banks.
 template <typename T>
-struct Stage {
-  static constexpr int kPadding = 16;
+struct PaddedPanel {
   static constexpr int kDepth = 64 / sizeof(T);  // rows
-  static constexpr int kPitchU = kTileRows * sizeof(T) + kPadding;
-  static constexpr int kPitchV = kTileColumns * sizeof(T) + kPadding;
-  static constexpr int kBytesU = kDepth * kPitchU;
-  static constexpr int kBytes = kBytesU + kDepth * kPitchV;
+  static constexpr int kPitch = kTile * sizeof(T) + 16;
+  static constexpr int kBytes = kDepth * kPitch;
+
+  static POSEIDON_DEVICE int At(int row, int column) { return row * kPitch + column * int{sizeof(T)}; }
+};
+
+// The layout that `wgmma` reads, and the copy engine writes, with a swizzle of 128 bytes: two boxes of
+// 64 columns, in whose rows the 8 pieces of 16 bytes are permuted. Its address is a multiple of 1024.
+template <typename T>
+struct SwizzledPanel {
+  static_assert(sizeof(T) == 2, "`wgmma` transposes 16-bit types alone");
+  static constexpr int kDepth = 64;
+  static constexpr int kPitch = 128;
+  static constexpr int kBoxBytes = kDepth * kPitch;
+  static constexpr int kBytes = 2 * kBoxBytes;
+};
+
+// The elements of the result that a block computes together.
+struct Tile {
+  int64_t row, column;  // of its first element
+
+  // How many tiles cover `size` elements.
+  static POSEIDON_HOST POSEIDON_DEVICE int64_t Count(int64_t size) { return size / kTile + (size % kTile != 0); }
+
+  // Tiles are numbered down the columns of bands of 8 tiles' height: blocks that run at the same
+  // time share rows of U and of V in the second-level cache.
+  static POSEIDON_DEVICE Tile At(int64_t number, int64_t m, int64_t n) {
+    constexpr int kBand = 8;
+    const int64_t columns = Count(n);
+    const int64_t first = number / (kBand * columns) * kBand;
+    const int64_t left = Count(m) - first;
+    const int64_t height = left < kBand ? left : kBand;
+    const int64_t in_band = number - first * columns;
+    return {(first + in_band % height) * kTile, in_band / height * kTile};
+  }
+};
+
+// U and V of a call, and how many tiles its result has.
+struct Factors {
+  Factor u, v;
+  int64_t k;
+  int64_t end_tile;
+
+  // Of the result.
+  POSEIDON_DEVICE int64_t m() const { return u.columns; }
+  POSEIDON_DEVICE int64_t n() const { return v.columns; }
+};
+
+// What is copied next: rows of U and V from `row` on, for a tile.
+struct Position {
+  int64_t tile, row;
+
+  POSEIDON_DEVICE bool IsInside(const Factors& f) const { return tile < f.end_tile && row < f.k; }
+
+  template <typename Machine>
+  POSEIDON_DEVICE void Advance(const Machine& machine, const Factors& f, int rows) {
+    row += rows;
+    if (row >= f.k) {
+      tile += machine.tile_step();
+      row = 0;
+    }
+  }
+};
+
+// Feeds bring rows of U and V to the stages of shared memory, ahead of their use and over the ends
+// of tiles: what the next tile needs comes while this one's result is written. A stage has a panel
+// of U and one of V. In this feed all threads copy.
+template <typename T>
+class ThreadFeed {
+ public:
+  using Panel = PaddedPanel<T>;
+  // More bytes are under way than the second-level cache delivers within its latency.
+  static constexpr int kStages = 3;
+  static constexpr int kSharedBytes = kStages * 2 * Panel::kBytes;
+
+  template <typename Machine>
+  POSEIDON_DEVICE ThreadFeed(Machine& machine, const Factors&) : next_{machine.first_tile(), 0} {}
+
+  // Starts to copy what comes next. At the end, there is nothing to copy, but still something to
+  // wait for, so that waiting can count.
+  template <typename Machine>
+  POSEIDON_DEVICE void Fill(Machine& machine, const Factors& f, int stage) {
+    if (next_.IsInside(f)) {
+      if (next_.row == 0) {
+        const Tile corner = Tile::At(next_.tile, f.m(), f.n());
+        u_.Begin(machine, f.u, corner.row);
+        v_.Begin(machine, f.v, corner.column);
+      }
+      const int rows = AtMost(Panel::kDepth, f.k - next_.row);
+      const int panel = stage * 2 * Panel::kBytes;
+      u_.Copy(machine, f.u, rows, panel);
+      v_.Copy(machine, f.v, rows, panel + Panel::kBytes);
+      next_.Advance(machine, f, Panel::kDepth);
+    }
+    machine.CommitCopies();
+  }
+
+  // Returns when the block's copies to the stage that was filled first are there, and all threads have
+  // come here.
+  template <typename Machine>
+  POSEIDON_DEVICE void Wait(Machine& machine, int) {
+    machine.template WaitForCopies<kStages - 2>();
+    machine.Barrier();
+  }
+
+ private:
+  // What a thread copies of the columns of U or V that a tile needs. It holds what comes next, so
+  // that little is left to compute when a stage is filled.
+  class Source {
+   public:
+    // Moves to the first row, at `column`.
+    template <typename Machine>
+    POSEIDON_DEVICE void Begin(Machine& machine, const Factor& factor, int64_t column) {
+      WithPieces(factor, [&](auto pieces) {
+        using Pieces = decltype(pieces);
+        const unsigned thread = machine.thread();
+        const int row = static_cast<int>(thread / Pieces::kOfRow);
+        const int c = static_cast<int>(thread % Pieces::kOfRow) * Pieces::kSize;
+        next_ = factor.data + (row * factor.columns + column + c) * int64_t{sizeof(T)};
+        to_ = Panel::At(row, c);
+        // Where there is nothing to copy, the row is none of the panel's.
+        row_ = c < AtMost(kTile, factor.columns - column) ? row : Panel::kDepth;
+      });
+    }
+
+    // Copies the next rows to a panel. The rest of it becomes zeros, which add nothing.
+    template <typename Machine>
+    POSEIDON_DEVICE void Copy(Machine& machine, const Factor& factor, int rows, int panel) {
+      WithPieces(factor, [&](auto pieces) {
+        using Pieces = decltype(pieces);
+        const int64_t step = Pieces::kRowsAtOnce * factor.columns * int64_t{sizeof(T)};
+        const int to = panel + to_;
+#pragma unroll(4)
+        for (int r = 0; r < Panel::kDepth; r += Pieces::kRowsAtOnce) {
+          machine.template Copy<Pieces::kBytes>(to + r * Panel::kPitch, next_, row_ + r < rows);
+          next_ += step;
+        }
+      });
+    }
+
+   private:
+    template <int kPieceBytes>
+    struct Pieces {
+      static constexpr int kBytes = kPieceBytes;
+      static constexpr int kSize = kBytes / sizeof(T);
+      static constexpr int kOfRow = kTile / kSize;
+      static constexpr int kRowsAtOnce = kThreads / kOfRow;
+    };
+
+    // Calls a function with the largest Pieces that the alignment of the rows allows.
+    template <typename Function>
+    static POSEIDON_DEVICE void WithPieces(const Factor& factor, const Function& function) {
+      switch (factor.copy_bytes) {
+        case 16:
+          return function(Pieces<16>());
+        case 4:
+          return function(Pieces<4>());
+        default:
+          return function(Pieces<sizeof(T)>());
+      }
+    }
+
+    const char* next_;
+    int row_, to_;  // the thread's first row of a panel, and where that lies in it
+  };
+
+  Position next_;
+  Source u_, v_;
+};
+
+// In this feed, one thread tells the copy engine to copy: boxes of 64 rows and columns, with zeros
+// where the factor ends. All threads count along: where their paths differ by more than the
+// instructions to the engine, the compiler has each `wgmma` wait for the last.
+template <typename T>
+class EngineFeed {
+ public:
+  using Panel = SwizzledPanel<T>;
+  static constexpr int kStages = 3;
+  static constexpr int kSharedBytes = kStages * (2 * Panel::kBytes + 8);
+
+  template <typename Machine>
+  POSEIDON_DEVICE EngineFeed(Machine& machine, const Factors&) : next_{machine.first_tile(), 0} {
+    if (machine.thread() == 0) {
+      for (int stage = 0; stage < kStages; ++stage) machine.BeginBoxes(Barrier(stage));
+    }
+    machine.Barrier();
+  }
+
+  template <typename Machine>
+  POSEIDON_DEVICE void Fill(Machine& machine, const Factors& f, int stage) {
+    if (!next_.IsInside(f)) return;
+    if (next_.row == 0) corner_ = Tile::At(next_.tile, f.m(), f.n());
+    if (machine.thread() == 0) {
+      machine.ExpectBoxes(Barrier(stage), 2 * Panel::kBytes);
+      const int panel = stage * 2 * Panel::kBytes;
+      const auto row = static_cast<int>(next_.row);
+      for (int box = 0; box < 2; ++box) {
+        machine.CopyBox(f.u, 0, f.k, row, static_cast<int>(corner_.row) + 64 * box, panel + box * Panel::kBoxBytes,
+                        Barrier(stage));
+        machine.CopyBox(f.v, 1, f.k, row, static_cast<int>(corner_.column) + 64 * box,
+                        panel + Panel::kBytes + box * Panel::kBoxBytes, Barrier(stage));
+      }
+    }
+    next_.Advance(machine, f, Panel::kDepth);
+  }
+
+  template <typename Machine>
+  POSEIDON_DEVICE void Wait(Machine& machine, int stage) {
+    machine.WaitForBoxes(Barrier(stage), phases_ >> stage & 1);
+    phases_ ^= 1u << stage;
+    machine.Barrier();
+  }
+
+ private:
+  // Where the barrier of a stage lies: it counts the bytes that have come.
+  static constexpr POSEIDON_DEVICE int Barrier(int stage) { return kStages * 2 * Panel::kBytes + 8 * stage; }
+
+  Position next_;
+  Tile corner_;          // of that tile
+  unsigned phases_ = 0;  // a bit for each stage: whether it is filled for the second, fourth, ... time
 };
 
 // Adds half a unit of the bits that the tensor cores read: they ignore the lower 13. So do
@@ -125,26 +402,44 @@ POSEIDON_DEVICE uint32_t RoundToTf32(float value) {
 // columns.
 using Fragments = uint32_t[8][2];
 
-// Products by the tensor cores: of Bfloat16, Float16 or Tf32.
+// Products by `mma.sync`: of Bfloat16, Float16 or Tf32.
 template <typename T, int kVector>
 struct TensorCores {
-  using Element = T;
+  using Panel = PaddedPanel<T>;
+  using Lane = WarpLane<kVector>;
+  using Feed = ThreadFeed<T>;
   static constexpr int kRunSize = kVector;
-  static constexpr int kDepth = 32 / sizeof(T);  // rows of U and V in one instruction
+  static constexpr int kRowsAtOnce = 32 / sizeof(T);
+  static constexpr bool kIsForHopper = false;
 
-  // Adds the products of kDepth rows, which begin at `u` and `v` of shared memory.
   template <typename Machine>
-  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kVector>& lane, int u, int v, Sums& sums) {
-    Fragments fragments_u, fragments_v;
-    Load(machine, lane, u + lane.row * int{sizeof(T)}, Stage<T>::kPitchU, fragments_u);
-    Load(machine, lane, v + lane.column * int{sizeof(T)}, Stage<T>::kPitchV, fragments_v);
-    machine.template MultiplyAdd<T>(fragments_u, fragments_v, sums);
+  static POSEIDON_DEVICE void Begin(Machine&, int, int, int, Sums&) {}
+
+  // Adds the products of the first rows of two panels.
+  template <typename Machine>
+  static POSEIDON_DEVICE void End(Machine& machine, const Lane& lane, int u, int v, int rows, Sums& sums) {
+    const auto multiply = [&](int r) {
+      Fragments fragments_u, fragments_v;
+      Load(machine, lane, u + Panel::At(r, lane.row), fragments_u);
+      Load(machine, lane, v + Panel::At(r, lane.column), fragments_v);
+      machine.template MultiplyAdd<T>(fragments_u, fragments_v, sums);
+    };
+    if (rows == Panel::kDepth) {
+#pragma unroll
+      for (int r = 0; r < Panel::kDepth; r += kRowsAtOnce) multiply(r);
+    } else {
+#pragma unroll(1)
+      for (int r = 0; r < rows; r += kRowsAtOnce) multiply(r);
+    }
   }
+
+  template <bool kAreRounded, typename Machine>
+  static POSEIDON_DEVICE void Settle(Machine&, const Lane&, Sums&) {}
 
  private:
   template <typename Machine>
-  static POSEIDON_DEVICE void Load(Machine& machine, const Lane<kVector>& lane, int shared, int pitch,
-                                   Fragments& fragments) {
+  static POSEIDON_DEVICE void Load(Machine& machine, const Lane& lane, int shared, Fragments& fragments) {
+    constexpr int pitch = Panel::kPitch;
     for (int half = 0; half < 2; ++half) {
       const int column = shared + lane.Brings(half) * int{sizeof(T)};
       for (int high = 0; high < 2; ++high) {
@@ -173,21 +468,78 @@ struct TensorCores {
   }
 };
 
-// Products of float32 without tensor cores. A thread has the same elements as with them.
-struct PlainFloats {
-  using Element = float;
-  static constexpr int kRunSize = 4;
-  static constexpr int kDepth = 1;
+// Products by `wgmma`, which reads U and V where they lie in shared memory and leaves the threads
+// free to copy: of Bfloat16 or Float16.
+template <typename T, int kVector>
+struct WarpgroupTensorCores {
+  using Panel = SwizzledPanel<T>;
+  using Lane = WarpgroupLane<kVector>;
+  using Feed = EngineFeed<T>;
+  static constexpr int kRunSize = kVector;
+  static constexpr int kRowsAtOnce = 16;
+  static constexpr bool kIsForHopper = true;
 
   template <typename Machine>
-  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane<kRunSize>& lane, int u, int v, Sums& sums) {
+  static POSEIDON_DEVICE void Begin(Machine& machine, int u, int v, int rows, Sums& sums) {
+    const auto multiply = [&](int r) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        machine.template WarpgroupMultiplyAdd<T>(u + m * Panel::kBoxBytes + r * Panel::kPitch, v + r * Panel::kPitch,
+                                                 Panel::kBoxBytes, sums, m);
+      }
+    };
+    machine.BeginProducts(sums);
+    if (rows > Panel::kDepth - kRowsAtOnce) {
+#pragma unroll
+      for (int r = 0; r < Panel::kDepth; r += kRowsAtOnce) multiply(r);
+    } else {
+#pragma unroll(1)
+      for (int r = 0; r < rows; r += kRowsAtOnce) multiply(r);
+    }
+    machine.CommitProducts();
+  }
+
+  template <typename Machine>
+  static POSEIDON_DEVICE void End(Machine& machine, const Lane&, int, int, int, Sums& sums) {
+    machine.WaitForProducts(sums);
+  }
+
+  template <bool kAreRounded, typename Machine>
+  static POSEIDON_DEVICE void Settle(Machine& machine, const Lane& lane, Sums& sums) {
+    lane.template Settle<kAreRounded>(machine, sums);
+  }
+};
+
+// Products of float32 without tensor cores. A thread has the same elements as with `mma.sync`.
+struct PlainFloats {
+  using Panel = PaddedPanel<float>;
+  using Lane = WarpLane<4>;
+  using Feed = ThreadFeed<float>;
+  static constexpr int kRunSize = 4;
+  static constexpr bool kIsForHopper = false;
+
+  template <typename Machine>
+  static POSEIDON_DEVICE void Begin(Machine&, int, int, int, Sums&) {}
+
+  template <typename Machine>
+  static POSEIDON_DEVICE void End(Machine& machine, const Lane& lane, int u, int v, int rows, Sums& sums) {
+#pragma unroll(8)
+    for (int r = 0; r < rows; ++r) Multiply(machine, lane, u + Panel::At(r, 0), v + Panel::At(r, 0), sums);
+  }
+
+  template <bool kAreRounded, typename Machine>
+  static POSEIDON_DEVICE void Settle(Machine&, const Lane&, Sums&) {}
+
+ private:
+  template <typename Machine>
+  static POSEIDON_DEVICE void Multiply(Machine& machine, const Lane& lane, int u, int v, Sums& sums) {
     using Floats = Vector<float, 16>;
     Floats rows[2], runs[4];
     for (int i = 0; i < 2; ++i) {
-      rows[i] = machine.template LoadShared<Floats>(u + (lane.row + lane.Brings(i)) * 4);
+      rows[i] = machine.template LoadShared<Floats>(u + Panel::At(0, lane.row + lane.Brings(i)));
     }
     for (int i = 0; i < 4; ++i) {
-      runs[i] = machine.template LoadShared<Floats>(v + (lane.column + lane.Column(i)) * 4);
+      runs[i] = machine.template LoadShared<Floats>(v + Panel::At(0, lane.Column(i)));
     }
     for (int m = 0; m < 4; ++m) {
       for (int n = 0; n < 8; ++n) {
@@ -206,9 +558,7 @@ POSEIDON_DEVICE void ReadRun(Machine& machine, const T* from, int count, Vector<
   if constexpr (kIsAligned) {
     if (count > 0) run = machine.Read(reinterpret_cast<const Vector<T, 16>*>(from));
   } else {
-    for (int j = 0; j < run.kSize; ++j) {
-      if (j < count) run.elements[j] = machine.Read(from + j);
-    }
+    for (int j = 0; j < run.kSize; ++j) run.elements[j] = j < count ? machine.Read(from + j) : T{};
   }
 }
 
@@ -223,11 +573,13 @@ POSEIDON_DEVICE void WriteRun(Machine& machine, T* to, int count, const Vector<T
   }
 }
 
-// out = alpha * products + beta * out.
-template <typename Out>
+// out = alpha * products, and + beta * out if that is read.
+template <typename Out, bool kReadsOut>
 struct Combine {
   static constexpr int kRunSize = 16 / sizeof(Out);
-  static constexpr int kRowsAtOnce = 2;
+  static constexpr int kRunsAtOnce = 32 / kRunSize;
+  // Whether pairs of sums can be rounded before they are exchanged, which halves what is exchanged.
+  static constexpr bool kRoundsPairs = sizeof(Out) == 2 && !kReadsOut;
   using Run = Vector<Out, 16>;
   struct Old {
     Run out;
@@ -239,7 +591,7 @@ struct Combine {
 
   template <bool kIsAligned, typename Machine>
   POSEIDON_DEVICE void Read(Machine& machine, int64_t at, int count, Old& old) const {
-    if (beta != 0) ReadRun<kIsAligned>(machine, out + at, count, old.out);
+    if constexpr (kReadsOut) ReadRun<kIsAligned>(machine, out + at, count, old.out);
   }
 
   template <bool kIsAligned, typename Machine>
@@ -247,18 +599,47 @@ struct Combine {
     Run run;
     for (int j = 0; j < kRunSize; ++j) {
       float sum = alpha * products[j];
-      if (beta != 0) sum += beta * machine.ToFloat(old.out.elements[j]);
+      if constexpr (kReadsOut) sum += beta * machine.ToFloat(old.out.elements[j]);
       machine.Round(sum, run.elements[j]);
     }
     WriteRun<kIsAligned>(machine, out + at, count, run);
   }
+
+  // Rounds pairs of sums, each to the first float of the pair.
+  template <typename Machine>
+  POSEIDON_DEVICE void RoundPairs(Machine& machine, Sums& sums) const {
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 8; ++j) {
+        for (int x = 0; x < 4; x += 2) {
+          Pair pair;
+          for (int y = 0; y < 2; ++y) machine.Round(alpha * sums[i][j][x + y], pair.elements.elements[y]);
+          sums[i][j][x] = pair.bits;
+        }
+      }
+    }
+  }
+
+  // As Write, of pairs that are rounded.
+  template <bool kIsAligned, typename Machine>
+  POSEIDON_DEVICE void WriteRounded(Machine& machine, int64_t at, int count, const float* pairs) const {
+    Run run;
+    for (int j = 0; j < kRunSize; ++j) run.elements[j] = Pair{pairs[j & ~1]}.elements.elements[j % 2];
+    WriteRun<kIsAligned>(machine, out + at, count, run);
+  }
+
+ private:
+  union Pair {
+    float bits;
+    Vector<Out, 2 * sizeof(Out)> elements;
+  };
 };
 
 // A step of gradient descent, see poseidon_outer_product_update.
 template <bool kHasVelocity>
 struct Descend {
   static constexpr int kRunSize = 4;
-  static constexpr int kRowsAtOnce = kHasVelocity ? 1 : 2;
+  static constexpr int kRunsAtOnce = kHasVelocity ? 4 : 8;
+  static constexpr bool kRoundsPairs = false;
   using Run = Vector<float, 16>;
   struct Old {
     Run weights, velocity;
@@ -294,167 +675,89 @@ struct Descend {
   }
 };
 
-// The elements of the result that a block computes together.
-struct Tile {
-  int64_t row, column;  // of its first element
-
-  // How many tiles cover `size` elements.
-  static POSEIDON_HOST POSEIDON_DEVICE int64_t Count(int64_t size, int tile_size) {
-    return size / tile_size + (size % tile_size != 0);
-  }
-
-  // Tiles are numbered down the columns of bands of 8 tiles' height: blocks that run at the same
-  // time share rows of U and of V in the second-level cache.
-  static POSEIDON_DEVICE Tile At(int64_t number, int64_t m, int64_t n) {
-    constexpr int kBand = 8;
-    const int64_t columns = Count(n, kTileColumns);
-    const int64_t first = number / (kBand * columns) * kBand;
-    const int64_t left = Count(m, kTileRows) - first;
-    const int64_t height = left < kBand ? left : kBand;
-    const int64_t in_band = number - first * columns;
-    return {(first + in_band % height) * kTileRows, in_band / height * kTileColumns};
-  }
-};
-
-// The program of a block, with `Product` one of TensorCores and PlainFloats, and `Epilogue` of
-// Combine and Descend.
+// The program of a block, with `Product` one of TensorCores, WarpgroupTensorCores and PlainFloats, and
+// `Epilogue` of Combine and Descend. A Product adds the products of the first rows of two panels, at
+// `u` and `v`: between its Begin and End, it may be left alone with the sums.
 template <typename Product, typename Epilogue>
 class Program {
  public:
-  using T = typename Product::Element;
-  static constexpr int kSharedBytes = kStages * Stage<T>::kBytes;
+  using Panel = typename Product::Panel;
+  using Feed = typename Product::Feed;
+  static constexpr int kSharedBytes = Feed::kSharedBytes;
+  static constexpr bool kIsForHopper = Product::kIsForHopper;
+  static constexpr bool kRoundsPairs = kIsForHopper && Epilogue::kRoundsPairs;
 
   struct Arguments {
-    Factor u, v;
-    int64_t k, m, n;
-    int64_t end_tile;
+    Factors factors;
     Epilogue epilogue;
   };
 
-  // Computes every machine.tile_step()-th tile from machine.first_tile() on. Copies into shared
-  // memory run ahead over the end of a tile: those of the next come while this one's result is
-  // written.
+  // Computes every machine.tile_step()-th tile from machine.first_tile() on.
   template <typename Machine>
   static POSEIDON_DEVICE void Run(Machine& machine, const Arguments& a) {
-    Position next{machine.first_tile(), 0, {}};
-    for (int stage = 0; stage < kStages - 1; ++stage) Fill(machine, a, stage, next);
+    const Factors& f = a.factors;
+    Feed feed(machine, f);
+    for (int stage = 0; stage < Feed::kStages - 1; ++stage) feed.Fill(machine, f, stage);
     int stage = 0;
-    for (int64_t tile = machine.first_tile(); tile < a.end_tile; tile += machine.tile_step()) {
-      const Lane<Product::kRunSize> lane(machine.thread());
+    for (int64_t tile = machine.first_tile(); tile < f.end_tile; tile += machine.tile_step()) {
+      const typename Product::Lane lane(machine.thread());
       Sums sums = {};
-      for (int64_t row = 0; row < a.k; row += Stage<T>::kDepth) {
-        // Now the thread's own copies into this stage are there, then those of all others; and
-        // nobody reads the stage before this one any more.
-        machine.template WaitForCopies<kStages - 2>();
-        machine.Barrier();
-        Fill(machine, a, stage == 0 ? kStages - 1 : stage - 1, next);
-        const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
-#pragma unroll
-        for (int r = 0; r < Stage<T>::kDepth; r += Product::kDepth) {
-          Product::Multiply(machine, lane, u + r * Stage<T>::kPitchU, v + r * Stage<T>::kPitchV, sums);
-        }
-        stage = stage == kStages - 1 ? 0 : stage + 1;
+      for (int64_t row = 0; row < f.k; row += Panel::kDepth) {
+        // When all threads have come here, nobody reads the stage before this one any more.
+        feed.Wait(machine, stage);
+        const int u = stage * 2 * Panel::kBytes, v = u + Panel::kBytes;
+        const int rows = AtMost(Panel::kDepth, f.k - row);
+        Product::Begin(machine, u, v, rows, sums);
+        feed.Fill(machine, f, stage == 0 ? Feed::kStages - 1 : stage - 1);
+        Product::End(machine, lane, u, v, rows, sums);
+        stage = stage == Feed::kStages - 1 ? 0 : stage + 1;
       }
-      const Tile corner = Tile::At(tile, a.m, a.n);
+      if constexpr (kRoundsPairs) a.epilogue.RoundPairs(machine, sums);
+      Product::template Settle<kRoundsPairs>(machine, lane, sums);
+      const Tile corner = Tile::At(tile, f.m(), f.n());
       if (a.epilogue.is_aligned) {
-        Finish<true>(machine, a, corner, sums);
+        Finish<true>(machine, a, corner, lane, sums);
       } else {
-        Finish<false>(machine, a, corner, sums);
+        Finish<false>(machine, a, corner, lane, sums);
       }
     }
   }
 
  private:
-  // What is copied next.
-  struct Position {
-    int64_t tile, row;  // of U and V
-    Tile corner;        // where that tile begins
-  };
-
-  // Starts to copy the rows of U and V at `next` and moves it on. Where it is at the end, there is
-  // nothing to copy, but still something to wait for, so that waiting can count.
-  template <typename Machine>
-  static POSEIDON_DEVICE void Fill(Machine& machine, const Arguments& a, int stage, Position& next) {
-    if (next.tile < a.end_tile && next.row < a.k) {
-      if (next.row == 0) next.corner = Tile::At(next.tile, a.m, a.n);
-      const int u = stage * Stage<T>::kBytes, v = u + Stage<T>::kBytesU;
-      Copy<kTileRows>(machine, a.u, a.k, next.row, next.corner.row, u, Stage<T>::kPitchU);
-      Copy<kTileColumns>(machine, a.v, a.k, next.row, next.corner.column, v, Stage<T>::kPitchV);
-      next.row += Stage<T>::kDepth;
-      if (next.row >= a.k) {
-        next.tile += machine.tile_step();
-        next.row = 0;
-      }
-    }
-    machine.CommitCopies();
-  }
-
-  // The largest pieces that the alignment of the rows allows.
-  template <int kColumns, typename Machine>
-  static POSEIDON_DEVICE void Copy(Machine& machine, const Factor& factor, int64_t k, int64_t row, int64_t column,
-                                   int shared, int pitch) {
-    switch (factor.copy_bytes) {
-      case 16:
-        return CopyPieces<kColumns, 16>(machine, factor, k, row, column, shared, pitch);
-      case 4:
-        return CopyPieces<kColumns, 4>(machine, factor, k, row, column, shared, pitch);
-      default:
-        return CopyPieces<kColumns, sizeof(T)>(machine, factor, k, row, column, shared, pitch);
-    }
-  }
-
-  // Elements outside of the factor become zeros, so that they add nothing.
-  template <int kColumns, int kBytes, typename Machine>
-  static POSEIDON_DEVICE void CopyPieces(Machine& machine, const Factor& factor, int64_t k, int64_t row, int64_t column,
-                                         int shared, int pitch) {
-    constexpr int kPiece = kBytes / sizeof(T);
-    constexpr int kPieces = kColumns / kPiece;  // of a row
-    constexpr int kRowsAtOnce = kThreads / kPieces;
-    const unsigned thread = machine.thread();
-    const int c = static_cast<int>(thread % kPieces) * kPiece;
-    const int rows = AtMost(Stage<T>::kDepth, k - row);
-    const bool has_column = c < AtMost(kColumns, factor.columns - column);
-    int r = static_cast<int>(thread / kPieces);
-    const char* from = factor.data + ((row + r) * factor.columns + column + c) * int64_t{sizeof(T)};
-    shared += r * pitch + c * int{sizeof(T)};
-#pragma unroll(4)
-    for (int i = 0; i < Stage<T>::kDepth / kRowsAtOnce; ++i) {
-      machine.template Copy<kBytes>(shared, from, has_column && r < rows);
-      r += kRowsAtOnce;
-      from += kRowsAtOnce * factor.columns * int64_t{sizeof(T)};
-      shared += kRowsAtOnce * pitch;
-    }
-  }
-
   // Hands what a thread has computed to the epilogue, some runs at a time: all that these need is
   // read before any of it is written, so that the reads overlap.
   template <bool kIsAligned, typename Machine>
-  static POSEIDON_DEVICE void Finish(Machine& machine, const Arguments& a, const Tile& tile, const Sums& sums) {
+  static POSEIDON_DEVICE void Finish(Machine& machine, const Arguments& a, const Tile& tile,
+                                     const typename Product::Lane& lane, const Sums& sums) {
     constexpr int kRunSize = Product::kRunSize;
+    constexpr int kRunsOfRow = Product::Lane::kRunsOfRow;
+    constexpr int kRuns = kTile * kTile / kThreads / kRunSize;
     static_assert(kRunSize == Epilogue::kRunSize, "a lane's sums make whole vectors of the result");
-    constexpr int kRunsOfRow = kWarpTile / 4 / kRunSize;
-    constexpr int kRuns = 8 * kRunsOfRow;
-    constexpr int kBatch = kIsAligned ? Epilogue::kRowsAtOnce * kRunsOfRow : 1;
-    const Lane<kRunSize> lane(machine.thread());
-    // The warp's tile in the result, and how much of it is there. All else fits into 32 bits.
-    const int64_t row = tile.row + lane.row, column = tile.column + lane.column;
-    const int rows = AtMost(kWarpTile, a.m - row), columns = AtMost(kWarpTile, a.n - column);
+    constexpr int kBatch = kIsAligned ? Epilogue::kRunsAtOnce : 1;
+    // How much of the tile is there. All else fits into 32 bits.
+    const int64_t n = a.factors.n();
+    const int rows = AtMost(kTile, a.factors.m() - tile.row), columns = AtMost(kTile, n - tile.column);
 #pragma unroll
     for (int first = 0; first < kRuns; first += kBatch) {
       typename Epilogue::Old old[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int r = lane.Row((first + i) / kRunsOfRow), c = lane.Column((first + i) % kRunsOfRow);
-        a.epilogue.template Read<kIsAligned>(machine, (row + r) * a.n + column + c, r < rows ? columns - c : 0, old[i]);
+        a.epilogue.template Read<kIsAligned>(machine, (tile.row + r) * n + tile.column + c, r < rows ? columns - c : 0,
+                                             old[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int x = (first + i) / kRunsOfRow, run = (first + i) % kRunsOfRow;
-        const int r = lane.Row(x), c = lane.Column(run);
+        const int r = lane.Row(x), c = lane.Column(run), count = r < rows ? columns - c : 0;
+        const int64_t at = (tile.row + r) * n + tile.column + c;
         float products[kRunSize];
         for (int j = 0; j < kRunSize; ++j) products[j] = lane.Sum(sums, x, run, j);
-        a.epilogue.template Write<kIsAligned>(machine, (row + r) * a.n + column + c, r < rows ? columns - c : 0,
-                                              products, old[i]);
+        if constexpr (kRoundsPairs) {
+          a.epilogue.template WriteRounded<kIsAligned>(machine, at, count, products);
+        } else {
+          a.epilogue.template Write<kIsAligned>(machine, at, count, products, old[i]);
+        }
       }
     }
   }

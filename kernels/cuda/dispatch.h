@@ -5,6 +5,8 @@
 #ifndef POSEIDON_CUDA_DISPATCH_H_
 #define POSEIDON_CUDA_DISPATCH_H_
 
+#include <algorithm>
+
 #include "block.h"
 #include "outer_product.h"
 
@@ -27,36 +29,44 @@ Factor MakeFactor(const void* data, int64_t columns) {
   return {static_cast<const char*>(data), columns, copy_bytes};
 }
 
-template <typename Product, typename Epilogue, typename Launcher>
+template <typename Product, typename T, typename Epilogue, typename Launcher>
 int Launch(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
-  using T = typename Product::Element;
-  const int64_t tiles = Tile::Count(f.m, kTileRows) * Tile::Count(f.n, kTileColumns);
+  const int64_t tiles = Tile::Count(f.m) * Tile::Count(f.n);
   const typename Program<Product, Epilogue>::Arguments arguments = {
-      MakeFactor<T>(f.u, f.m), MakeFactor<T>(f.v, f.n), f.k, f.m, f.n, tiles, epilogue};
+      {MakeFactor<T>(f.u, f.m), MakeFactor<T>(f.v, f.n), f.k, tiles}, epilogue};
   return launcher.template Run<Program<Product, Epilogue>>(arguments);
+}
+
+// Whether the copy engine, which numbers rows and columns with 32 bits, can copy the factors.
+template <typename T>
+bool FitCopyEngine(const PoseidonFactors& f) {
+  return IsAligned(static_cast<const T*>(f.u), f.m, 16) && IsAligned(static_cast<const T*>(f.v), f.n, 16) &&
+         std::max({f.k, f.m, f.n}) <= INT32_MAX - kTile;
+}
+
+// For factors of a 16-bit type.
+template <typename T, typename Epilogue, typename Launcher>
+int LaunchHalves(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
+  if (launcher.HasWarpgroups() && f.k > 0 && FitCopyEngine<T>(f)) {
+    return Launch<WarpgroupTensorCores<T, Epilogue::kRunSize>, T>(launcher, f, epilogue);
+  }
+  return Launch<TensorCores<T, Epilogue::kRunSize>, T>(launcher, f, epilogue);
 }
 
 // For results of float32, which factors of all types have.
 template <typename Epilogue, typename Launcher>
 int LaunchType(Launcher& launcher, const PoseidonFactors& f, const Epilogue& epilogue) {
-  constexpr int kRunSize = Epilogue::kRunSize;
   switch (f.type) {
     case POSEIDON_FLOAT32:
-      return Launch<PlainFloats>(launcher, f, epilogue);
+      return Launch<PlainFloats, float>(launcher, f, epilogue);
     case POSEIDON_TF32:
-      return Launch<TensorCores<Tf32, kRunSize>>(launcher, f, epilogue);
+      return Launch<TensorCores<Tf32, 4>, Tf32>(launcher, f, epilogue);
     case POSEIDON_BFLOAT16:
-      return Launch<TensorCores<Bfloat16, kRunSize>>(launcher, f, epilogue);
+      return LaunchHalves<Bfloat16>(launcher, f, epilogue);
     case POSEIDON_HALF:
-      return Launch<TensorCores<Float16, kRunSize>>(launcher, f, epilogue);
+      return LaunchHalves<Float16>(launcher, f, epilogue);
   }
   return kInvalidValue;
-}
-
-template <typename Out>
-Combine<Out> MakeCombine(const PoseidonFactors& f, float alpha, float beta, void* out) {
-  Out* elements = static_cast<Out*>(out);
-  return {alpha, beta, elements, IsAligned(elements, f.n, 16)};
 }
 
 // Whether the factors, and results of m * n elements at `out`, can be what the caller means.
@@ -64,6 +74,26 @@ inline bool IsValid(const PoseidonFactors* f, const void* out) {
   if (!f || f->type < POSEIDON_FLOAT32 || f->type > POSEIDON_TF32) return false;
   if (f->k < 0 || f->m < 0 || f->n < 0) return false;
   return f->m == 0 || f->n == 0 || (out && (f->k == 0 || (f->u && f->v)));
+}
+
+template <bool kReadsOut, typename Launcher>
+int LaunchCombine(Launcher& launcher, const PoseidonFactors& f, float alpha, float beta, void* out,
+                  PoseidonType out_type) {
+  const bool is_aligned = IsAligned(static_cast<char*>(out), f.n * (out_type == POSEIDON_FLOAT32 ? 4 : 2), 16);
+  switch (out_type) {
+    case POSEIDON_BFLOAT16: {
+      const Combine<Bfloat16, kReadsOut> combine = {alpha, beta, static_cast<Bfloat16*>(out), is_aligned};
+      return LaunchHalves<Bfloat16>(launcher, f, combine);
+    }
+    case POSEIDON_HALF: {
+      const Combine<Float16, kReadsOut> combine = {alpha, beta, static_cast<Float16*>(out), is_aligned};
+      return LaunchHalves<Float16>(launcher, f, combine);
+    }
+    default: {
+      const Combine<float, kReadsOut> combine = {alpha, beta, static_cast<float*>(out), is_aligned};
+      return LaunchType(launcher, f, combine);
+    }
+  }
 }
 
 template <typename Launcher>
@@ -76,14 +106,8 @@ int OuterProduct(Launcher& launcher, const PoseidonFactors* factors, float alpha
   PoseidonFactors f = *factors;
   if (f.m == 0 || f.n == 0) return kSuccess;
   if (alpha == 0) f.k = 0;
-  switch (out_type) {
-    case POSEIDON_BFLOAT16:
-      return Launch<TensorCores<Bfloat16, 8>>(launcher, f, MakeCombine<Bfloat16>(f, alpha, beta, out));
-    case POSEIDON_HALF:
-      return Launch<TensorCores<Float16, 8>>(launcher, f, MakeCombine<Float16>(f, alpha, beta, out));
-    default:
-      return LaunchType(launcher, f, MakeCombine<float>(f, alpha, beta, out));
-  }
+  return beta == 0 ? LaunchCombine<false>(launcher, f, alpha, beta, out, out_type)
+                   : LaunchCombine<true>(launcher, f, alpha, beta, out, out_type);
 }
 
 template <typename Launcher>

@@ -2,6 +2,7 @@
 
 #include "outer_product.h"
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -17,9 +18,12 @@ namespace {
 static_assert(kSuccess == cudaSuccess && kInvalidValue == cudaErrorInvalidValue,
               "dispatch.h, which does not include CUDA, has the same numbers");
 
-extern __shared__ __align__(16) char shared_memory[];
+extern __shared__ __align__(1024) char shared_memory[];  // as SwizzledPanel needs it
 
 struct Gpu {
+  const CUtensorMap* u;  // and V: for the copy engine of Hopper alone
+  const CUtensorMap* v;
+
   // Volatile, so that what is made of it is not kept in registers while others need them.
   static __device__ unsigned thread() {
     unsigned thread;
@@ -42,7 +46,7 @@ struct Gpu {
     if constexpr (kBytes == 2) {
       *reinterpret_cast<uint16_t*>(shared_memory + at) = is_inside ? *reinterpret_cast<const uint16_t*>(from) : 0;
     } else {
-      const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory + at));
+      const uint32_t to = Address(at);
       const int bytes = is_inside ? kBytes : 0;
       if constexpr (kBytes == 16) {
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
@@ -106,7 +110,107 @@ struct Gpu {
     }
   }
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  // Returns the value of the lane whose number differs in the bits of `mask`.
+  static __device__ float Exchange(float value, int mask) { return __shfl_xor_sync(0xffffffff, value, mask); }
+
+  // For the copy engine, which adds the bytes that have come at a barrier in shared memory. The phase of
+  // the barrier changes when all that are expected are there.
+  static __device__ void BeginBoxes(int barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Address(barrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  static __device__ void ExpectBoxes(int barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address(barrier)), "r"(bytes)
+                 : "memory");
+  }
+  // Of a factor, of which this machine knows all from its map.
+  __device__ void CopyBox(const Factor&, int number, int64_t, int row, int column, int at, int barrier) const {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            Address(at)),
+        "l"(number == 0 ? u : v), "r"(column), "r"(row), "r"(Address(barrier))
+        : "memory");
+  }
+  static __device__ void WaitForBoxes(int barrier, unsigned phase) {
+    uint32_t is_over;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred is_over;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 is_over, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, is_over;\n"
+          "}"
+          : "=r"(is_over)
+          : "r"(Address(barrier)), "r"(phase)
+          : "memory");
+    } while (!is_over);
+  }
+
+  // From here to WaitForProducts, the sums are the tensor cores'.
+  static __device__ void BeginProducts(Sums& sums) {
+    KeepInRegisters(sums);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  }
+  static __device__ void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+  static __device__ void WaitForProducts(Sums& sums) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    KeepInRegisters(sums);
+  }
+
+  // Adds the products of 16 rows: of 64 columns at `u` and 128 at `v`, whose second 64 are `stride` bytes further.
+  template <typename T>
+  static __device__ void WarpgroupMultiplyAdd(int u, int v, int stride, Sums& sums, int m) {
+    WarpgroupMultiplyAdd(T{}, Describe(u, stride), Describe(v, stride), sums[2 * m], sums[2 * m + 1]);
+  }
+#endif
+
  private:
+  static __device__ uint32_t Address(int at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory + at));
+  }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  // The compiler must neither move nor copy sums while the tensor cores have them.
+  static __device__ void KeepInRegisters(Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        asm volatile("" : "+f"(sums[i][j][0]), "+f"(sums[i][j][1]), "+f"(sums[i][j][2]), "+f"(sums[i][j][3])::"memory");
+      }
+    }
+  }
+
+  // The matrix descriptor of rows that lie one after another in a SwizzledPanel: of its address, the distance of
+  // its blocks of 64 columns, and that of groups of 8 rows, in units of 16 bytes; 1 is the swizzle of 128 bytes.
+  static __device__ uint64_t Describe(int at, int stride) {
+    return uint64_t{(Address(at) & 0x3ffff) >> 4} | uint64_t(stride >> 4) << 16 | uint64_t{8 * 128 >> 4} << 32 |
+           uint64_t{1} << 62;
+  }
+
+#define POSEIDON_SUMS(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+#define POSEIDON_BLOCKS(x)                                                                                 \
+  POSEIDON_SUMS(x[0]), POSEIDON_SUMS(x[1]), POSEIDON_SUMS(x[2]), POSEIDON_SUMS(x[3]), POSEIDON_SUMS(x[4]), \
+      POSEIDON_SUMS(x[5]), POSEIDON_SUMS(x[6]), POSEIDON_SUMS(x[7])
+#define POSEIDON_WGMMA(T, type)                                                                                       \
+  static __device__ void WarpgroupMultiplyAdd(T, uint64_t u, uint64_t v, float (&left)[8][4], float (&right)[8][4]) { \
+    asm volatile(                                                                                                     \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                                  \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "      \
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "   \
+        "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "  \
+        "%64, %65, 1, 1, 1, 1, 1;"                                                                                    \
+        : POSEIDON_BLOCKS(left), POSEIDON_BLOCKS(right)                                                               \
+        : "l"(u), "l"(v));                                                                                            \
+  }
+  POSEIDON_WGMMA(Bfloat16, "bf16")
+  POSEIDON_WGMMA(Float16, "f16")
+#undef POSEIDON_WGMMA
+#undef POSEIDON_BLOCKS
+#undef POSEIDON_SUMS
+#endif
+
 #define POSEIDON_MMA(T, shape_and_types)                                                                       \
   static __device__ void MultiplyAdd(T, const uint32_t (&upper)[2], const uint32_t (&lower)[2],                \
                                      const uint32_t (&v)[2], float (&sums)[4]) {                               \
@@ -121,20 +225,79 @@ struct Gpu {
 };
 
 template <typename ThisProgram>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     RunBlock(const __grid_constant__ typename ThisProgram::Arguments arguments) {
-  Gpu gpu;
+  Gpu gpu{};
   ThisProgram::Run(gpu, arguments);
+}
+
+template <typename ThisProgram>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    RunBlockOnHopper(const __grid_constant__ typename ThisProgram::Arguments arguments,
+                     const __grid_constant__ CUtensorMap u, const __grid_constant__ CUtensorMap v) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  Gpu gpu{&u, &v};
+  ThisProgram::Run(gpu, arguments);
+#else
+  __trap();
+#endif
+}
+
+// Writes what the copy engine must know of a factor of 16-bit elements.
+cudaError_t MakeMap(const Factor& factor, int64_t k, CUtensorMap* map) {
+  void* function;
+  cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+  if (error != cudaSuccess) return error;
+  if (found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(factor.columns), static_cast<cuuint64_t>(k)};
+  const cuuint64_t row_bytes[] = {sizes[0] * 2};
+  const cuuint32_t box[] = {64, SwizzledPanel<Bfloat16>::kDepth}, steps[] = {1, 1};
+  // The engine copies bits: the type may as well be this one for all.
+  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+      map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<char*>(factor.data), sizes, row_bytes, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 struct Launcher {
   cudaStream_t stream;
 
-  // One block for each multiprocessor, which goes through tiles until there are none left. What is
-  // asked and set here depends on the current device and costs less than to remember it.
+  // Whether the current device has `wgmma`, which no GPU after Hopper has.
+  static bool HasWarpgroups() {
+    int device, major;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+  }
+
   template <typename ThisProgram>
   int Run(typename ThisProgram::Arguments arguments) const {
-    const auto kernel = reinterpret_cast<const void*>(&RunBlock<ThisProgram>);
+    if constexpr (ThisProgram::kIsForHopper) {
+      const Factors& f = arguments.factors;
+      CUtensorMap u, v;
+      cudaError_t error = MakeMap(f.u, f.k, &u);
+      if (error == cudaSuccess) error = MakeMap(f.v, f.k, &v);
+      if (error != cudaSuccess) return error;
+      void* pointers[] = {&arguments, &u, &v};
+      return Start<ThisProgram>(reinterpret_cast<const void*>(&RunBlockOnHopper<ThisProgram>), f.end_tile, pointers);
+    } else {
+      void* pointers[] = {&arguments};
+      return Start<ThisProgram>(reinterpret_cast<const void*>(&RunBlock<ThisProgram>), arguments.factors.end_tile,
+                                pointers);
+    }
+  }
+
+ private:
+  // As many blocks as the multiprocessors hold, which go through tiles until there are none left. What is
+  // asked and set here depends on the current device and costs less than to remember it.
+  template <typename ThisProgram>
+  int Start(const void* kernel, int64_t tiles, void** arguments) const {
     int device, multiprocessors;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
@@ -142,9 +305,8 @@ struct Launcher {
     if (error != cudaSuccess) return error;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ThisProgram::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(arguments.end_tile, multiprocessors));
-    void* pointers[] = {&arguments};
-    return cudaLaunchKernel(kernel, blocks, kThreads, pointers, ThisProgram::kSharedBytes, stream);
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, kBlocksPerMultiprocessor * multiprocessors));
+    return cudaLaunchKernel(kernel, blocks, kThreads, arguments, ThisProgram::kSharedBytes, stream);
   }
 };
 

@@ -4,6 +4,7 @@
 //   - Asynchronous copies complete at once, or only when they are waited for.
 //   - Shared memory is initially NaN.
 //   - Accesses that are out of bounds, unaligned or have bank conflicts fail.
+//   - `wgmma` reads shared memory when it begins, or only when it is waited for.
 // Blocks run one after another, and the emulation does not model time.
 
 #include <ucontext.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -32,6 +34,7 @@ constexpr int kFault = 700;  // cudaErrorIllegalAddress
 struct {
   int64_t first_tile = 0, tiles = INT64_MAX, blocks = 1;
   uint64_t seed = 0;
+  bool has_warpgroups = false;
 } settings;
 
 std::string fault;  // of the last call
@@ -57,6 +60,10 @@ struct Registers<Tf32> {
   static float Element(uint32_t bits, int) { return BitCast<float>(bits & ~0x1fffu); }
 };
 
+// A swizzle of 128 bytes: the bits of an address that number the row are added to those that number the piece of 16
+// bytes.
+int Swizzle(int at) { return at ^ (at >> 3 & 0x70); }
+
 class Block {
  public:
   // The machine that a thread sees, as block.h requires it.
@@ -81,6 +88,24 @@ class Block {
     int at, bytes;
   };
 
+  // Copies of boxes of 64 rows and columns of 16-bit elements, and the barrier that counts their bytes.
+  struct Box {
+    Factor factor;
+    int64_t k;
+    int row, column, at;
+  };
+  struct Boxes {
+    std::vector<Box> under_way;
+    int missing = 0;  // bytes
+    unsigned phase = 0;
+  };
+
+  // An instruction of `wgmma`, as a thread of it sees it.
+  struct Products {
+    int u, v, stride;
+    float (*sums)[8][4];  // [2]: of 16 blocks of 8 columns
+  };
+
   // Records the first fault, and stops the running thread and thereby the block.
   void Fail(const std::string& text) {
     if (fault.empty()) fault = text;
@@ -92,9 +117,15 @@ class Block {
   void Schedule();
   void Barrier();
   void Land(const Copy& copy);
+  void Land(Boxes& boxes);
   void CheckBanks(int warp);
   template <typename T>
   void MultiplyAdd(int warp);
+  template <typename T>
+  void MultiplyAddAsWarpgroup(int warp, int instruction);
+  template <typename T>
+  float LoadSwizzled(int at, int stride, int row, int column);
+  void Exchange(int warp);
   bool IsWarp(int warp, State state) const;
   void CheckMemory(const void* data, int bytes, bool is_written);
 
@@ -106,6 +137,7 @@ class Block {
   std::mt19937_64 random_;
   // The allocator's alignment to 16 bytes suffices for vectors.
   std::vector<char> shared_;
+  std::map<int, Boxes> boxes_;  // by the address of their barrier
   std::vector<Thread> threads_;
   const std::function<void(Thread&)>* program_ = nullptr;
   ucontext_t scheduler_;
@@ -151,6 +183,25 @@ class Block::Thread {
     }
   }
 
+  void BeginBoxes(int barrier) {
+    CheckShared(barrier, 8);
+    block_.boxes_[barrier] = {};
+  }
+  void ExpectBoxes(int barrier, int bytes) { block_.boxes_.at(barrier).missing += bytes; }
+  void CopyBox(const Factor& factor, int, int64_t k, int row, int column, int at, int barrier) {
+    Boxes& boxes = block_.boxes_.at(barrier);
+    boxes.under_way.push_back({factor, k, row, column, at});
+    if (block_.random_() % 2 == 0) block_.Land(boxes);
+  }
+  void WaitForBoxes(int barrier, unsigned phase) {
+    Boxes& boxes = block_.boxes_.at(barrier);
+    for (int tries = 0; boxes.phase == phase; ++tries) {
+      if (tries == 1000000) block_.Fail("boxes never come");
+      block_.Land(boxes);
+      if (boxes.phase == phase) swapcontext(&context_, &block_.scheduler_);
+    }
+  }
+
   template <typename T>
   T Read(const T* from) {
     block_.CheckMemory(from, sizeof(T), false);
@@ -182,8 +233,48 @@ class Block::Thread {
     block_.Leave(state_);
   }
 
+  float Exchange(float value, int mask) {
+    exchanged_ = value, mask_ = mask;
+    const int warp = index_ / kLanes;
+    state_ = State::kAtWarp;
+    if (block_.IsWarp(warp, State::kAtWarp)) block_.Exchange(warp);
+    block_.Leave(state_);
+    return received_;
+  }
+
+  void BeginProducts(Sums&) {
+    if (are_begun_) block_.Fail("products begin before the last were waited for");
+    are_begun_ = true;
+  }
+  template <typename T>
+  void WarpgroupMultiplyAdd(int u, int v, int stride, Sums& sums, int m) {
+    if (!are_begun_) block_.Fail("products are added before they begin");
+    products_.push_back({u, v, stride, &sums[2 * m]});
+    run_products_ = &Block::MultiplyAddAsWarpgroup<T>;
+  }
+  void CommitProducts() {
+    // All or none of a warp's lanes, at once or when they are waited for.
+    if ((settings.seed + index_ / kLanes) % 2 == 0) RunProducts();
+  }
+  void WaitForProducts(Sums&) {
+    RunProducts();
+    are_begun_ = false;
+  }
+
  private:
   friend class Block;
+
+  void RunProducts() {
+    if (products_.empty()) return;
+    const int warp = index_ / kLanes;
+    state_ = State::kAtWarp;
+    if (block_.IsWarp(warp, State::kAtWarp)) {
+      for (size_t i = 0; i < products_.size(); ++i) (block_.*run_products_)(warp, i);
+      for (int lane = 0; lane < kLanes; ++lane) block_.threads_[warp * kLanes + lane].state_ = State::kReady;
+    }
+    block_.Leave(state_);
+    products_.clear();
+  }
 
   void CheckShared(int at, int bytes) {
     if (at < 0 || at + bytes > static_cast<int>(block_.shared_.size()) || at % bytes != 0) {
@@ -201,6 +292,11 @@ class Block::Thread {
   const uint32_t (*u_)[2];
   const uint32_t (*v_)[2];
   float (*sums_)[8][4];
+  std::vector<Products> products_;
+  void (Block::*run_products_)(int, int) = nullptr;
+  bool are_begun_ = false;
+  float exchanged_, received_;
+  int mask_;
 };
 
 void Block::Run(const std::function<void(Thread&)>& program) {
@@ -224,6 +320,9 @@ void Block::Enter() {
   (*running_->program_)(thread);
   for (const auto& group : thread.groups_) {
     if (!group.empty()) running_->Fail("a block ends with copies under way");
+  }
+  for (const auto& [barrier, boxes] : running_->boxes_) {
+    if (!boxes.under_way.empty() || boxes.missing) running_->Fail("a block ends with boxes under way");
   }
   running_->Leave(State::kDone);
 }
@@ -279,6 +378,28 @@ void Block::Land(const Copy& copy) {
   } else {
     std::memset(to, 0, copy.bytes);
   }
+}
+
+void Block::Land(Boxes& boxes) {
+  for (const Box& box : boxes.under_way) {
+    const auto* data = reinterpret_cast<const uint16_t*>(box.factor.data);
+    if (box.at % 1024 != 0 || box.at < 0 || box.at + 64 * 128 > static_cast<int>(shared_.size())) {
+      return Fail("a box at " + std::to_string(box.at));
+    }
+    for (int row = 0; row < 64; ++row) {
+      for (int column = 0; column < 64; ++column) {
+        const int64_t r = box.row + row, c = box.column + column;
+        const bool is_inside = r < box.k && c < box.factor.columns;
+        const uint16_t* element = data + r * box.factor.columns + c;
+        if (is_inside) CheckMemory(element, 2, false);
+        const uint16_t value = is_inside ? *element : 0;
+        std::memcpy(&shared_[Swizzle(box.at + row * 128 + column * 2)], &value, 2);
+      }
+    }
+    boxes.missing -= 64 * 128;
+  }
+  if (!boxes.under_way.empty() && boxes.missing == 0) boxes.phase ^= 1;
+  boxes.under_way.clear();
 }
 
 void Block::CheckMemory(const void* data, int bytes, bool is_written) {
@@ -341,14 +462,62 @@ void Block::MultiplyAdd(int warp) {
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane].state_ = State::kReady;
 }
 
+// An element of a SwizzledPanel, as a matrix descriptor finds it.
+template <typename T>
+float Block::LoadSwizzled(int at, int stride, int row, int column) {
+  const int plain = at + column / 64 * stride + row / 8 * 1024 + row % 8 * 128 + column % 64 * 2;
+  const int swizzled = Swizzle(plain);
+  if (at % 1024 != 0 || swizzled < 0 || swizzled + 2 > static_cast<int>(shared_.size())) {
+    Fail("a matrix descriptor of " + std::to_string(at) + " and " + std::to_string(stride));
+  }
+  T value;
+  std::memcpy(&value, shared_.data() + swizzled, sizeof(T));
+  return Arithmetic<T>::Load(value);
+}
+
+// The share of a warp: 16 of 64 rows, see the figures for wgmma.m64nNk16 in the PTX manual.
+template <typename T>
+void Block::MultiplyAddAsWarpgroup(int warp, int instruction) {
+  Thread* lanes = &threads_[warp * kLanes];
+  const Products& first = lanes[0].products_[instruction];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    if (lanes[lane].products_.size() != lanes[0].products_.size()) return Fail("a warp diverges");
+    const Products& other = lanes[lane].products_[instruction];
+    if (other.u != first.u || other.v != first.v || other.stride != first.stride) return Fail("a warp diverges");
+  }
+  static float u[16][16], v[16][128];
+  for (int k = 0; k < 16; ++k) {
+    for (int row = 0; row < 16; ++row) u[k][row] = LoadSwizzled<T>(first.u, first.stride, k, warp % 4 * 16 + row);
+    for (int column = 0; column < 128; ++column) v[k][column] = LoadSwizzled<T>(first.v, first.stride, k, column);
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 128; ++column) {
+      float sum = 0;
+      for (int k = 0; k < 16; ++k) sum += u[k][row] * v[k][column];
+      const Products& products = lanes[row % 8 * 4 + column % 8 / 2].products_[instruction];
+      products.sums[column / 64][column % 64 / 8][row / 8 * 2 + column % 2] += sum;
+    }
+  }
+}
+
+void Block::Exchange(int warp) {
+  Thread* lanes = &threads_[warp * kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    lanes[lane].received_ = lanes[lane ^ lanes[lane].mask_].exchanged_;
+    lanes[lane].state_ = State::kReady;
+  }
+}
+
 struct Launcher {
   std::vector<Memory> memory;
+
+  static bool HasWarpgroups() { return settings.has_warpgroups; }
 
   template <typename ThisProgram>
   int Run(typename ThisProgram::Arguments arguments) {
     fault.clear();
-    const int64_t tiles = std::min(arguments.end_tile - settings.first_tile, settings.tiles);
-    arguments.end_tile = settings.first_tile + tiles;
+    const int64_t tiles = std::min(arguments.factors.end_tile - settings.first_tile, settings.tiles);
+    arguments.factors.end_tile = settings.first_tile + tiles;
     for (int64_t i = 0; i < std::min(tiles, settings.blocks) && fault.empty(); ++i) {
       Block block(ThisProgram::kSharedBytes, memory, settings.first_tile + i, settings.seed + i);
       block.Run([&](Block::Thread& thread) { ThisProgram::Run(thread, arguments); });
@@ -368,8 +537,11 @@ Launcher MakeLauncher(const PoseidonFactors* f) {
 
 // Makes the next calls run `tiles` tiles, starting with `first_tile`, on `blocks` blocks, in the order of `seed`.
 extern "C" void poseidon_emulate(int64_t first_tile, int64_t tiles, int64_t blocks, uint64_t seed) {
-  poseidon::settings = {first_tile, tiles, blocks, seed};
+  poseidon::settings = {first_tile, tiles, blocks, seed, poseidon::settings.has_warpgroups};
 }
+
+// Makes the next calls run on Hopper, which has `wgmma`, or on a GPU that has not.
+extern "C" void poseidon_emulate_hopper(bool is_hopper) { poseidon::settings.has_warpgroups = is_hopper; }
 
 // Returns the first row and column of a tile of a result [m, n] in `corner`.
 extern "C" void poseidon_emulated_tile(int64_t number, int64_t m, int64_t n, int64_t* corner) {
