@@ -28,7 +28,8 @@ namespace poseidon {
 constexpr int kThreads = 128;
 constexpr int kTile = 128;
 
-// So many fit into the registers of a multiprocessor: one multiplies while the other writes.
+// So many fit into the registers of a multiprocessor, and into the shared memory of most: one multiplies
+// while the other writes.
 constexpr int kBlocksPerMultiprocessor = 2;
 
 // A float in memory that the tensor cores take rounded to 10 bits of its fraction.
@@ -36,7 +37,7 @@ struct Tf32 {
   float value;
 };
 
-// The smaller of the two. `value` may be negative, but by no more than a tile.
+// The smaller of the two. `value` is not negative.
 POSEIDON_DEVICE int AtMost(int limit, int64_t value) { return value < limit ? static_cast<int>(value) : limit; }
 
 // Elements that one thread reads or writes at once.
@@ -121,8 +122,8 @@ struct WarpgroupLane {
     return Block(sums, x / 2, run * kVector / 2 + j / 2)[x % 2 * 2 + j % 2];
   }
 
-  // Exchanges pairs, or pairs that are rounded and then are the first of their two floats: with one
-  // other lane, for two pairs of one of two blocks, or among 4 lanes, for all of one of 4 blocks.
+  // Exchanges pairs of sums, so that each lane has whole runs: of two blocks with one other lane, or of
+  // 4 blocks among 4 lanes. If `kAreRounded`, a pair is two rounded elements in its first float.
   template <bool kAreRounded, typename Machine>
   POSEIDON_DEVICE void Settle(Machine& machine, Sums& sums) const {
 #pragma unroll
@@ -238,7 +239,7 @@ class ThreadFeed {
   static constexpr int kSharedBytes = kStages * 2 * Panel::kBytes;
 
   template <typename Machine>
-  POSEIDON_DEVICE ThreadFeed(Machine& machine, const Factors&) : next_{machine.first_tile(), 0} {}
+  explicit POSEIDON_DEVICE ThreadFeed(Machine& machine) : next_{machine.first_tile(), 0} {}
 
   // Starts to copy what comes next. At the end, there is nothing to copy, but still something to
   // wait for, so that waiting can count.
@@ -343,9 +344,9 @@ class EngineFeed {
   static constexpr int kSharedBytes = kStages * (2 * Panel::kBytes + 8);
 
   template <typename Machine>
-  POSEIDON_DEVICE EngineFeed(Machine& machine, const Factors&) : next_{machine.first_tile(), 0} {
+  explicit POSEIDON_DEVICE EngineFeed(Machine& machine) : next_{machine.first_tile(), 0} {
     if (machine.thread() == 0) {
-      for (int stage = 0; stage < kStages; ++stage) machine.BeginBoxes(Barrier(stage));
+      for (int stage = 0; stage < kStages; ++stage) machine.BeginBoxes(BarrierOf(stage));
     }
     machine.Barrier();
   }
@@ -355,14 +356,14 @@ class EngineFeed {
     if (!next_.IsInside(f)) return;
     if (next_.row == 0) corner_ = Tile::At(next_.tile, f.m(), f.n());
     if (machine.thread() == 0) {
-      machine.ExpectBoxes(Barrier(stage), 2 * Panel::kBytes);
+      machine.ExpectBoxes(BarrierOf(stage), 2 * Panel::kBytes);
       const int panel = stage * 2 * Panel::kBytes;
       const auto row = static_cast<int>(next_.row);
       for (int box = 0; box < 2; ++box) {
         machine.CopyBox(f.u, 0, f.k, row, static_cast<int>(corner_.row) + 64 * box, panel + box * Panel::kBoxBytes,
-                        Barrier(stage));
+                        BarrierOf(stage));
         machine.CopyBox(f.v, 1, f.k, row, static_cast<int>(corner_.column) + 64 * box,
-                        panel + Panel::kBytes + box * Panel::kBoxBytes, Barrier(stage));
+                        panel + Panel::kBytes + box * Panel::kBoxBytes, BarrierOf(stage));
       }
     }
     next_.Advance(machine, f, Panel::kDepth);
@@ -370,14 +371,14 @@ class EngineFeed {
 
   template <typename Machine>
   POSEIDON_DEVICE void Wait(Machine& machine, int stage) {
-    machine.WaitForBoxes(Barrier(stage), phases_ >> stage & 1);
+    machine.WaitForBoxes(BarrierOf(stage), phases_ >> stage & 1);
     phases_ ^= 1u << stage;
     machine.Barrier();
   }
 
  private:
   // Where the barrier of a stage lies: it counts the bytes that have come.
-  static constexpr POSEIDON_DEVICE int Barrier(int stage) { return kStages * 2 * Panel::kBytes + 8 * stage; }
+  static constexpr POSEIDON_DEVICE int BarrierOf(int stage) { return kStages * 2 * Panel::kBytes + 8 * stage; }
 
   Position next_;
   Tile corner_;          // of that tile
@@ -677,7 +678,7 @@ struct Descend {
 
 // The program of a block, with `Product` one of TensorCores, WarpgroupTensorCores and PlainFloats, and
 // `Epilogue` of Combine and Descend. A Product adds the products of the first rows of two panels, at
-// `u` and `v`: between its Begin and End, it may be left alone with the sums.
+// `u` and `v`: from Begin to End, these and the sums are its own.
 template <typename Product, typename Epilogue>
 class Program {
  public:
@@ -696,7 +697,7 @@ class Program {
   template <typename Machine>
   static POSEIDON_DEVICE void Run(Machine& machine, const Arguments& a) {
     const Factors& f = a.factors;
-    Feed feed(machine, f);
+    Feed feed(machine);
     for (int stage = 0; stage < Feed::kStages - 1; ++stage) feed.Fill(machine, f, stage);
     int stage = 0;
     for (int64_t tile = machine.first_tile(); tile < f.end_tile; tile += machine.tile_step()) {

@@ -6,6 +6,6 @@ GPUS = ("80", "90a")
 # PTX for later GPUs, whose drivers translate it.
 PTX = "90"
 
-FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-Xcompiler=-fPIC",
+FLAGS = ["-x", "cu", "-std=c++17", "-O3", "-Xcompiler=-fPIC", "-DPOSEIDON_HAS_SM_90A",
          *(f"-gencode=arch=compute_{gpu},code=sm_{gpu}" for gpu in GPUS),
          f"-gencode=arch=compute_{PTX},code=compute_{PTX}"]

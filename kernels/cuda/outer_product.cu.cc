@@ -21,7 +21,8 @@ static_assert(kSuccess == cudaSuccess && kInvalidValue == cudaErrorInvalidValue,
 extern __shared__ __align__(1024) char shared_memory[];  // as SwizzledPanel needs it
 
 struct Gpu {
-  const CUtensorMap* u;  // and V: for the copy engine of Hopper alone
+  // Maps of U and V for the copy engine; null in programs that do not use it.
+  const CUtensorMap* u;
   const CUtensorMap* v;
 
   // Volatile, so that what is made of it is not kept in registers while others need them.
@@ -269,11 +270,15 @@ cudaError_t MakeMap(const Factor& factor, int64_t k, CUtensorMap* map) {
 struct Launcher {
   cudaStream_t stream;
 
-  // Whether the current device has `wgmma`, which no GPU after Hopper has.
+  // Whether the current device has `wgmma`, which no GPU after Hopper has, and this was compiled for it.
   static bool HasWarpgroups() {
+#ifdef POSEIDON_HAS_SM_90A
     int device, major;
     return cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+#else
+    return false;
+#endif
   }
 
   template <typename ThisProgram>
@@ -298,14 +303,16 @@ struct Launcher {
   // asked and set here depends on the current device and costs less than to remember it.
   template <typename ThisProgram>
   int Start(const void* kernel, int64_t tiles, void** arguments) const {
-    int device, multiprocessors;
+    int device, multiprocessors, blocks_of_one;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return error;
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return error;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ThisProgram::kSharedBytes);
     if (error != cudaSuccess) return error;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, kBlocksPerMultiprocessor * multiprocessors));
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_of_one, kernel, kThreads, ThisProgram::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, blocks_of_one * multiprocessors));
     return cudaLaunchKernel(kernel, blocks, kThreads, arguments, ThisProgram::kSharedBytes, stream);
   }
 };

@@ -35,8 +35,8 @@ struct PoseidonFactors {
 
 // out = alpha * U^T V + beta * out, with `out` [m, n] of the factors' type or float32. With alpha
 // 0, factors are not read; with beta 0, `out` is not. Products are added in an order that only k,
-// the types, and whether rows of 16-bit factors begin at multiples of 16 bytes decide, so equal
-// factors give equal bits on one model of GPU. Starts the work on
+// the types, and whether rows of 16-bit factors begin at multiples of 16 bytes decide: where these are
+// equal, equal factors give equal bits on one model of GPU. Starts the work on
 // `stream` and returns a cudaError_t: cudaErrorInvalidValue if sizes, types and pointers do not go
 // together.
 int poseidon_outer_product(struct CUstream_st* stream, const struct PoseidonFactors* factors, float alpha, float beta,

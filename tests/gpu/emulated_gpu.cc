@@ -60,7 +60,7 @@ struct Registers<Tf32> {
   static float Element(uint32_t bits, int) { return BitCast<float>(bits & ~0x1fffu); }
 };
 
-// A swizzle of 128 bytes: the bits of an address that number the row are added to those that number the piece of 16
+// A swizzle of 128 bytes: the bits of an address that number the row are XORed into those that number the piece of 16
 // bytes.
 int Swizzle(int at) { return at ^ (at >> 3 & 0x70); }
 
