@@ -477,8 +477,8 @@ def test_agrees_with_what_was_measured(entry):
 
 
 OVERLAPPING = json.loads((ROOT / "docs/results/overlap.json").read_text())
-# Steps of eight are 7.5 % longer than simulated, for a reason that is not known.
-LESS_ALIKE_OVERLAPPING = {"resnet50": 0.08}
+# Steps of eight are 5.7 % longer than simulated there, for a reason that is not known.
+LESS_ALIKE_OVERLAPPING = {("resnet50", 1): 0.06}
 
 
 @pytest.mark.parametrize("entry", OVERLAPPING, ids=emulated_name)
@@ -491,7 +491,8 @@ def test_agrees_with_what_was_measured_of_steps_that_overlap(entry):
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in systems}
     simulated = {name: 1e3 * simulation.simulate(work, there, systems[name]).step_seconds for name in steps}
     assert len(steps) == 2
-    assert simulated == pytest.approx(steps, rel=LESS_ALIKE_OVERLAPPING.get(entry["run"]["model"], 0.05))
+    tolerance = LESS_ALIKE_OVERLAPPING.get((entry["run"]["model"], entry["run"]["gbps"]), 0.05)
+    assert simulated == pytest.approx(steps, rel=tolerance)
 
 
 def test_enough_was_measured():
