@@ -80,18 +80,28 @@ def raise_on_rank_1() -> None:
     train(strategy, [AtBatch(strategy, 1, lambda: _raise(ValueError("boom on purpose")))])
 
 
-def raise_in_data_on_rank_1() -> None:
+def raise_in_data_on_rank_1(steps_per_execution: str = "1") -> None:
+    _stop_data_on_rank_1(int(steps_per_execution), OSError("boom in the data"))
+
+
+def end_data_on_rank_1(steps_per_execution: str) -> None:
+    _stop_data_on_rank_1(int(steps_per_execution), None)
+
+
+def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None) -> None:
     strategy = poseidon.PoseidonStrategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
 
     def rows():
         for number in range(1000):
             if number == 200 and strategy.rank == 1:
                 note_fault()
-                raise OSError("boom in the data")
+                if error is None:
+                    return
+                raise error
             yield np.ones(4), np.ones(3)
 
     shapes = tf.TensorSpec(4), tf.TensorSpec(3)

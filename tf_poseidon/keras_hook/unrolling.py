@@ -4,16 +4,17 @@ Keras runs the steps of an execution in a loop, one after the other. Here they a
 the variables that it reads, and for nothing else: its first layers run while gradients of the step before still travel.
 """
 
-import logging
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import data
 from tf_poseidon import one_process
-
-_log = logging.getLogger("tf_poseidon")
+from tf_poseidon.communicator import Communicator
+from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import JobError
 
 
 def applies(model: keras.Model, batches: Any) -> bool:
@@ -35,18 +36,17 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
 
     Raises:
         StopIteration: If there are none.
+        JobError: If ranks have different numbers of batches. Then no step has run.
     """
     batches, error = _taken(iterator, number)
+    if strategy.extended.communicator is not None:
+        _compare_batches(strategy.extended.communicator, len(batches), error)
     if batches:
         specs = _joined(_without_missing(iterator.element_spec))
         specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
-        if error is not None and not isinstance(error, StopIteration):
-            # If other ranks have all batches, they make other steps, and this is not the error with which the job ends.
-            _log.error("After %d of the %d batches of an execution, the data of rank %d failed: %s: %s", len(batches),
-                       number, strategy.rank, type(error).__name__, error)
         with strategy.scope():
             results = steps.run_unrolled(step, batches, number, specs)
-    # The end of the data is noticed by an execution without batches; any other error, after the steps before it.
+    # The end of the data is noticed by an execution without batches; an error that all ranks have, after these steps.
     if error is not None and not (batches and isinstance(error, StopIteration)):
         raise error
     return results
@@ -61,6 +61,38 @@ def _taken(iterator: tf.data.Iterator, number: int) -> tuple[list[Any], Exceptio
         except Exception as error:
             return batches, error
     return batches, None
+
+
+def _compare_batches(communicator: Communicator, taken: int, error: Exception | None) -> None:
+    """Ends the job unless all ranks have taken the same number of batches: they would make different steps.
+
+    All raise the same error, so that it is the one with which the job ends, whichever rank is first.
+
+    Args:
+        communicator: The ranks.
+        taken: How many this rank has taken.
+        error: Why it has not taken more, if it has not.
+
+    Raises:
+        JobError: If they have not.
+    """
+    has_failed = error is not None and not isinstance(error, StopIteration)
+    mine = np.zeros((2, communicator.size), np.int64)
+    mine[:, communicator.rank] = taken, has_failed
+    try:
+        of_ranks, failures = communicator.sum("execution/batches", mine)
+        if (of_ranks == of_ranks[0]).all():
+            return
+        fewest = min(range(communicator.size), key=lambda rank: (of_ranks[rank], not failures[rank]))
+        most = int(np.argmax(of_ranks))
+        reason = f"ended; give all ranks as many as rank {most} has"
+        if has_failed:
+            reason = f"failed with {type(error).__name__}: " + str(error).split("\n", maxsplit=1)[0]
+        reason = communicator.broadcast_text("execution/reason", reason, fewest)
+    except JobEndedError as ended:
+        raise ended from error
+    raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for an execution of several steps, expected "
+                   f"{of_ranks[most]}: its data {reason}.") from error
 
 
 def _joined(specs: Any) -> Any:
