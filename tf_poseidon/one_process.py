@@ -27,6 +27,7 @@ from tf_poseidon import partitioning
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.ops import library
 
 if TYPE_CHECKING:  # it imports this module
@@ -113,32 +114,37 @@ class Steps:
         call = calls.Call(function, {}, args, kwargs)
         return self._trace_of(function, call)(call.tensors)
 
-    def run_unrolled(self, function: Callable[..., Any], batches: Sequence[Any], number: int,
+    def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
                      specs: Sequence[tf.TypeSpec] = ()) -> Any:
         """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
 
         Args:
             function: The step, which takes a batch.
-            batches: The batches, one or more.
-            number: How many there usually are.
+            take: Returns that many more batches; fewer, if there are no more.
+            number: How many batches to take, and how many there usually are.
             specs: Same as in `calls.Call`.
 
         Returns:
-            The results of the last step.
+            The results of the last step; None if there is no batch.
         """
-        left = [calls.Call(function, {}, (batch,), {}, specs) for batch in batches]
-        while left:
+        result, left = None, []
+        done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
+        while done < number:
+            if (missing := min(steps, number - done) - len(left)) > 0:
+                left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(missing)]
+            if not left:
+                break
             traced = self._trace_of(function, left[0])
             steps = traced.unrolled_steps(number)
-            if any(call.key != left[0].key for call in left[:steps]) or len(left) < steps:
-                steps = 1
+            is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
+            now = left[:steps if is_whole else 1]
             graph_pass = self._extended.graph_pass
             shown = graph_pass.plan
-            result = traced.run([call.tensors for call in left[:steps]])
+            result = traced.run([call.tensors for call in now])
             # Not if the plan is that of another model, whose steps have run since.
             if self._trains and (self._plan is None or graph_pass.plan is not shown or shown is self._plan):
                 self._plan = graph_pass.note_overlap(traced.overlap, self._plan)
-            left = left[steps:]
+            left, done = left[len(now):], done + len(now)
         return result
 
     def _trace_of(self, function: Callable[..., Any], call: calls.Call) -> "Trace":

@@ -176,7 +176,8 @@ class Partitioned:
         """
         if steps not in self._unrolled:
             graph_def = graph_pb2.GraphDef.FromString(self._serialized)
-            graph_def = unroll_lib.unroll(graph_def, self.order, self._interface.shared, self._ends, steps)
+            graph_def = unroll_lib.unroll(graph_def, self.order, self._interface.shared, self._ends,
+                                          self._interface.controls, steps)
             self._unrolled[steps] = self._build(graph_def, "", steps)
         return self._unrolled[steps]
 

@@ -1,13 +1,15 @@
 """Unrolls a step: several steps in one graph, ordered by what they read, write and print, and by nothing else.
 
 Requires: the flat graph of one step. Ensures: fetches and variables have the bits that they have after as many runs of
-that graph. A variable that a step changes is accessed by the next one when all accesses of this one are over. Nothing
-else waits, so the first layers of a step run while the gradients of others still travel.
+that graph. A variable that a step changes is accessed by the next one when all accesses of this one are over, so the
+first layers of a step run while the gradients of others still travel. Besides, a step begins when the last but one is
+over: where hardly anything waits for variables, as when a model is evaluated, all batches would be in memory at once.
 
 In a branch that may not run, and in a loop, TensorFlow cannot say when a single access is over: the next step accesses
 such a variable after the whole of this one.
 """
 
+import collections
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ import re
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -30,12 +33,14 @@ from tf_poseidon.graph_passes.partition import variables as variables_lib
 ORDERED = frozenset(("Print", "PrintV2"))
 _PYTHON = frozenset(("EagerPyFunc", "PyFunc"))
 # Ops without a state: our own, since names of exchanges differ between steps, and one that only ends a run.
-_OURS, _ENDS = "Poseidon", "Assert"
+_OURS, _ASSERT = "Poseidon", "Assert"
 # More steps hide little more; a step that begins a graph hides nothing, which is an eighth of them.
-_MOST_STEPS = 8
+MOST_STEPS = 8
 _MOST_NODES = 40_000
+_STEPS_AT_A_TIME = 2
 _FRAME, _CLASS, _BESIDE = "frame_name", "_class", "loc:@"
 _OF_LATER_STEP = re.compile("step[0-9]+/")  # see `renamed`
+_WHOLE_STEP = ""  # in `Order.after`: the nodes at the end of the step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Order:
     @property
     def whole(self) -> int:
         """The number of variables that are accessed after the whole step before."""
-        return sum(_END in nodes for _, nodes in self.after)
+        return sum(_WHOLE_STEP in nodes for _, nodes in self.after)
 
     def __str__(self) -> str:
         """Returns how far steps overlap, a sentence."""
@@ -74,9 +79,6 @@ class Order:
         return f"Steps overlap{': ' if held else ''}{'; '.join(held)}."
 
 
-_END = ""  # in `Order.after`: the nodes at the end of the step
-
-
 def length(number: int, nodes: int) -> int:
     """Returns how many of a number of steps become one graph: so that there are as few graphs as possible.
 
@@ -86,7 +88,7 @@ def length(number: int, nodes: int) -> int:
         number: The number of steps that run one after the other.
         nodes: The number of nodes of one step.
     """
-    most = max(1, min(number, _MOST_STEPS, _MOST_NODES // max(nodes, 1)))
+    most = max(1, min(number, MOST_STEPS, _MOST_NODES // max(nodes, 1)))
     return min(range(1, most + 1), key=lambda steps: (number // steps + number % steps, -steps))
 
 
@@ -118,7 +120,7 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
                          f"'{min(foreign)}'")
         for source in dict.fromkeys(sources):
             accesses.setdefault(source, []).append(node)
-        if sources or node.op.startswith(_OURS) or node.op == _ENDS:
+        if sources or node.op.startswith(_OURS) or node.op == _ASSERT:
             continue
         if node.op not in ORDERED:
             what = ("may use variables in Python, where the graph does not show it" if node.op in _PYTHON else
@@ -134,7 +136,7 @@ def order_of(graph_def: graph_pb2.GraphDef, shared: Collection[str], ends: Itera
         if all(node.op in variables_lib.READS for node in nodes):
             continue  # nothing changes it
         is_inside = any(node.name in inside for node in nodes)
-        after.append((source, (_END,) if is_inside else tuple(node.name for node in nodes)))
+        after.append((source, (_WHOLE_STEP,) if is_inside else tuple(node.name for node in nodes)))
     return Order(tuple(after), tuple(ordered), "", *_updates(graph, accesses.values(), gradients))
 
 
@@ -156,38 +158,47 @@ def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.No
 
 
 def unroll(graph_def: graph_pb2.GraphDef, order: Order, shared: Collection[str], ends: Sequence[str],
-           steps: int) -> graph_pb2.GraphDef:
+           effects: Collection[str], steps: int) -> graph_pb2.GraphDef:
     """Returns a GraphDef of several steps; the names of the first one do not change, for others see `renamed`.
 
     Args:
         graph_def, shared, ends: Same as in `order_of`, whose result is `order`.
         order: The `Order`.
+        effects: Those of `ends` that run in every step, whatever is fetched.
         steps: The number of steps.
     """
     if order.obstacle:
         raise GraphError(f"A step cannot be unrolled, since {order.obstacle}.")
     nodes = list(graph_def.node)
     first = [node for node in nodes if node.name not in shared]
+    arguments = {node.name for node in first if node.op == "Placeholder"}
+    uses_arguments = {node.name for node in first if not arguments.isdisjoint(map(graph_lib.node_of, node.input))}
     for step in range(1, steps):
         handles = {source: f"{renamed('after', step)}/{source}" for source, _ in order.after}
         for source, names in order.after:
-            before = ends if names == (_END,) else names
+            before = ends if names == (_WHOLE_STEP,) else names
             handle = node_def_pb2.NodeDef(name=handles[source], op="Identity", input=[
                 source, *(f"^{renamed(name, step - 1)}" for name in dict.fromkeys(before))])
-            graph_lib.set_attribute(handle.attr["T"], "T", _RESOURCE)
+            graph_lib.set_attribute(handle.attr["T"], "T", types_pb2.DT_RESOURCE)
             provenance.Provenance(provenance.STEP).note(handle)
             nodes.append(handle)
-        waits = [f"^{renamed(name, step - 1)}" for name in order.ordered]
-        nodes += [_copied(node, step, shared, handles, waits if node.name in order.ordered else ()) for node in first]
+        waits = collections.defaultdict(list, {
+            name: [f"^{renamed(before, step - 1)}" for before in order.ordered] for name in order.ordered})
+        if (over := step - _STEPS_AT_A_TIME) >= 0:
+            # Results that nobody fetches are not computed for this.
+            end = node_def_pb2.NodeDef(name=f"{renamed('after', step)}/step{over}", op="NoOp", input=[
+                f"^{renamed(name, over)}" for name in effects])
+            provenance.Provenance(provenance.STEP).note(end)
+            nodes.append(end)
+            for name in uses_arguments:
+                waits[name].append(f"^{end.name}")
+        nodes += [_copied(node, step, shared, handles, waits[node.name]) for node in first]
     return graph_lib.with_nodes(graph_def, nodes)
 
 
 def renamed(name: str, step: int) -> str:
     """Returns the name of a node or tensor of the first step in another one."""
     return f"step{step}/{name}" if step else name
-
-
-_RESOURCE = 20  # types_pb2.DT_RESOURCE
 
 
 def _copied(node: node_def_pb2.NodeDef, step: int, shared: Collection[str], handles: dict[str, str],
@@ -223,9 +234,9 @@ def _is_resource(graph: graph_lib.Graph, name: str) -> bool:
     """Whether a node gives a resource or a reference."""
     node = graph.nodes[name]
     if node.op == "Placeholder":
-        return node.attr["dtype"].type == _RESOURCE
+        return node.attr["dtype"].type == types_pb2.DT_RESOURCE
     op_def = tf_compat.op_def(node.op)
-    return op_def is not None and any(output.type == _RESOURCE or output.is_ref for output in op_def.output_arg)
+    return op_def is not None and any(output.type == types_pb2.DT_RESOURCE or output.is_ref for output in op_def.output_arg)
 
 
 def _inside(graph_def: graph_pb2.GraphDef) -> set[str]:

@@ -139,6 +139,22 @@ def test_a_variable_waits_for_its_own_accesses_only():
     assert kinds and all(len(sources) == 1 for sources in kinds.values())
 
 
+@pytest.mark.parametrize("function", SAME, ids=lambda function: function.__name__)
+def test_a_step_begins_when_the_last_but_one_is_over(function):
+    """So at most two batches are in memory at a time, also where nothing waits for variables."""
+    _, partitioned_step = partitioned(function)
+    effects = [operation.name for operation in partitioned_step.build("").graph.control_outputs]
+    unrolled = partitioned_step.unrolled(4).graph
+    graph = graph_lib.Graph(unrolled.as_graph_def())
+    for step, batch in enumerate(unrolled.inputs[:4]):
+        begin = f"step{step}/after/step{step - 2}"
+        users = [node for node in graph.graph_def.node if batch.op.name in map(graph_lib.node_of, node.input)]
+        assert users and {f"^{begin}" in node.input for node in users} == {step >= 2}
+        if step >= 2:
+            before = set(map(graph_lib.node_of, graph.node(begin).input))
+            assert before == {unroll.renamed(name, step - 2) for name in effects}
+
+
 @pytest.mark.parametrize("function", [accumulate, loop])
 def test_variables_of_branches_and_loops_wait_for_the_whole_step(function):
     assert partitioned(function)[1].order.whole

@@ -36,35 +36,56 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
 
     Raises:
         StopIteration: If there are none.
-        JobError: If ranks have different numbers of batches. Then no step has run.
+        JobError: If ranks have different numbers of batches. Then the steps that overlap with those for which some
+            rank lacks a batch have not run either.
     """
-    batches, error = _taken(iterator, number)
-    if strategy.extended.communicator is not None:
-        _compare_batches(strategy.extended.communicator, len(batches), error)
-    if batches:
-        specs = _joined(_without_missing(iterator.element_spec))
-        specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
-        with strategy.scope():
-            results = steps.run_unrolled(step, batches, number, specs)
+    batches = _Batches(iterator, strategy.extended.communicator)
+    specs = _joined(_without_missing(iterator.element_spec))
+    specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
+    with strategy.scope():
+        results = steps.run_unrolled(step, batches.take, number, specs)
     # The end of the data is noticed by an execution without batches; an error that all ranks have, after these steps.
-    if error is not None and not (batches and isinstance(error, StopIteration)):
-        raise error
+    if batches.error is not None and not (batches.taken and isinstance(batches.error, StopIteration)):
+        raise batches.error
     return results
 
 
-def _taken(iterator: tf.data.Iterator, number: int) -> tuple[list[Any], Exception | None]:
-    """Returns (at most a number of batches, the error that has ended them, if any)."""
-    batches: list[Any] = []
-    while len(batches) < number:
-        try:
-            batches.append(_without_missing(next(iterator)))
-        except Exception as error:
-            return batches, error
-    return batches, None
+class _Batches:
+    """The batches of an execution, of which all ranks take the same number at a time.
+
+    Attributes:
+        taken: How many were taken.
+        error: Why there are no more, if so.
+    """
+
+    def __init__(self, iterator: tf.data.Iterator, communicator: Communicator | None) -> None:
+        self.taken = 0
+        self.error: Exception | None = None
+        self._iterator = iterator
+        self._communicator = communicator
+
+    def take(self, number: int) -> list[Any]:
+        """Returns a number of batches; fewer, if there are no more.
+
+        Raises:
+            JobError: If ranks have different numbers of batches.
+        """
+        batches: list[Any] = []
+        if self.error is not None:
+            return batches
+        while len(batches) < number and self.error is None:
+            try:
+                batches.append(_without_missing(next(self._iterator)))
+            except Exception as error:
+                self.error = error
+        if self._communicator is not None:
+            _compare_batches(self._communicator, len(batches), self.error)
+        self.taken += len(batches)
+        return batches
 
 
 def _compare_batches(communicator: Communicator, taken: int, error: Exception | None) -> None:
-    """Ends the job unless all ranks have taken the same number of batches: they would make different steps.
+    """Ends the job unless all ranks have taken as many batches: they would make different steps.
 
     All raise the same error, so that it is the one with which the job ends, whichever rank is first.
 
@@ -91,8 +112,8 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
         reason = communicator.broadcast_text("execution/reason", reason, fewest)
     except JobEndedError as ended:
         raise ended from error
-    raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for an execution of several steps, expected "
-                   f"{of_ranks[most]}: its data {reason}.") from error
+    raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for steps that overlap, expected {of_ranks[most]}: "
+                   f"its data {reason}.") from error
 
 
 def _joined(specs: Any) -> Any:
