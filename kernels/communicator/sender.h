@@ -79,6 +79,10 @@ class Sender {
     const void* data;
     Transport::Completion left;
   };
+  // With less in flight a connection over TCP runs dry: the receiver's word that it is ready for the next transfer comes
+  // behind what fills the buffers of its own connection.
+  static constexpr size_t kLeastInFlight = size_t{256} << 10;
+
   using Place = std::pair<int, uint64_t>;  // priority, and when it came
   using Waiting = std::map<Place, Bulk>;
 
@@ -86,7 +90,9 @@ class Sender {
   // it. The peer must hold them in memory if it has not started the exchange yet. Where gradients have priorities,
   // those that are less urgent keep a link busy with little: an urgent one waits for what is in flight to all peers, on
   // its way to the server and back.
-  size_t Credit(int priority) const { return priority == 0 ? 2 * kv_pair_bytes_ : kv_pair_bytes_ / 2; }
+  size_t Credit(int priority) const {
+    return priority == 0 ? 2 * kv_pair_bytes_ : std::max(kv_pair_bytes_ / 2, kLeastInFlight);
+  }
 
   void Append(int peer, const FrameHeader& header, const void* data) {
     packets_.Append(peer, header, data);
