@@ -3,7 +3,8 @@
 Requires: the flat graph of one step. Ensures: fetches and variables have the bits that they have after as many runs of
 that graph. A variable that a step changes is accessed by the next one when all accesses of this one are over, so the
 first layers of a step run while the gradients of others still travel. Besides, a step begins when the last but one is
-over: where hardly anything waits for variables, as when a model is evaluated, all batches would be in memory at once.
+over: where hardly anything waits for variables, as when a model is evaluated, the intermediate results of all steps
+would be in memory at once.
 
 In a branch that may not run, and in a loop, TensorFlow cannot say when a single access is over: the next step accesses
 such a variable after the whole of this one.

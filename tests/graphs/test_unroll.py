@@ -141,7 +141,7 @@ def test_a_variable_waits_for_its_own_accesses_only():
 
 @pytest.mark.parametrize("function", SAME, ids=lambda function: function.__name__)
 def test_a_step_begins_when_the_last_but_one_is_over(function):
-    """So at most two batches are in memory at a time, also where nothing waits for variables."""
+    """So the intermediate results of two are in memory at a time, also where nothing waits for variables."""
     _, partitioned_step = partitioned(function)
     effects = [operation.name for operation in partitioned_step.build("").graph.control_outputs]
     unrolled = partitioned_step.unrolled(4).graph

@@ -440,6 +440,7 @@ TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
 TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
   Options options = Alone::SmallOptions();
   options.servers = {1};
+  options.kv_pair_bytes = 512 << 10;  // half of one is as much as may be in flight
   Alone alone(options);
   const std::vector<std::tuple<std::string, int, size_t>> submitted = {
       // name, priority, KV pairs; in the order in which they are submitted
@@ -449,7 +450,7 @@ TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
       {"metric", 0, 1},
       {"as first", 1, 1}};
   std::vector<std::vector<float>> values;
-  for (const auto& [name, priority, pairs] : submitted) values.push_back(Values(0, pairs * (64 << 10) / sizeof(float)));
+  for (const auto& [name, priority, pairs] : submitted) values.push_back(Values(0, pairs * (512 << 10) / sizeof(float)));
   for (size_t i = 0; i < submitted.size(); ++i) {
     const auto& [name, priority, pairs] = submitted[i];
     Exchange exchange = Sum(name, &values[i], &values[i]);
