@@ -82,7 +82,8 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
     program = sorted(needs + [(message.operations, True, number, message) for number, message in enumerate(ready)],
                      key=lambda action: action[:3])
     later = sum(message.cost.rebuild for message in ready if message.needed is None and not message.is_waited_for)
-    compute, link, now = cluster.compute_seconds(operations), _Link(), 0.0
+    compute, now = cluster.compute_seconds(operations), 0.0
+    link = _Link() if steps > 1 else _FirstInFirstOut()
     for step in range(steps):
         computed = 0.0
         for point, is_ready, number, message in program:
@@ -107,6 +108,22 @@ def _order(step: int, message: Message) -> tuple[int, float]:
     if message.is_urgent:
         return step, message.operations
     return step + 1, math.inf if message.needed is None else message.needed
+
+
+class _FirstInFirstOut:
+    """A link that carries messages in the order in which they are sent; it has the methods of `_Link`."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+        self._arrivals: dict[Hashable, float] = {}
+
+    def send(self, now: float, name: Hashable, message: Message, key: tuple[int | float, ...]) -> None:
+        del key
+        self._free = max(self._free, now) + message.cost.transfer
+        self._arrivals[name] = self._free
+
+    def arrival(self, name: Hashable) -> float:
+        return self._arrivals[name]
 
 
 class _Link:
