@@ -4,7 +4,6 @@
 #define POSEIDON_GATHERED_ROWS_H_
 
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "factors.h"
@@ -24,7 +23,7 @@ inline int64_t NumRows(const GatheredPart& part, size_t row_bytes) {
 inline void CopyRows(const GatheredPart& part, void* out) {
   char* to = static_cast<char*>(out);
   for (const GatheredFactors::Rows& rows : part) {
-    if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
+    rows.CopyTo(to);
     to += rows.bytes;
   }
 }

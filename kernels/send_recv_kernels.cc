@@ -114,9 +114,19 @@ class SendKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
     OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
     OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
+    OP_REQUIRES_OK(context, context->GetAttr("leave_out_zeros", &leaves_out_zeros_));
+    OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
+    const tensorflow::DataType type = context->input_type(0);
+    OP_REQUIRES(
+        context,
+        !has_float_sum_ || (!sends_factors_ && (type == tensorflow::DT_HALF || type == tensorflow::DT_BFLOAT16)),
+        absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' has float_sum and a tensor of type ",
+                                                DataTypeString(type), " by ", scheme,
+                                                ", expected half or bfloat16 by ps.")));
   }
 
-  bool IsExpensive() override { return false; }
+  // Looking for zeros takes a while: other ops need not wait for it on the same thread.
+  bool IsExpensive() override { return leaves_out_zeros_; }
 
   void Compute(OpKernelContext* context) override {
     // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
@@ -138,14 +148,16 @@ class SendKernel : public OpKernel {
  private:
   std::shared_ptr<Ticket> SendGradient(OpKernelContext* context, Communicator* communicator, bool contributes) {
     const Tensor& gradient = context->input(0);
+    const tensorflow::DataType type = has_float_sum_ ? tensorflow::DT_FLOAT : gradient.dtype();
     // In place when the graph has no other use for the gradient.
     Tensor sum;
-    context->SetStatus(context->forward_input_or_allocate_temp({0}, gradient.dtype(), gradient.shape(), &sum));
+    context->SetStatus(context->forward_input_or_allocate_temp({0}, type, gradient.shape(), &sum));
     if (!context->status().ok()) return nullptr;
     auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
     Exchange exchange;
     exchange.site = site_->name;
-    exchange.dtype = ToDataType(gradient.dtype());
+    exchange.dtype = ToDataType(type);
+    if (has_float_sum_) exchange.input_dtype = ToDataType(gradient.dtype());
     exchange.count = gradient.NumElements();
     exchange.input = gradient.data();
     exchange.output = ticket->sum().data();
@@ -177,8 +189,10 @@ class SendKernel : public OpKernel {
                          ", but factors are matrices; reshape it to [rows, columns].")));
         return nullptr;
       }
-      const size_t row_bytes = tensor.dim_size(1) * DataTypeSize(tensor.dtype());
-      factors.parts.push_back({tensor.data(), contributes ? tensor.dim_size(0) * row_bytes : 0, row_bytes});
+      const size_t element_bytes = DataTypeSize(tensor.dtype()), row_bytes = tensor.dim_size(1) * element_bytes;
+      const size_t bytes = contributes ? tensor.dim_size(0) * row_bytes : 0;
+      factors.parts.push_back({tensor.data(), bytes, row_bytes, element_bytes});
+      if (leaves_out_zeros_) factors.parts.back().code = LeaveOutZeros(tensor.data(), bytes, element_bytes);
     }
     communicator->SubmitFactors(
         std::move(factors), [site = site_, communicator, ticket](const std::string& error, GatheredFactors gathered) {
@@ -218,6 +232,8 @@ class SendKernel : public OpKernel {
   Shown shown_ = {"calls"};
   Group group_;
   int priority_ = 0;
+  bool leaves_out_zeros_ = false;
+  bool has_float_sum_ = false;
 };
 
 class RecvKernel : public AsyncOpKernel {

@@ -65,16 +65,20 @@ def _functions() -> ctypes.CDLL:
         ("rank", number, [handle]),
         ("size", number, [handle]),
         ("nodes", None, [handle, ctypes.POINTER(number)]),
-        ("submit", handle, [handle, text, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
+        ("submit", handle, [handle, text, number, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
                             number, ctypes.c_bool]),
         ("submit_factors", handle, [handle, text, text, number, ctypes.POINTER(handle),
                                     ctypes.POINTER(ctypes.c_int64),
-                                    ctypes.POINTER(ctypes.c_int64)]),
+                                    ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)]),
         ("wait", number, [handle, ctypes.c_double, text]),
         ("has_factors", ctypes.c_bool, [handle]),
         ("factor_bytes", ctypes.c_int64, [handle, number]),
         ("copy_factor", None, [handle, number, handle]),
         ("release", None, [handle]),
+        ("leave_out_zeros", handle, [handle, ctypes.c_int64, ctypes.c_int64]),
+        ("put_back_zeros", None, [handle, ctypes.c_int64, handle]),
+        ("code_bytes", ctypes.c_int64, [handle]),
+        ("release_code", None, [handle]),
         ("abort", None, [handle, text, ctypes.c_double]),
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
@@ -118,10 +122,11 @@ class Communicator:
             contributes: False leaves this rank's value out of the sum.
             root: None to sum over ranks, or the rank whose value all ranks get.
             is_gradient: Whether other ranks may try to exchange factors under this name.
-            out: Array like `value` for the result, possibly `value` itself; None allocates one.
+            out: Array like `value` for the result, possibly `value` itself; None allocates one. For a sum of half or
+                bfloat16 it may be float32: then `value` travels as it is, and sums are not rounded.
 
         Returns:
-            A function that waits for the exchange and returns its result, an array like `value`.
+            A function that waits for the exchange and returns its result, `out` or an array like `value`.
             It raises JobEndedError if the job was ended.
         """
         value = np.asarray(value, order="C")
@@ -129,15 +134,20 @@ class Communicator:
         if root is None and value.dtype.name not in _SUMMABLE:
             raise JobError(f"'{site}' has dtype {value.dtype}, which cannot be summed over "
                            f"ranks; cast it to one of {', '.join(_SUMMABLE)}.")
-        dtype, count = ((_SUMMABLE[value.dtype.name], value.size) if root is None else
-                        (_BYTES, value.nbytes))
+        is_widened = root is None and value.dtype.itemsize == 2 and output.dtype == np.float32
+        if output.dtype != value.dtype and not is_widened:
+            raise JobError(f"'{site}' has dtype {value.dtype}, and `out` has {output.dtype}, expected the same, or "
+                           "float32 for a sum of float16 or bfloat16.")
+        dtype, sum_dtype, count = (
+            (_SUMMABLE[value.dtype.name], _SUMMABLE[output.dtype.name], value.size) if root is None else
+            (_BYTES, _BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(
-            self._handle, site.encode(), dtype, count, value.ctypes.data, output.ctypes.data,
+            self._handle, site.encode(), dtype, sum_dtype, count, value.ctypes.data, output.ctypes.data,
             contributes, -1 if root is None else root, is_gradient)
         return self._waiting(handle, (value, output), lambda: output)
 
-    def submit_factors(self, site: str, parts: Iterable[npt.ArrayLike],
-                       form: str = "") -> Callable[[], list[np.ndarray] | None]:
+    def submit_factors(self, site: str, parts: Iterable[npt.ArrayLike], form: str = "",
+                       leave_out_zeros: bool = False) -> Callable[[], list[np.ndarray] | None]:
         """Starts giving all ranks the factors of all ranks.
 
         Args:
@@ -146,6 +156,7 @@ class Communicator:
                 may differ. Must not be changed before the exchange is complete.
             form: Text that says what this rank will make of them; ranks with different forms do not
                 exchange factors.
+            leave_out_zeros: Whether this rank's matrices travel without their zeros where that is shorter.
 
         Returns:
             A function that waits for the exchange. It returns the matrices, with the rows of all
@@ -158,7 +169,9 @@ class Communicator:
             self._handle, site.encode(), form.encode(), len(parts),
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
             (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
-            (ctypes.c_int64 * len(parts))(*columns))
+            (ctypes.c_int64 * len(parts))(*columns),
+            (ctypes.c_int64 * len(parts))(*(part.itemsize if leave_out_zeros and part.itemsize in (2, 4, 8) else 0
+                                            for part in parts)))
 
         def result() -> list[np.ndarray] | None:
             if not self._lib.poseidon_has_factors(handle):
@@ -290,6 +303,27 @@ class Communicator:
         """Leaves the job and frees the communicator."""
         handle, self._handle = self._handle, None
         self._lib.poseidon_leave(handle)
+
+
+class Code:
+    """A matrix without its zeros, as it travels where it is a factor.
+
+    Attributes:
+        num_bytes: Its length in bytes; None if it would not be shorter than the matrix, so that there is none.
+    """
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._lib, self._itemsize = _functions(), matrix.itemsize
+        self._handle = self._lib.poseidon_leave_out_zeros(matrix.ctypes.data, matrix.nbytes, matrix.itemsize)
+        self.num_bytes = self._lib.poseidon_code_bytes(self._handle) if self._handle else None
+
+    def put_back(self, matrix: np.ndarray) -> None:
+        """Writes the matrix, zeros included, to an array like it."""
+        self._lib.poseidon_put_back_zeros(self._handle, self._itemsize, matrix.ctypes.data)
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._lib.poseidon_release_code(self._handle)
 
 
 def use_ranks_for_ops(communicators: Sequence[Communicator]) -> None:

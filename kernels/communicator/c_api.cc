@@ -151,12 +151,13 @@ void poseidon_nodes(const Communicator* communicator, int32_t* nodes) {
   for (int node : communicator->nodes()) *nodes++ = node;
 }
 
-void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtype, int64_t count, const void* input,
-                      void* output, bool contributes, int32_t root, bool is_gradient) {
+void* poseidon_submit(Communicator* communicator, const char* site, int32_t input_dtype, int32_t dtype, int64_t count,
+                      const void* input, void* output, bool contributes, int32_t root, bool is_gradient) {
   auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Exchange exchange;
   exchange.site = site;
   exchange.dtype = static_cast<poseidon::DataType>(dtype);
+  if (input_dtype != dtype) exchange.input_dtype = static_cast<poseidon::DataType>(input_dtype);
   exchange.count = count;
   exchange.input = input;
   exchange.output = output;
@@ -170,13 +171,16 @@ void* poseidon_submit(Communicator* communicator, const char* site, int32_t dtyp
 }
 
 void* poseidon_submit_factors(Communicator* communicator, const char* site, const char* form, int32_t num_parts,
-                              const void* const* data, const int64_t* rows, const int64_t* row_bytes) {
+                              const void* const* data, const int64_t* rows, const int64_t* row_bytes,
+                              const int64_t* element_bytes) {
   auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
   poseidon::Factors factors;
   factors.site = site;
   factors.form = form;
   for (int i = 0; i < num_parts; ++i) {
-    factors.parts.push_back({data[i], static_cast<size_t>(rows[i] * row_bytes[i]), static_cast<size_t>(row_bytes[i])});
+    const size_t bytes = rows[i] * row_bytes[i], element = element_bytes[i];
+    factors.parts.push_back({data[i], bytes, static_cast<size_t>(row_bytes[i]), element,
+                             element > 0 ? poseidon::LeaveOutZeros(data[i], bytes, element) : poseidon::Code()});
   }
   communicator->SubmitFactors(std::move(factors),
                               [waiter = *handle](const std::string& error, poseidon::GatheredFactors gathered) {
@@ -206,10 +210,23 @@ int64_t poseidon_factor_bytes(void* handle, int32_t part) {
 void poseidon_copy_factor(void* handle, int32_t part, void* out) {
   char* to = static_cast<char*>(out);
   for (const auto& rows : poseidon::Of(handle).gathered.parts[part]) {
-    if (rows.bytes > 0) std::memcpy(to, rows.data, rows.bytes);
+    rows.CopyTo(to);
     to += rows.bytes;
   }
 }
+
+void* poseidon_leave_out_zeros(const void* matrix, int64_t bytes, int64_t element_bytes) {
+  poseidon::Code code = poseidon::LeaveOutZeros(matrix, static_cast<size_t>(bytes), static_cast<size_t>(element_bytes));
+  return code ? new poseidon::Code(std::move(code)) : nullptr;
+}
+
+void poseidon_put_back_zeros(const void* code, int64_t element_bytes, void* matrix) {
+  poseidon::PutBackZeros(static_cast<const poseidon::Code*>(code)->data.get(), static_cast<size_t>(element_bytes),
+                         matrix);
+}
+
+int64_t poseidon_code_bytes(const void* code) { return static_cast<const poseidon::Code*>(code)->bytes; }
+void poseidon_release_code(void* code) { delete static_cast<poseidon::Code*>(code); }
 
 void poseidon_release(void* handle) { delete static_cast<poseidon::Handle*>(handle); }
 

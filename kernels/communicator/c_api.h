@@ -64,15 +64,16 @@ int32_t poseidon_size(const poseidon::Communicator* communicator);
 // Writes a number for each rank, the same for those that share a node.
 void poseidon_nodes(const poseidon::Communicator* communicator, int32_t* nodes);
 
-// Starts an exchange, see poseidon::Exchange. Returns a handle for poseidon_wait.
-void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t dtype, int64_t count,
-                      const void* input, void* output, bool contributes, int32_t root, bool is_gradient);
+// Starts an exchange, see poseidon::Exchange; input_dtype may be dtype. Returns a handle for poseidon_wait.
+void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t input_dtype, int32_t dtype,
+                      int64_t count, const void* input, void* output, bool contributes, int32_t root, bool is_gradient);
 
 // Starts an exchange of factors, see poseidon::Factors: matrices of `rows[i]` rows of `row_bytes[i]`
-// bytes. Returns a handle for poseidon_wait.
+// bytes, which travel without their zeros if that is shorter and `element_bytes[i]` is not 0. Returns a handle for
+// poseidon_wait.
 void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* site, const char* form,
-                              int32_t num_parts, const void* const* data, const int64_t* rows,
-                              const int64_t* row_bytes);
+                              int32_t num_parts, const void* const* data, const int64_t* rows, const int64_t* row_bytes,
+                              const int64_t* element_bytes);
 
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
 // it still runs.
@@ -83,6 +84,13 @@ int32_t poseidon_wait(void* handle, double seconds, char* error);
 bool poseidon_has_factors(void* handle);
 int64_t poseidon_factor_bytes(void* handle, int32_t part);
 void poseidon_copy_factor(void* handle, int32_t part, void* out);
+
+// Leaves out the zeros of a matrix, see zeros.h, to measure how long it takes: factors do so by themselves. Returns a
+// code, null if there is none that is shorter. The second function writes the matrix again.
+void* poseidon_leave_out_zeros(const void* matrix, int64_t bytes, int64_t element_bytes);
+void poseidon_put_back_zeros(const void* code, int64_t element_bytes, void* matrix);
+int64_t poseidon_code_bytes(const void* code);
+void poseidon_release_code(void* code);
 
 // Releases a handle; its exchange continues if it is not complete.
 void poseidon_release(void* handle);

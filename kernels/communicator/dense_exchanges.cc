@@ -86,9 +86,9 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
     FailIf(server_.AddOwn(active, pair));
   } else if (root < 0) {
     Send(active, pair, FrameKind::kContribution, routes_->Up(server),
-         active->exchange.contributes ? active->input(pair) : nullptr, active->form);
+         active->exchange.contributes ? active->input(pair) : nullptr, active->exchange.sent_dtype(), active->form);
   } else if (root == rank_) {
-    Send(active, pair, FrameKind::kContribution, routes_->Up(server), active->input(pair), 0);
+    Send(active, pair, FrameKind::kContribution, routes_->Up(server), active->input(pair), active->exchange.dtype, 0);
     if (!active->is_in_place()) {
       std::memcpy(active->output(pair), active->input(pair), active->pairs[pair].bytes);
     }
@@ -104,7 +104,7 @@ void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Cont
   const int up = routes_->Up(active->pairs[pair].server);
   if (up >= 0) {
     Send(active, pair, FrameKind::kContribution, up, contributions.empty() ? nullptr : active->output(pair),
-         common_form);
+         active->exchange.dtype, common_form);
     if (active->exchange.root < 0) return;  // the result is to come
   }
   active->common_form = common_form;
@@ -112,20 +112,22 @@ void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Cont
   AddResult(active, pair);
 }
 
-// Sends `data`, null for a rank that does not contribute, as one KV pair.
+// Sends `data` of a type, null for a rank that does not contribute, as one KV pair.
 void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data,
-                          uint32_t form) {
+                          DataType sent_dtype, uint32_t form) {
   if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
   FrameHeader header = {};
   header.kind = kind;
   header.dtype = static_cast<uint8_t>(active->exchange.dtype);
   header.scheme = active->exchange.scheme();
+  header.sent_dtype = static_cast<uint8_t>(sent_dtype);
   header.root = active->exchange.root;
   header.site = active->site;
   header.step = active->step;
   header.count = static_cast<uint64_t>(active->exchange.count);
   header.offset = active->pairs[pair].offset;
-  header.length = data ? active->pairs[pair].bytes : 0;
+  const size_t elements = active->pairs[pair].bytes / ElementBytes(active->exchange.dtype);
+  header.length = data ? elements * ElementBytes(sent_dtype) : 0;
   header.detail = form;
   active->statistics.sent_bytes += header.length;
   if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
@@ -172,7 +174,7 @@ void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader&
   const size_t pair = active->pairs.IndexOf(header.offset);
   if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(peer, header, "the result of"));
   active->statistics.received_bytes += header.length;
-  if (!header.is_bulk) {
+  if (!header.is_bulk()) {
     std::memcpy(active->output(pair), payload, header.length);
     TakeResult(active, pair, header.detail);
   } else if (active->is_sending[pair]) {
@@ -187,7 +189,7 @@ void DenseExchanges::OnEarlyResult(int peer, const FrameHeader& header, const ch
   early->peer = peer;
   early->header = header;
   early_[{header.site, header.step}].push_back(early);
-  if (!header.is_bulk) {
+  if (!header.is_bulk()) {
     early->payload.assign(payload, payload + header.length);
     early->is_ready = true;
     return;
@@ -233,7 +235,7 @@ void DenseExchanges::PassDown(const Active& active, size_t pair, uint32_t form) 
   const size_t own = std::find(sources.begin(), sources.end(), rank_) - sources.begin();
   for (size_t step = 1; step < sources.size(); ++step) {
     const int peer = sources[(own + step) % sources.size()];
-    if (peer != from) Send(active, pair, FrameKind::kResult, peer, active->output(pair), form);
+    if (peer != from) Send(active, pair, FrameKind::kResult, peer, active->output(pair), active->exchange.dtype, form);
   }
 }
 

@@ -85,7 +85,8 @@ class DenseExchanges {
   void AddResult(const Active& active, size_t pair);
   void Complete(const Active& active);
 
-  void Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data, uint32_t form);
+  void Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data, DataType sent_dtype,
+            uint32_t form);
   void FailIf(const std::string& disagreement);
 
   // This rank's exchange of the site in this step, null if it has not started or is over.

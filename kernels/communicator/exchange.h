@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,10 +32,14 @@ struct Group {
 };
 
 // One exchange. Every rank submits the same site with the same dtype, count and root.
+//
+// A rank's part of a sum of floats may be half or bfloat16, as it was before somebody cast it to float: it travels in
+// two bytes, and the sum has the bits of the sum of floats. Ranks may differ in this.
 struct Exchange {
-  std::string site;  // variable path and occurrence
-  DataType dtype = DataType::kFloat32;
-  int64_t count = 0;  // elements
+  std::string site;                     // variable path and occurrence
+  DataType dtype = DataType::kFloat32;  // of `output`
+  std::optional<DataType> input_dtype;  // if it is not `dtype`
+  int64_t count = 0;                    // elements
   const void* input = nullptr;
   void* output = nullptr;     // may equal `input`
   bool contributes = true;    // false: this rank adds nothing to the sum
@@ -47,6 +52,7 @@ struct Exchange {
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
+  DataType sent_dtype() const { return input_dtype.value_or(dtype); }
 };
 
 // Called on the progress thread with an empty text on success, else with the reason. Must not
@@ -70,7 +76,10 @@ struct ActiveExchange {
         has_result(this->pairs.size()),
         is_sending(this->pairs.size()) {}
 
-  const char* input(size_t pair) const { return static_cast<const char*>(exchange.input) + pairs[pair].offset; }
+  const char* input(size_t pair) const {
+    const size_t element = pairs[pair].offset / ElementBytes(exchange.dtype);
+    return static_cast<const char*>(exchange.input) + element * ElementBytes(exchange.sent_dtype());
+  }
   char* output(size_t pair) const { return static_cast<char*>(exchange.output) + pairs[pair].offset; }
   bool is_in_place() const { return exchange.input == exchange.output; }
 

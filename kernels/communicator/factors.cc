@@ -10,7 +10,17 @@
 #include <sstream>
 #include <utility>
 
+#include "text.h"
+
 namespace poseidon {
+
+void GatheredFactors::Rows::CopyTo(char* to) const {
+  if (element_bytes > 0) {
+    PutBackZeros(data, element_bytes, to);
+  } else if (bytes > 0) {
+    std::memcpy(to, data, bytes);
+  }
+}
 
 std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
                                       SiteStatistics& statistics, Clock::time_point submitted) {
@@ -55,12 +65,13 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.step = key.second;
     header.count = own->form;
     header.offset = factor.row_bytes;
-    header.length = factor.bytes;
+    header.length = factor.sent_bytes();
+    header.dtype = factor.code ? static_cast<uint8_t>(factor.element_bytes) : 0;
     header.detail = static_cast<uint32_t>(part);
-    own->statistics->sent_bytes += factor.bytes;
-    if (!routes_->IsLocal(peer)) own->statistics->network_bytes += factor.bytes;
+    own->statistics->sent_bytes += header.length;
+    if (!routes_->IsLocal(peer)) own->statistics->network_bytes += header.length;
     ++own->sending;
-    const bool is_bulk = sender_->Send(peer, header, factor.data, [this, key, own] {
+    const bool is_bulk = sender_->Send(peer, header, factor.sent_data(), [this, key, own] {
       --own->sending;
       FinishIfOver(key);
     });
@@ -88,7 +99,17 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
     if (!disagreement.empty()) return disagreement;
   }
   ++num_passing_on_;
-  auto take = [this, key, arrival] {
+  auto take = [this, peer, key, arrival] {
+    const FrameHeader& header = arrival->header;
+    arrival->bytes = header.length;
+    if (header.dtype != 0) {
+      const auto bytes = DecodedBytes(arrival->data.get(), header.length, header.dtype);
+      if (!bytes || *bytes % header.offset != 0) {
+        return fail_(Malformed(peer, Text("factors of rank ", header.root, " in ", header.length,
+                                          " bytes that are no code for rows of ", header.offset)));
+      }
+      arrival->bytes = *bytes;
+    }
     arrival->is_ready = true;
     if (auto found = states_.find(key); found != states_.end()) {
       found->second.last.Arrived(arrival->header.root, Clock::now());
@@ -97,7 +118,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
     --num_passing_on_;
     FinishIfOver(key);
   };
-  if (header.is_bulk) {  // received even if unused: the sender waits until it has left
+  if (header.is_bulk()) {  // received even if unused: the sender waits until it has left
     transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length, take);
     return "";
   }
@@ -202,21 +223,26 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
   GatheredFactors gathered;
   gathered.is_complete = refused_by < 0;
   gathered.refused_by = refused_by;
+  size_t bytes = 0, sent_bytes = 0;  // of all ranks
   for (size_t part = 0; gathered.is_complete && part < own->factors.parts.size(); ++part) {
     std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
         rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes});
+        sent_bytes += mine.sent_bytes();
       } else {
         const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
-        rows.push_back({arrival->data, arrival->data.get(), arrival->header.length});
+        rows.push_back({arrival->data, arrival->data.get(), arrival->bytes, arrival->header.dtype});
+        sent_bytes += arrival->header.length;
         own->statistics->received_bytes += arrival->header.length;
         own->statistics->sent_bytes += arrival->header.length * routes_->PassesOnTo(rank).size();
       }
+      bytes += rows.back().bytes;
     }
   }
   if (gathered.is_complete) {
+    own->statistics->sent_share = bytes > 0 ? static_cast<double>(sent_bytes) / static_cast<double>(bytes) : 1;
     statistics_->Waited(state.last);
     Site& site = sites_[key.first];
     ++site.step;

@@ -32,14 +32,21 @@
 #include "routes.h"
 #include "sender.h"
 #include "transport.h"
+#include "zeros.h"
 
 namespace poseidon {
 
-// A row-major matrix of this rank. It may have no rows.
+// A row-major matrix of this rank. It may have no rows. It travels without its zeros if it has a code: its frame says
+// how many bytes the code's elements have, 0 for a matrix as it is. Each rank decides that for itself.
 struct FactorPart {
   const void* data;
   size_t bytes;
   size_t row_bytes;  // the same on all ranks
+  size_t element_bytes = 0;
+  Code code = {};
+
+  const void* sent_data() const { return code ? code.data.get() : data; }
+  size_t sent_bytes() const { return code ? code.bytes : bytes; }
 };
 
 // What a rank gives: U, V and whatever else belongs to one site.
@@ -58,7 +65,10 @@ struct GatheredFactors {
   struct Rows {
     std::shared_ptr<const char[]> owner;  // null: these are the caller's own
     const char* data = nullptr;
-    size_t bytes = 0;
+    size_t bytes = 0;          // of the rows
+    size_t element_bytes = 0;  // if `data` is a code
+
+    void CopyTo(char* to) const;
   };
   // False when not all ranks have factors of the same form: then the site must travel dense.
   bool is_complete = false;
@@ -75,8 +85,10 @@ using DenseForm = uint32_t;
 
 class FactorBroadcasting {
  public:
-  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender, Statistics* statistics)
-      : transport_(transport), routes_(routes), sender_(sender), statistics_(statistics) {}
+  // `fail` ends the job for a reason, and calls Fail before it returns.
+  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender, Statistics* statistics,
+                     std::function<void(const std::string& reason)> fail)
+      : transport_(transport), routes_(routes), sender_(sender), statistics_(statistics), fail_(std::move(fail)) {}
 
   // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
   // rank's disagree with them, or an empty text, as OnFactors does.
@@ -122,6 +134,7 @@ class FactorBroadcasting {
   struct Arrival {
     FrameHeader header = {};
     std::shared_ptr<char[]> data;
+    size_t bytes = 0;  // of the rows, once it is ready
     bool is_ready = false;
   };
   // This rank's part in one exchange.
@@ -157,6 +170,7 @@ class FactorBroadcasting {
   const Routes* const routes_;
   Sender* const sender_;
   Statistics* const statistics_;
+  const std::function<void(const std::string&)> fail_;
   std::map<Key, State> states_;
   std::unordered_map<uint64_t, Site> sites_;
   size_t num_active_ = 0, num_passing_on_ = 0;

@@ -29,28 +29,31 @@ enum class Scheme : uint8_t {
   kFactorBroadcasting,  // every rank gets the factors of all
 };
 
+// Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
+inline constexpr size_t kInlineBytes = size_t{32} << 10;
+
 struct FrameHeader {
   FrameKind kind;
-  uint8_t dtype;    // DataType of the whole tensor
-  Scheme scheme;    // how the tensor is exchanged
-  uint8_t is_bulk;  // 1: the payload is bulk transfer `tag`, 0: it follows this header
-  int32_t root;     // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
-  uint64_t site;    // hash of the site's name
-  uint64_t step;    // how often this site was exchanged before
-  uint64_t plan;    // digest of everything that decides how bytes are cut and routed
-  uint64_t count;   // elements of the whole tensor; of factors, the digest of their form
-  uint64_t offset;  // first byte of this KV pair in the tensor; of factors, the bytes of one row
-  uint64_t length;  // bytes of payload
-  uint32_t tag;     // bulk tag, unique among the sender's transfers in flight to this peer
-  uint32_t detail;  // of factors: which part; of a gradient: see DenseForm in factors.h
+  uint8_t dtype;       // DataType of the whole tensor: of a sum, of the result; of factors, see FactorPart
+  Scheme scheme;       // how the tensor is exchanged
+  uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange
+  int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
+  uint64_t site;       // hash of the site's name
+  uint64_t step;       // how often this site was exchanged before
+  uint64_t plan;       // digest of everything that decides how bytes are cut and routed
+  uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
+  uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
+  uint64_t length;     // bytes of payload
+  uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer
+  uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in factors.h
+
+  // Whether the payload is the bulk transfer `tag`; otherwise it follows this header.
+  bool is_bulk() const { return length > kInlineBytes; }
 };
 
 static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, root) == 4 && offsetof(FrameHeader, site) == 8 &&
                   offsetof(FrameHeader, tag) == 56,
               "FrameHeader is sent as it lies in memory, where nothing may lie between its fields");
-
-// Payloads up to this size travel inside the packet; one copy is cheaper than one more message.
-inline constexpr size_t kInlineBytes = size_t{32} << 10;
 
 // A packet is closed when it holds more than this. Transports receive packets of at most
 // kMaxPacketBytes.

@@ -12,10 +12,6 @@
 namespace poseidon {
 
 std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
-  if (header.is_bulk != (header.length > kInlineBytes)) {
-    return Text("a payload of ", header.length, " bytes that travels ", header.is_bulk ? "by itself" : "in a packet",
-                ", expected up to ", kInlineBytes, " in packets and more by themselves");
-  }
   switch (header.kind) {
     case FrameKind::kContribution:
     case FrameKind::kResult:
@@ -40,6 +36,11 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
     return Text("a KV pair of scheme ", static_cast<int>(header.scheme), " and root ", header.root,
                 ", expected a sum of root -1 or a broadcast of root 0 to ", size_ - 1);
   }
+  const auto sent_dtype = static_cast<DataType>(header.sent_dtype);
+  if (sent_dtype != dtype && (!is_sum || is_result || !CanBeSummand(sent_dtype, dtype))) {
+    return Text(is_result ? "a result" : "a part", " of element type ", int{header.sent_dtype}, ", expected ",
+                int{header.dtype}, " or, of a sum of floats, a half or bfloat16");
+  }
   if (header.count > SIZE_MAX / ElementBytes(dtype)) {
     return Text(header.count, " elements of ", Name(dtype), ", expected as many as have an address");
   }
@@ -51,8 +52,9 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
   }
   const KvPair pair = pairs[index];
   const bool may_be_empty = is_sum && !is_result;
-  if (header.length != pair.bytes && !(may_be_empty && header.length == 0)) {
-    return Text("a KV pair of ", header.length, " bytes, expected ", pair.bytes, may_be_empty ? " or none" : "");
+  const size_t length = pair.bytes / ElementBytes(dtype) * ElementBytes(sent_dtype);
+  if (header.length != length && !(may_be_empty && header.length == 0)) {
+    return Text("a KV pair of ", header.length, " bytes, expected ", length, may_be_empty ? " or none" : "");
   }
   bool is_way = peer == routes_->Up(pair.server) && header.root != rank_;
   if (!is_result && is_sum) {
@@ -72,6 +74,12 @@ std::string FrameChecks::WrongFactors(int peer, const FrameHeader& header) const
   if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root)) {
     return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
                 " ranks from whom the nodes of the ranks let send them");
+  }
+  if (header.dtype != 0) {
+    const bool has_elements = header.dtype == 2 || header.dtype == 4 || header.dtype == 8;
+    if (has_elements && header.offset > 0 && header.offset % header.dtype == 0) return "";
+    return Text("factors in rows of ", header.offset, " bytes, with elements of ", int{header.dtype},
+                ", expected whole elements of 2, 4 or 8");
   }
   if (header.offset == 0 ? header.length > 0 : header.length % header.offset != 0) {
     return Text("factors of ", header.length, " bytes in rows of ", header.offset, ", expected whole rows");

@@ -9,7 +9,7 @@
 namespace poseidon {
 namespace {
 
-size_t InlineBytes(const FrameHeader& header) { return header.is_bulk ? 0 : header.length; }
+size_t InlineBytes(const FrameHeader& header) { return header.is_bulk() ? 0 : header.length; }
 
 }  // namespace
 

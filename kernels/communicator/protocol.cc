@@ -25,7 +25,8 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
-      broadcasting_(transport_.get(), &routes_, &sender_, statistics_),
+      broadcasting_(transport_.get(), &routes_, &sender_, statistics_,
+                    [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
              [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
   transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });
@@ -49,7 +50,7 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   sender_.SetPriority(hash, factors.priority);
   dense_.NameSite(hash, factors.site);
   size_t bytes = 0;
-  for (const FactorPart& part : factors.parts) bytes += part.bytes;
+  for (const FactorPart& part : factors.parts) bytes += part.sent_bytes();
   auto completed = [this, done = std::move(done), site = factors.site, row = factors.row, submitted, bytes,
                     is_blocking = factors.is_blocking](const std::string& error, GatheredFactors gathered) {
     const auto now = Clock::now();
@@ -73,7 +74,7 @@ bool Protocol::Poll() {
 }
 
 void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload) {
-  if (header.kind == FrameKind::kAbort && !header.is_bulk) {
+  if (header.kind == FrameKind::kAbort && !header.is_bulk()) {
     return Fail(std::string(payload, header.length), /*tell_peers=*/false);
   }
   if (has_failed()) return;  // the step is lost

@@ -38,15 +38,14 @@ class Sender {
   // then `data` must stay unchanged until `left` is called.
   bool Send(int peer, FrameHeader header, const void* data, Transport::Completion left) {
     header.plan = plan_;
-    header.is_bulk = header.length > kInlineBytes;
-    if (header.is_bulk) {
+    if (header.is_bulk()) {
       const auto found = priorities_.find(header.site);
       const int priority = found == priorities_.end() ? 0 : found->second;
       waiting_[peer].emplace(Place{priority, next_++}, Bulk{header, data, std::move(left)});
     } else {
       Append(peer, header, data);
     }
-    return header.is_bulk;
+    return header.is_bulk();
   }
 
   // Sends a frame whose payload, if any, fits into a packet to all other ranks.
@@ -79,8 +78,8 @@ class Sender {
     const void* data;
     Transport::Completion left;
   };
-  // With less in flight a connection over TCP runs dry: the receiver's word that it is ready for the next transfer comes
-  // behind what fills the buffers of its own connection.
+  // With less in flight a connection over TCP runs dry: the receiver's word that it is ready for the next transfer
+  // comes behind what fills the buffers of its own connection.
   static constexpr size_t kLeastInFlight = size_t{256} << 10;
 
   using Place = std::pair<int, uint64_t>;  // priority, and when it came

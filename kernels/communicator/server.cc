@@ -36,7 +36,7 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
     contribution.buffer = pool_.Take(header.length);
     contribution.data = contribution.buffer.data.get();
   }
-  if (header.is_bulk) {
+  if (header.is_bulk()) {
     contribution.state = State::kArriving;
     transport_->ReceiveBulk(peer, header.tag, contribution.buffer.data.get(), header.length,
                             [this, key, peer] { Ready(key, peer); });
@@ -88,9 +88,11 @@ void Server::FinishIfComplete(const Key& key) {
     if (rank != transport_->rank() && contribution.header.detail != common_form) common_form = 0;
     if (!contribution.data) continue;
     if (!is_of_this_node || !routes_->IsLocal(rank)) contributions.emplace_back();
-    contributions.back().push_back(contribution.data);
+    const bool is_own = rank == transport_->rank();
+    contributions.back().push_back({contribution.data, is_own ? state.own->exchange.sent_dtype()
+                                                              : static_cast<DataType>(contribution.header.sent_dtype)});
     is_of_this_node = routes_->IsLocal(rank);
-    if (rank != transport_->rank()) {
+    if (!is_own) {
       state.own->statistics.received_bytes += contribution.header.length;
     }
   }

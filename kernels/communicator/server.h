@@ -24,7 +24,7 @@ namespace poseidon {
 class Server {
  public:
   // What was contributed, by node and then by rank; other nodes contribute their sums.
-  using Contributions = std::vector<std::vector<const void*>>;
+  using Contributions = std::vector<std::vector<Summand>>;
 
   // Called when the last contribution to KV pair `pair` is in, with those of the ranks that
   // contribute, which are valid during the call only; and with the form of factors that all these

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "arithmetic.h"
 
@@ -21,17 +22,34 @@ namespace {
 // Elements added up before the block is written: small enough for the first-level cache.
 constexpr size_t kBlock = 2048;
 
+template <typename From, typename Accumulator>
+[[gnu::always_inline]] inline void LoadBlock(const void* input, size_t begin, size_t n, Accumulator* sum) {
+  const From* from = static_cast<const From*>(input) + begin;
+  for (size_t i = 0; i < n; ++i) sum[i] = Arithmetic<From>::Load(from[i]);
+}
+
+template <typename From, typename Accumulator>
+[[gnu::always_inline]] inline void AddBlock(const void* input, size_t begin, size_t n, Accumulator* sum) {
+  const From* from = static_cast<const From*>(input) + begin;
+  for (size_t i = 0; i < n; ++i) sum[i] += Arithmetic<From>::Load(from[i]);
+}
+
 template <typename T>
-[[gnu::always_inline]] inline void SumBlocks(const void* const* inputs, size_t num_inputs, size_t count, void* output) {
+[[gnu::always_inline]] inline void SumBlocks(const Summand* inputs, size_t num_inputs, size_t count, void* output) {
   using A = Arithmetic<T>;
   typename A::Accumulator sum[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(inputs[0]) + begin;
-    for (size_t i = 0; i < n; ++i) sum[i] = A::Load(first[i]);
-    for (size_t k = 1; k < num_inputs; ++k) {
-      const T* next = static_cast<const T*>(inputs[k]) + begin;
-      for (size_t i = 0; i < n; ++i) sum[i] += A::Load(next[i]);
+    for (size_t k = 0; k < num_inputs; ++k) {
+      const void* input = inputs[k].data;
+      const bool is_first = k == 0;
+      if (std::is_same_v<T, float> && inputs[k].dtype == DataType::kFloat16) {
+        is_first ? LoadBlock<Float16>(input, begin, n, sum) : AddBlock<Float16>(input, begin, n, sum);
+      } else if (std::is_same_v<T, float> && inputs[k].dtype == DataType::kBfloat16) {
+        is_first ? LoadBlock<Bfloat16>(input, begin, n, sum) : AddBlock<Bfloat16>(input, begin, n, sum);
+      } else {
+        is_first ? LoadBlock<T>(input, begin, n, sum) : AddBlock<T>(input, begin, n, sum);
+      }
     }
     T* out = static_cast<T*>(output) + begin;
     for (size_t i = 0; i < n; ++i) out[i] = A::Store(sum[i]);
@@ -39,9 +57,9 @@ template <typename T>
 }
 
 // Signed overflow is undefined; counters that wrap must still agree on all ranks, hence unsigned.
-#define POSEIDON_SUM(name, type)                                                                              \
-  POSEIDON_MULTIVERSION void name(const void* const* inputs, size_t num_inputs, size_t count, void* output) { \
-    SumBlocks<type>(inputs, num_inputs, count, output);                                                       \
+#define POSEIDON_SUM(name, type)                                                                          \
+  POSEIDON_MULTIVERSION void name(const Summand* inputs, size_t num_inputs, size_t count, void* output) { \
+    SumBlocks<type>(inputs, num_inputs, count, output);                                                   \
   }
 POSEIDON_SUM(SumFloat32, float)
 POSEIDON_SUM(SumFloat64, double)
@@ -54,7 +72,7 @@ POSEIDON_SUM(SumInt64, uint64_t)
 struct TypeInfo {
   const char* name;
   size_t bytes;
-  void (*sum)(const void* const*, size_t, size_t, void*);
+  void (*sum)(const Summand*, size_t, size_t, void*);
 };
 
 const TypeInfo& Info(DataType dtype) {
@@ -71,25 +89,30 @@ size_t ElementBytes(DataType dtype) { return Info(dtype).bytes; }
 
 const char* Name(DataType dtype) { return Info(dtype).name; }
 
-void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes, void* output) {
+bool CanBeSummand(DataType dtype, DataType of_sum) {
+  const bool is_half = dtype == DataType::kFloat16 || dtype == DataType::kBfloat16;
+  return dtype == of_sum || (is_half && of_sum == DataType::kFloat32);
+}
+
+void SumInOrder(DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) {
   if (inputs.empty()) {
     std::memset(output, 0, bytes);
-  } else if (inputs.size() == 1) {
-    if (inputs[0] != output) std::memcpy(output, inputs[0], bytes);
+  } else if (inputs.size() == 1 && inputs[0].dtype == dtype) {
+    if (inputs[0].data != output) std::memcpy(output, inputs[0].data, bytes);
   } else {
     Info(dtype).sum(inputs.data(), inputs.size(), bytes / ElementBytes(dtype), output);
   }
 }
 
-void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes, void* output) {
-  std::vector<const void*> sums;
-  for (const std::vector<const void*>& group : groups) {
+void SumOfSums(DataType dtype, const std::vector<std::vector<Summand>>& groups, size_t bytes, void* output) {
+  std::vector<Summand> sums;
+  for (const std::vector<Summand>& group : groups) {
     // Of the first group, (a + b) + c is a + b + c, but where a + b is rounded to less than it is added in.
     if (group.size() < 2 || (sums.empty() && ElementBytes(dtype) > 2)) {
       sums.insert(sums.end(), group.begin(), group.end());
     } else {
       SumInOrder(dtype, group, bytes, output);
-      sums.push_back(output);
+      sums.push_back({output, dtype});
     }
   }
   SumInOrder(dtype, sums, bytes, output);

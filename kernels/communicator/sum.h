@@ -22,17 +22,26 @@ enum class DataType : uint8_t {
 size_t ElementBytes(DataType dtype);
 const char* Name(DataType dtype);
 
+// One tensor of a sum.
+struct Summand {
+  const void* data;
+  DataType dtype;
+};
+
+// Whether tensors of a type can be summands of a sum of another type: half and bfloat16 are exact in float.
+bool CanBeSummand(DataType dtype, DataType of_sum);
+
 // Writes inputs[0] + inputs[1] + … to `output`, in that order; half and bfloat16 are added in
 // float and rounded once. No inputs give zeros, one input gives its own bits. `output` may be one
-// of the inputs.
+// of the inputs of its type.
 //
-// Requires: `bytes` is a multiple of the element size; all pointers are aligned to it; with
-// DataType::kBytes there is exactly one input.
-void SumInOrder(DataType dtype, const std::vector<const void*>& inputs, size_t bytes, void* output);
+// Requires: CanBeSummand for each input; `bytes`, of the output, is a multiple of the element size; all pointers are
+// aligned to it; with DataType::kBytes there is exactly one input.
+void SumInOrder(DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output);
 
 // Writes the sum of the groups' sums, all in order; the sum of a group is rounded like any other. At most one group
 // may have several inputs: its sum is written to `output` on the way.
-void SumOfSums(DataType dtype, const std::vector<std::vector<const void*>>& groups, size_t bytes, void* output);
+void SumOfSums(DataType dtype, const std::vector<std::vector<Summand>>& groups, size_t bytes, void* output);
 
 }  // namespace poseidon
 

@@ -192,6 +192,45 @@ def test_every_half_precision_number_survives(dtype):
             np.testing.assert_array_equal(result.astype(np.float32), every.astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("narrow", [(0,), (1, 2), (0, 1, 2)])
+def test_parts_in_half_have_the_sum_of_their_floats(narrow, ranks_per_node, dtype):
+    """Each rank decides for itself whether its part travels as it was before it was cast to float."""
+    with job(3, kv_pair_bytes=64 << 10, ranks_per_node=ranks_per_node) as ranks:
+        for count in (0, 1, 7, 20_001, 100_003):
+            values = [np.random.default_rng(r).normal(size=count).astype(dtype) for r in range(3)]
+            wide = [value.astype(np.float32) for value in values]
+            expected = all_submit(ranks, f"wide/{count}", wide)
+            waits = [rank.submit(f"narrow/{count}", value if r in narrow else wide[r], out=np.empty(count, np.float32))
+                     for r, (rank, value) in enumerate(zip(ranks, values))]
+            for result, plain in zip([wait() for wait in waits], expected):
+                assert result.tobytes() == plain.tobytes()
+        for rank in ranks:
+            sites = rank.statistics()["sites"]
+            whole, part = (sites[f"{way}/100003"] for way in ("wide", "narrow"))
+            assert whole["sent_bytes"] > part["sent_bytes"] or rank.rank not in narrow
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_the_only_part_of_a_sum_in_float_may_be_half(dtype):
+    """All 65536 bit patterns, which one rank of two contributes."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    with job(2) as ranks:
+        waits = [rank.submit("x", every, contributes=r == 1, out=np.empty(1 << 16, np.float32))
+                 for r, rank in enumerate(ranks)]
+        for result in (wait() for wait in waits):
+            np.testing.assert_array_equal(result, every.astype(np.float32))
+
+
+def test_other_types_are_not_mixed():
+    with job(1) as (rank,):
+        for value, out, root in ((np.float16, np.float64, None), (np.float64, np.float32, None),
+                                 (np.int32, np.float32, None), (np.float16, np.float32, 0)):
+            with pytest.raises(PoseidonError, match="expected the same, or float32 for a sum of float16 or bfloat16"):
+                rank.submit("x", np.ones(3, value), out=np.ones(3, out), root=root)
+
+
 @pytest.mark.parametrize("bits", [
     # around overflow, the smallest normal and subnormal numbers, and ties
     0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x38800000, 0x387FC000, 0x387FFFFF,

@@ -45,6 +45,30 @@ def test_all_ranks_get_all_rows_in_rank_order(size, ranks_per_node, rows):
 
 
 @NODES
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("leaving_out", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_factors_without_their_zeros_arrive_with_the_same_bits(leaving_out, dtype, ranks_per_node):
+    """Also negative zeros; every rank sees the same share, and matrices that are dense travel as they are."""
+    parts = []
+    for r in range(4):
+        rng = np.random.default_rng(r)
+        sparse, dense = (rng.normal(size=(5 + r, c)).astype(dtype) for c in (3000, 7))
+        sparse[rng.random(sparse.shape) < 0.6] = 0
+        sparse[:, :50] *= np.sign(sparse[:, :50]) - 0.5  # negative zeros among them
+        parts.append([sparse, dense])
+    with job(4, ranks_per_node=ranks_per_node) as ranks:
+        waits = [rank.submit_factors("w", parts[rank.rank], leave_out_zeros=rank.rank in leaving_out)
+                 for rank in ranks]
+        for wait in waits:
+            for got, expected in zip(wait(), map(np.concatenate, zip(*parts)), strict=True):
+                assert got.tobytes() == expected.tobytes()
+        counts = [rank.statistics()["sites"]["w"] for rank in ranks]
+        share, = {count["sent_share"] for count in counts}
+        assert 0.3 < share < 1 - 0.1 * len(leaving_out)
+        assert sum(count["received_bytes"] for count in counts) == sum(count["sent_bytes"] for count in counts)
+
+
+@NODES
 def test_ranks_may_be_ready_at_different_times(ranks_per_node):
     def run(rank):
         for step in range(20):

@@ -33,7 +33,10 @@ struct Matrices {
 
 std::string Joined(const std::vector<GatheredFactors::Rows>& rows) {
   std::string text;
-  for (const GatheredFactors::Rows& r : rows) text.append(r.data, r.bytes);
+  for (const GatheredFactors::Rows& r : rows) {
+    text.resize(text.size() + r.bytes);
+    r.CopyTo(text.data() + text.size() - r.bytes);
+  }
   return text;
 }
 
@@ -61,6 +64,13 @@ struct Alone {
   void Start(const Factors& factors) {
     rank->protocol->StartFactors(factors, ends.Of(0), Clock::now());
     rank->protocol->Flush();
+  }
+  std::vector<Frame> Sent(FrameKind kind) const {
+    std::vector<Frame> frames;
+    for (const Frame& frame : transport->sent) {
+      if (frame.header.kind == kind) frames.push_back(frame);
+    }
+    return frames;
   }
   void Take(const FrameHeader& header, const std::string& payload = "") {
     transport->Arrive(1, Packet(header, payload));
@@ -227,6 +237,71 @@ TEST(PartsThatDoNotFitAreRefused) {
   }
 }
 
+TEST(FactorsTravelWithoutTheirZerosWhereTheyHaveACode) {
+  const std::vector<std::vector<int>> arrangements = {{0, 1, 2}, {0, 0, 1}, {0, 1, 0, 1}};
+  for (const std::vector<int>& nodes : arrangements) {
+    const int size = static_cast<int>(nodes.size());
+    for (size_t elements : {300, 60000}) {  // in a packet, and by themselves
+      Job job(size, nodes, Options());
+      Ends ends;
+      std::vector<std::vector<uint32_t>> matrices;
+      std::string joined;
+      size_t shortest = SIZE_MAX;
+      for (int rank = 0; rank < size; ++rank) {
+        std::vector<uint32_t>& matrix = matrices.emplace_back(elements * (rank + 1));
+        for (size_t i = rank; i < matrix.size(); i += 5) matrix[i] = static_cast<uint32_t>(i + 1);
+        joined.append(reinterpret_cast<const char*>(matrix.data()), 4 * matrix.size());
+        Factors factors = OnePart(matrix.data(), 4 * matrix.size(), 120);
+        factors.parts[0].element_bytes = 4;
+        if (rank != 1) factors.parts[0].code = LeaveOutZeros(matrix.data(), 4 * matrix.size(), 4);
+        shortest = std::min(shortest, factors.parts[0].sent_bytes());
+        job.protocol(rank).StartFactors(std::move(factors), ends.Of(rank), Clock::now());
+      }
+      EXPECT(shortest < elements, "a code is shorter");
+      job.Run([&] { return ends.AreAll(size); }, "factors without zeros");
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(ends.errors[rank], "", "");
+        EXPECT(ends.all[rank].is_complete && Joined(ends.all[rank].parts.at(0)) == joined, "the same bits");
+      }
+    }
+  }
+}
+
+TEST(CodesThatAreNoneAreRefused) {
+  const std::vector<uint32_t> matrix(300);
+  Factors factors = OnePart(matrix.data(), 1200, 120);
+  factors.parts[0].element_bytes = 4;
+  factors.parts[0].code = LeaveOutZeros(matrix.data(), 1200, 4);
+  const FrameHeader header = Answer(factors);
+  const std::string code(factors.parts[0].code.data.get(), header.length);
+  EXPECT_EQ(header.length, size_t{8 + 5 * 8}, "no element is left");
+  Alone honest;
+  honest.Start(factors);
+  honest.Take(header, code);
+  EXPECT(honest.ends.all[0].is_complete, honest.rank->failure);
+  struct Lie {
+    const char* says;
+    uint8_t element_bytes;
+    size_t byte;  // of the code
+    char value;
+    size_t row_bytes = 120;
+  };
+  for (const Lie& lie : {Lie{"no code for rows of 120", 4, 8, 1}, Lie{"no code for rows of 120", 4, 0, 45},
+                         Lie{"no code for rows of 120", 4, 7, 127}, Lie{"with elements of 3", 3, 0, 44},
+                         Lie{"no code for rows of 64", 4, 0, 44, 64}, Lie{"in rows of 0 bytes", 4, 0, 44, 0},
+                         Lie{"in rows of 6 bytes, with elements of 4", 4, 0, 44, 6}}) {
+    Alone alone;
+    FrameHeader false_header = header;
+    false_header.dtype = lie.element_bytes;
+    false_header.offset = lie.row_bytes;
+    std::string false_code = code;
+    if (lie.row_bytes == 120) false_code[lie.byte] = lie.value;
+    alone.Take(false_header, false_code);
+    EXPECT_HOLDS(alone.rank->failure, lie.says);
+    EXPECT_EQ(alone.Sent(FrameKind::kAbort).size(), size_t{1}, lie.says);
+  }
+}
+
 TEST(PartsThatComeTwiceAreRefused) {
   const std::string rows(24, 'x');
   const FrameHeader header = Answer(OnePart(rows.data(), 24, 12));
@@ -240,7 +315,6 @@ TEST(PartsThatComeTwiceAreRefused) {
 TEST(FactorsThatNoMemoryHoldsEndTheJobByName) {
   FrameHeader header = Answer(OnePart(nullptr, 0, 12));
   header.length = 12 * (uint64_t{1} << 58);
-  header.is_bulk = 1;
   Alone alone;
   alone.Take(header);
   EXPECT_HOLDS(alone.rank->failure,

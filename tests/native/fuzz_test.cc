@@ -151,7 +151,7 @@ void Change(Frame* frame, std::mt19937* random) {
       header->root = static_cast<int32_t>((*random)() % 5) - 2;
       break;
     case 6:
-      header->is_bulk ^= 1;
+      header->sent_dtype = (*random)() % 8;
       break;
     case 7:
       header->step = (*random)() % 3;
@@ -204,7 +204,7 @@ TEST(HostilePacketsEndTheJobOrAreTaken) {
           for (unsigned count = 1 + random() % 2; count > 0; --count) {
             Frame frame = random() % 16 == 0 || frames.empty() ? honest[random() % honest.size()] : frames.back();
             if (!frames.empty()) frames.pop_back();
-            if (frame.header.is_bulk) frame.header.tag = tag++;
+            if (frame.header.is_bulk()) frame.header.tag = tag++;
             if (random() % 4 == 0) Change(&frame, &random);
             const std::vector<char> more = Packet(frame.header, frame.payload);
             packet.insert(packet.end(), more.begin(), more.end());

@@ -54,7 +54,7 @@ class ScriptedTransport : public Transport {
     packets.emplace_back(peer, packet.size());
     const std::string wrong =
         Packets::Unpack(packet.data(), packet.size(), [&](const FrameHeader& header, const char* payload) {
-          sent.push_back({peer, header, std::string(payload, header.is_bulk ? 0 : header.length)});
+          sent.push_back({peer, header, std::string(payload, header.is_bulk() ? 0 : header.length)});
         });
     EXPECT_EQ(wrong, "", "a packet that was sent");
   }

@@ -210,15 +210,30 @@ const std::vector<Lie>& Lies() {
       {"a KV pair at byte 1 of", [](FrameHeader* h) { h->offset += 1; }},
       {"a KV pair at byte 18446744073709551615 of 200000", [](FrameHeader* h) { h->offset = UINT64_MAX; }},
       {"a KV pair at byte 0 of 0", [](FrameHeader* h) { h->count = 0; }},
-      {"a payload of 50048 bytes that travels in a packet", [](FrameHeader* h) { h->is_bulk = 0; }},
-      {"a payload of 64 bytes that travels by itself", [](FrameHeader* h) { h->length = 64; }},
+      {"a part of element type 255, expected 0 or,", [](FrameHeader* h) { h->sent_dtype = 255; }},
+      {"a part of element type 1, expected 0 or, of a sum of floats, a half or bfloat16",
+       [](FrameHeader* h) { h->sent_dtype = static_cast<uint8_t>(DataType::kFloat64); }},
+      {"a part of element type 2, expected 3 or,",
+       [](FrameHeader* h) {
+         h->dtype = static_cast<uint8_t>(DataType::kBfloat16);
+         h->sent_dtype = static_cast<uint8_t>(DataType::kFloat16);
+       }},
+      {"a result of element type 3, expected 0",
+       [](FrameHeader* h) {
+         h->kind = FrameKind::kResult;
+         h->sent_dtype = static_cast<uint8_t>(DataType::kBfloat16);
+       }},
+      {"a part of element type 3, expected 0",
+       [](FrameHeader* h) {
+         h->scheme = Scheme::kBroadcast;
+         h->root = 1;
+         h->sent_dtype = static_cast<uint8_t>(DataType::kBfloat16);
+       }},
+      {"a KV pair of 50048 bytes, expected 25024 or none",
+       [](FrameHeader* h) { h->sent_dtype = static_cast<uint8_t>(DataType::kFloat16); }},
+      {"a KV pair of 64 bytes, expected 50048 or none", [](FrameHeader* h) { h->length = 64; }},
       {"a KV pair of 50112 bytes, expected 50048", [](FrameHeader* h) { h->length += 64; }},
       {"a KV pair of 4611686018427387904 bytes", [](FrameHeader* h) { h->length = uint64_t{1} << 62; }},
-      {"a payload of 50048 bytes that travels in",
-       [](FrameHeader* h) {
-         h->kind = FrameKind::kFactors;
-         h->is_bulk = 0;
-       }},
       {"factors of rank 9",
        [](FrameHeader* h) {
          h->kind = FrameKind::kFactors;
@@ -279,7 +294,7 @@ TEST(FramesThatLieAreRefusedBeforeAndAfterTheExchangeHasBegun) {
             Sum(kSite, &value, &result), [&](const std::string& error) { reason = error; }, Clock::now());
       }
       lie.change(&header);
-      alone.Take(1, Packet(header, std::string(header.is_bulk ? 0 : header.length, 'x')));
+      alone.Take(1, Packet(header, std::string(header.is_bulk() ? 0 : header.length, 'x')));
       const std::string where = std::string(lie.says) + (has_begun ? ", begun" : "");
       EXPECT(!alone.rank->failure.empty(), where);
       EXPECT_HOLDS(alone.rank->failure, "Rank 1 has sent what no rank of this job sends: ");
@@ -450,7 +465,8 @@ TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
       {"metric", 0, 1},
       {"as first", 1, 1}};
   std::vector<std::vector<float>> values;
-  for (const auto& [name, priority, pairs] : submitted) values.push_back(Values(0, pairs * (512 << 10) / sizeof(float)));
+  for (const auto& [name, priority, pairs] : submitted)
+    values.push_back(Values(0, pairs * (512 << 10) / sizeof(float)));
   for (size_t i = 0; i < submitted.size(); ++i) {
     const auto& [name, priority, pairs] = submitted[i];
     Exchange exchange = Sum(name, &values[i], &values[i]);
