@@ -15,6 +15,7 @@ from tf_poseidon.graph_passes.find.step import StepFacts
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import GradientMatch
+from tf_poseidon.graph_passes.match.matches import NarrowGradient
 from tf_poseidon.graph_passes.match.matches import Refusal
 from tf_poseidon.graph_passes.match.matches import SlicesMatch
 
@@ -28,18 +29,20 @@ class DescribeSites(passes.Pass):
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         return dataclasses.replace(known, sites=tuple(
-            _site(marker, known.matches[marker.site], known.facts) for marker in known.markers))
+            _site(marker, known.matches[marker.site], known.facts, known.narrow.get(marker.site))
+            for marker in known.markers))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         is_same = [site.name for site in result.sites] == [marker.site for marker in known.markers]
         return "" if is_same else "the sites are not those of the markers"
 
 
-def _site(marker: Marker, match: GradientMatch, facts: StepFacts) -> planning.Site:
+def _site(marker: Marker, match: GradientMatch, facts: StepFacts, narrow: NarrowGradient | None) -> planning.Site:
     dtype, shape = tf.as_dtype(marker.dtype), marker.shape
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          shape if graph_lib.is_known(shape) else None,
-                         is_waited_for=marker.meanwhile == "waits")
+                         is_waited_for=marker.meanwhile == "waits",
+                         cast_from=None if narrow is None else tf.as_dtype(narrow.dtype).name)
     if isinstance(match, Refusal):
         return dataclasses.replace(site, refusal=str(match))
     if isinstance(match, BiasMatch):

@@ -17,6 +17,7 @@ from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.find.step import StepFacts
 from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match.matches import GradientMatch
+from tf_poseidon.graph_passes.match.matches import NarrowGradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TrainingGraph:
         facts: What the graph says about its step.
         markers: Where it synchronises gradients, in the order of the program as far as that is known.
         matches: The match of each gradient, by site.
+        narrow: The `NarrowGradient`s of those that the engine can sum, by site.
         digest: A function that returns a digest of tensors that are equal on all ranks.
         sites: What the planner must know about the gradients, in the order of the markers.
         exchanges: What ranks exchange besides gradients.
@@ -41,6 +43,7 @@ class TrainingGraph:
     facts: StepFacts = StepFacts()
     markers: tuple[Marker, ...] = ()
     matches: Mapping[str, GradientMatch] = dataclasses.field(default_factory=dict)
+    narrow: Mapping[str, NarrowGradient] = dataclasses.field(default_factory=dict)
     digest: Callable[[Iterable[str]], str] | None = None
     sites: tuple[planning.Site, ...] = ()
     exchanges: tuple[planning.Exchange, ...] = ()

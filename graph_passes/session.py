@@ -26,6 +26,7 @@ from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.find import step
 from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match import biases
+from tf_poseidon.graph_passes.match import casts
 from tf_poseidon.graph_passes.match import factors
 from tf_poseidon.graph_passes.match import slices
 from tf_poseidon.graph_passes.write import agreement_text
@@ -99,6 +100,7 @@ class RewriteSession:
         self.has_to_agree = comparison is not None
         self._comparison = comparison
         self._find = (find.FindMarkers(planner.cluster.workers if is_foreign else None), exchanges.FindExchanges())
+        self._describe = (casts.FindCasts(), *DESCRIBE) if engine.sums_narrow else DESCRIBE
         self._write = rewrite_lib.Write(engine)
         self._plans: dict[str, list[planning.Plan]] = collections.defaultdict(list)  # on which ranks have agreed
         self._refused: dict[str, str] = {}  # why a function has no plan, by digest of its markers
@@ -129,7 +131,7 @@ class RewriteSession:
             known = self.find(graph_def)
             if not known.markers:
                 return Outcome(plan=self._plan_of_exchanges(known, planner))
-            known = passes.run(DESCRIBE, known)
+            known = passes.run(self._describe, known)
         except Exception as error:  # whatever goes wrong, the unmodified graph computes the same
             known, cause = None, error
         if self._comparison is not None:

@@ -1,8 +1,25 @@
-"""The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal."""
+"""The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal; and what it was cast from."""
 
 import dataclasses
 
+from tensorflow.core.framework import types_pb2
+
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowGradient:
+    """A gradient of half or bfloat16, which the graph casts to float before it is summed.
+
+    Attributes:
+        tensor: The gradient before its cast.
+        dtype: Its `types_pb2.DataType`.
+    """
+
+    tensor: str
+    dtype: int
 
 
 @dataclasses.dataclass(frozen=True)

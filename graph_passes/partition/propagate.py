@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 
+import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.core.framework import types_pb2
@@ -401,13 +402,14 @@ class _Propagation:
     def _cut_before_scaling(self, readers: Mapping[str, set[str]]) -> bool:
         """Makes a summand whole instead of its multiple: it is computed earlier.
 
-        Biases are recognised by the factors that they share with a kernel; multiples have their own factors.
+        Biases are recognised by the factors that they share with a kernel; multiples have their own factors. A cast to
+        a wider type that the graph undoes counts as a multiple: the sum is rounded anyway, and has fewer bytes.
         """
         changed, queue = False, [tensor for tensor in self._forced if self._states.get(tensor) == SUM]
         while queue:
             tensor = queue.pop()
             node = self._graph.node(tensor)
-            if node.op not in _SCALES:
+            if node.op not in _SCALES and not self._is_undone(node):
                 continue
             inputs = self._inputs[node.name]
             inputs = inputs[graph_lib.output_of(tensor):][:1] if node.op == "IdentityN" else inputs
@@ -423,11 +425,18 @@ class _Propagation:
                 changed = True
         return changed
 
+    def _is_undone(self, node: node_def_pb2.NodeDef) -> bool:
+        """Whether a node is a cast from a type to which all that reads it casts it back."""
+        return node.op == "Cast" and all(
+            reader.op == "Cast" and reader.attr["DstT"].type == node.attr["SrcT"].type
+            for reader in self._graph.consumers(node.name))
+
     def _bytes(self, tensor: str) -> float:
+        """Returns the bytes of a tensor, infinity if its shape is unknown."""
         shape = self._sizes.shape(tensor)
         if not sizes_lib.is_known(shape):
             return float("inf")
-        product = 1
+        product: float = tf.as_dtype(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor))).size
         for size in shape:
             product *= size.values[0]
         return product

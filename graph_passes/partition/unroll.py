@@ -237,7 +237,8 @@ def _is_resource(graph: graph_lib.Graph, name: str) -> bool:
     if node.op == "Placeholder":
         return node.attr["dtype"].type == types_pb2.DT_RESOURCE
     op_def = tf_compat.op_def(node.op)
-    return op_def is not None and any(output.type == types_pb2.DT_RESOURCE or output.is_ref for output in op_def.output_arg)
+    return op_def is not None and any(output.type == types_pb2.DT_RESOURCE or output.is_ref
+                                      for output in op_def.output_arg)
 
 
 def _inside(graph_def: graph_pb2.GraphDef) -> set[str]:

@@ -10,6 +10,9 @@ and under "sfb"
                      | complete?               ^
     gradient -----> Switch -> Send -> Recv ----+
 
+A gradient that the graph casts to float from half or bfloat16 is sent as it was before: a rank's part travels in
+two bytes, and the sum, in float, in four. Ranks need not agree on this, since every part says its type.
+
 Slices that stay slices keep their marker, which already is that exchange. Under "ps" they become
 
     slices -> dense -> Send -> Recv -> as slices, with all indices
@@ -37,6 +40,8 @@ from tf_poseidon.graph_passes.write import site_writer
 
 class SendReceive(site_writer.SiteWriter):
     """Writes the nodes of one site."""
+
+    sums_narrow = True
 
     # ---- schemes ------------------------------------------------------------------------------
 
@@ -69,7 +74,8 @@ class SendReceive(site_writer.SiteWriter):
         assert digest is not None
         form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
-                                      [(None, c) for c in columns], form)
+                                      [(None, c) for c in columns], form,
+                                      leave_out_zeros=planning.leaves_out_zeros(self.planned.plan.cluster))
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -115,21 +121,28 @@ class SendReceive(site_writer.SiteWriter):
 
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
                           types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
-                          is_fallback: bool = False) -> str:
+                          is_fallback: bool = False, float_sum: bool = False, leave_out_zeros: bool = False) -> str:
         # A fallback to dense gradients does not wait for a group of messages.
         group = self.decision.group
         grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
+        sums = [types_pb2.DT_FLOAT] if float_sum else types
+        shorter = {name: True for name, value in {"float_sum": float_sum, "leave_out_zeros": leave_out_zeros}.items()
+                   if value}
         with self.writer.placed(self._host):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
-                strict=self.planned.known.facts.strict, **self._prioritised, **grouped, **shown)
-            return self.writer.add(recv, "PoseidonRecv", [ticket], T=types, shapes=shapes)
+                strict=self.planned.known.facts.strict, **self._prioritised, **grouped, **shown, **shorter)
+            return self.writer.add(recv, "PoseidonRecv", [ticket], T=sums, shapes=shapes)
 
     def _exchange_dense(self, prefix: str, gradient: str, name: str) -> str:
         """Sums a gradient of the marker's shape over the parameter server, into `name`."""
         dtype, wire = self.marker.dtype, self._on_wire(self.marker.dtype)
+        narrow = self.planned.known.narrow.get(self.marker.site)
+        if narrow is not None and gradient == self.marker.gradient:
+            return self._send_and_receive(prefix, "send", name, [narrow.tensor], planning.PS, [narrow.dtype],
+                                          [self.marker.shape], float_sum=True)
         sent = self._cast(f"{prefix}send_wire", gradient, dtype, wire)
         recv = name if wire == dtype else f"{prefix}recv_wire"
         total = self._send_and_receive(prefix, "send", recv, [sent], planning.PS, [wire],

@@ -30,12 +30,12 @@ from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import GradientMatch
+from tf_poseidon.graph_passes.match.matches import HALVES
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Scalar
 from tf_poseidon.graph_passes.match.matches import Scale
 
 _FLOAT = types_pb2.DT_FLOAT
-HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,7 @@ class SiteWriter:
 
     Attributes:
         has_to_agree: Whether all ranks must call the same ops, and so agree on a graph before it runs.
+        sums_narrow: Whether ranks' parts of a sum in float may be half or bfloat16.
         writer: The `graph.Writer` of its nodes, below the name of the marker and on the host.
         marker: The `Marker`.
         decision: Its `Decision`.
@@ -90,6 +91,7 @@ class SiteWriter:
     """
 
     has_to_agree = False
+    sums_narrow = False
 
     def __init__(self, planned: PlannedGraph, marker: Marker) -> None:
         self.planned = planned

@@ -47,7 +47,9 @@ class Traffic:
 
     Attributes:
         kind: SUM, GATHER or BROADCAST.
-        num_bytes: Bytes of one rank's contribution.
+        num_bytes: Bytes of one rank's contribution; of a sum, of the result.
+        sent_bytes: Of a sum: bytes of one rank's contribution, if these are not `num_bytes`. What the ranks of a node
+            add up leaves it as `num_bytes`.
         operations: Additions and multiplications by which a rank processes the contribution of each other rank.
         can_wait: Whether the message can wait for others, to travel as one with them.
     """
@@ -56,6 +58,12 @@ class Traffic:
     num_bytes: float
     operations: float = 0.0
     can_wait: bool = True
+    sent_bytes: float | None = None
+
+    @property
+    def both_ways(self) -> tuple[float, float]:
+        """Bytes of a sum (from a rank to its servers, from these to a rank)."""
+        return (self.num_bytes if self.sent_bytes is None else self.sent_bytes), self.num_bytes
 
     def cost(self, cluster: Cluster) -> Cost:
         """Returns the `Cost` in a step."""
@@ -64,7 +72,8 @@ class Traffic:
             num_bytes = self.num_bytes * (cluster.nodes - 1)
             return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes))
         if self.kind == SUM:  # to the server and back: two messages
-            num_bytes, seconds = dense_bytes(self.num_bytes, cluster), 2 * seconds
+            up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
+            num_bytes, seconds = dense_bytes((up + down) / 2, cluster), 2 * seconds
         else:
             num_bytes = gathered_bytes(self.num_bytes, cluster)
         # Half of the bytes in each direction.

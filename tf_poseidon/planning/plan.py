@@ -24,6 +24,7 @@ from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.exchange import PURPOSES
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
+from tf_poseidon.planning.schemes import SFB
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
 
@@ -128,6 +129,25 @@ class Plan:
     def renamed(self, names: Mapping[str, str]) -> "Plan":
         """Returns this plan with new names of sites and groups in place of old ones."""
         return _renamed(self, names)
+
+    def measured(self, shares: Mapping[str, float]) -> "Plan":
+        """Returns this plan with the bytes and times that factors have without their zeros.
+
+        Args:
+            shares: By name of a site: the share of the bytes of its factors that travels.
+        """
+        sites, decisions = [], []
+        for site, decision in zip(self.sites, self.decisions, strict=True):
+            share = shares.get(site.name, 1.0)
+            if share != 1 and site.factors is not None and decision.scheme == SFB and not decision.leader:
+                site = dataclasses.replace(site, factors=dataclasses.replace(site.factors, sent_share=share))
+                traffic = decision.by.traffic(site)
+                assert traffic is not None
+                decision = dataclasses.replace(decision, cost=traffic.cost(self.cluster),
+                                               reason=f"{decision.reason}; {decision.by.note(site)}")
+            sites.append(site)
+            decisions.append(decision)
+        return dataclasses.replace(self, sites=tuple(sites), decisions=tuple(decisions))
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph or a job that the plan was not made for.

@@ -14,6 +14,7 @@ class Factors:
         k: K, rows that one worker has in a full batch; None if unknown before the step.
         itemsize: Bytes of an element on the wire.
         extra_bytes: Bytes that travel with the factors, independent of K.
+        sent_share: The share of their bytes that travelled in the last step, without their zeros; 1 if unknown.
     """
 
     m: int
@@ -21,6 +22,7 @@ class Factors:
     k: int | None
     itemsize: int
     extra_bytes: int = 0
+    sent_share: float = dataclasses.field(default=1.0, repr=False)
 
     @property
     def rows(self) -> int:
@@ -30,8 +32,8 @@ class Factors:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one worker's factors."""
-        return self.rows * (self.m + self.n) * self.itemsize + self.extra_bytes
+        """Bytes of one worker's factors, as they travel."""
+        return round(self.rows * (self.m + self.n) * self.itemsize * self.sent_share) + self.extra_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Site:
         needed: Those of the next step before it needs the sum; None if the graph has no next step that does.
         depth: How many exchanges precede it one after the other; None in a loop.
         is_waited_for: Whether the step computes nothing until its exchange is complete.
+        cast_from: Name of the type of two bytes from which the graph casts each rank's dense gradient; None if it does
+            not. Then ranks send their gradients in that type, and get the sum in `dtype`.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Site:
     needed: float | None = dataclasses.field(default=None, repr=False)
     depth: int | None = dataclasses.field(default=0, repr=False)
     is_waited_for: bool = dataclasses.field(default=False, repr=False)
+    cast_from: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def num_bytes(self) -> int | None:
@@ -98,6 +103,13 @@ class Site:
         if self.shape is None:
             return None if self.factors is None else self.factors.m * self.factors.n * self.itemsize
         return math.prod(self.shape) * self.itemsize
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes of the dense gradient as a rank sends it, None if its shape is unknown."""
+        if self.num_bytes is None or self.cast_from is None:
+            return self.num_bytes
+        return self.num_bytes // self.itemsize * 2
 
     def fingerprint(self) -> str:
         """Returns its type and shape as text."""

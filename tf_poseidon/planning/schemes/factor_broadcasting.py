@@ -3,16 +3,33 @@
 If K is small, a gradient U^T V has far more numbers than U [K, M] and V [K, N]. The gradient of a dense layer's bias is
 the sum of the rows of one of these factors, so it costs nothing if they travel (H. Zhang et al., USENIX ATC 2017,
 section 3.2).
+
+Behind a ReLU, a pooling or a dropout, factors are mostly zeros, and the errors behind a ReLU are too. They travel
+without them where that is shorter, which each rank finds out in each step.
 """
 
 import dataclasses
 
+from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import Traffic
 from tf_poseidon.planning.schemes.scheme import Carried
 from tf_poseidon.planning.schemes.scheme import Scheme
 from tf_poseidon.planning.schemes.scheme import UNKNOWN_ROWS
 from tf_poseidon.planning.site import Site
+
+# Bytes of a matrix per second in which a processor leaves out its zeros, or puts them back; with AVX-512 it is three
+# times as many (scripts/benchmarks/bench_zeros.py).
+_CODED_BYTES_PER_SECOND = 4e9
+
+
+def leaves_out_zeros(cluster: Cluster) -> bool:
+    """Whether it takes longer to send half of a matrix than to leave out its zeros, and put back those of other ranks.
+
+    A matrix that is dense is known to be after some samples, so it takes no time.
+    """
+    saved = 0.5 * cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
+    return saved > cluster.workers / _CODED_BYTES_PER_SECOND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +71,12 @@ class FactorBroadcasting(Scheme):
         parts = site.factors
         assert parts is not None  # else it is refused
         return Traffic(GATHER, parts.num_bytes, operations=2 * parts.rows * parts.m * parts.n)
+
+    def note(self, site: Site) -> str:
+        factors = site.factors
+        if factors is None or factors.sent_share == 1:
+            return ""
+        return f"without their zeros, factors had {factors.sent_share:.3g} of their bytes"
 
     def common(self, site: Site, carried: Carried | None) -> str:
         if carried is not None:

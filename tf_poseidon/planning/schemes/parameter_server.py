@@ -1,4 +1,7 @@
-"""The sharded parameter server: servers sum the pieces of a gradient, and all ranks get the sum."""
+"""The sharded parameter server: servers sum the pieces of a gradient, and all ranks get the sum.
+
+A gradient that was cast from a type of two bytes travels in that type to the servers: the sum has the same bits.
+"""
 
 from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.cost import Traffic
@@ -14,4 +17,9 @@ class ParameterServer(Scheme):
     row = name
 
     def traffic(self, site: Site) -> Traffic | None:
-        return None if site.num_bytes is None else Traffic(SUM, site.num_bytes)
+        if site.num_bytes is None or site.sent_bytes is None:
+            return None
+        return Traffic(SUM, site.num_bytes, sent_bytes=site.sent_bytes)
+
+    def note(self, site: Site) -> str:
+        return f"sent in {site.cast_from}, from which it is cast" if site.cast_from else ""

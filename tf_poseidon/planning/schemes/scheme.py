@@ -53,6 +53,11 @@ class Scheme(abc.ABC):
     def traffic(self, site: Site) -> Traffic | None:
         """Returns what ranks exchange for a gradient that can travel by it; None if unknown before the step."""
 
+    def note(self, site: Site) -> str:
+        """Returns what is special about how a site travels by it, as a clause; "" if nothing."""
+        del site
+        return ""
+
     def common(self, site: Site, carried: Carried | None) -> str:
         """Returns the text that must be the same on all ranks, besides type and shape; not rows, which may change."""
         del site, carried
