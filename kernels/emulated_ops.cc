@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <queue>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -57,8 +58,9 @@ REGISTER_OP("PoseidonEmulatedKernel")
     .Input("after: after_types")
     .Output("outputs: T")
     .Attr("after_types: list(type) >= 0")
-    .Attr("T: list({float})")
+    .Attr("T: list({float, bfloat16})")
     .Attr("shapes: list(shape)")
+    .Attr("densities: list(float) = []")
     .Attr("seconds: float")
     .SetIsStateful()
     .SetShapeFn(KernelShapes)
@@ -66,7 +68,8 @@ REGISTER_OP("PoseidonEmulatedKernel")
 Stands for the work of an accelerator, which runs one piece of work at a time and uses no processor.
 
 after: The inputs of the work.
-outputs: Tensors of the given shapes. Their values are 1, and all share one memory.
+outputs: Tensors of the given shapes. Their values are 1, and all dense ones of a type share one memory.
+densities: The share of each output that is not zero, 1 by default; columns 0, 1024, 2048 and so on never are.
 seconds: How long it takes.
 )doc");
 
@@ -80,7 +83,7 @@ REGISTER_OP("PoseidonEmulatedProduct")
     .Doc(R"doc(
 Stands for the matrix product U^T V on an accelerator.
 
-u: [K, M], of values 1; the first one of each row is checked.
+u: [K, M], the first value of each row is 1, which is checked.
 v: [K, N], likewise.
 product: [M, N], of values 1.
 operations_per_second: How fast it is; a product has 2 K M N.
@@ -137,7 +140,8 @@ class Accelerator {
   Clock::time_point free_at_;
 };
 
-// Memory for all outputs: models are larger than the memory of the machine that emulates their cluster.
+// Memory for all outputs of a type: models are larger than the memory of the machine that emulates their cluster.
+template <typename T>
 class Ones {
  public:
   static Ones& Instance() {
@@ -149,8 +153,8 @@ class Ones {
   absl::Status Make(OpKernelContext* context, const TensorShape& shape, Tensor* tensor) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (shape.num_elements() > ones_.NumElements()) {
-      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, {shape.num_elements()}, &ones_));
-      ones_.flat<float>().setConstant(1);
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DataTypeToEnum<T>::value, {shape.num_elements()}, &ones_));
+      ones_.template flat<T>().setConstant(T(1));
     }
     if (!tensor->CopyFrom(ones_.Slice(0, shape.num_elements()), shape)) {
       return absl::InternalError("A slice of the ones has another size than its shape.");
@@ -160,20 +164,47 @@ class Ones {
 
  private:
   std::mutex mutex_;
-  Tensor ones_{tensorflow::DT_FLOAT, TensorShape({0})};
+  Tensor ones_{tensorflow::DataTypeToEnum<T>::value, TensorShape({0})};
 };
+
+absl::Status MakeOnes(OpKernelContext* context, tensorflow::DataType type, const TensorShape& shape, Tensor* tensor) {
+  if (type == tensorflow::DT_FLOAT) return Ones<float>::Instance().Make(context, shape, tensor);
+  return Ones<tensorflow::bfloat16>::Instance().Make(context, shape, tensor);
+}
+
+// Fills a matrix with zeros and ones that look random. Ones are in the columns that checks look at, see kChecked.
+void FillSparse(float density, Tensor* tensor) {
+  constexpr int64_t kChecked = 1024;
+  auto matrix = tensor->flat_inner_dims<float>();
+  std::mt19937 random(1);
+  for (int64_t row = 0; row < matrix.dimension(0); ++row) {
+    for (int64_t column = 0; column < matrix.dimension(1); ++column) {
+      matrix(row, column) = column % kChecked == 0 || random() < density * std::mt19937::max();
+    }
+  }
+}
 
 class KernelKernel : public AsyncOpKernel {
  public:
   explicit KernelKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    std::vector<float> densities;
     OP_REQUIRES_OK(context, context->GetAttr("seconds", &seconds_));
     OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes_));
+    OP_REQUIRES_OK(context, context->GetAttr("densities", &densities));
+    sparse_.resize(shapes_.size());
+    for (size_t i = 0; i < std::min(densities.size(), shapes_.size()); ++i) {
+      if (densities[i] >= 1) continue;
+      OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, shapes_[i], &sparse_[i]));
+      FillSparse(densities[i], &sparse_[i]);
+    }
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      Tensor output;
-      OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, shapes_[i], &output), done);
+      Tensor output = sparse_[i];
+      if (!output.IsInitialized() || output.dims() == 0) {
+        OP_REQUIRES_OK_ASYNC(context, MakeOnes(context, output_type(i), shapes_[i], &output), done);
+      }
       context->set_output(i, output);
     }
     Accelerator::Instance().Enqueue(seconds_, [done = std::move(done)](const auto&) { done(); });
@@ -182,6 +213,7 @@ class KernelKernel : public AsyncOpKernel {
  private:
   float seconds_;
   std::vector<TensorShape> shapes_;
+  std::vector<Tensor> sparse_;  // by output: it, if it is not dense
 };
 
 class ProductKernel : public AsyncOpKernel {
@@ -196,7 +228,7 @@ class ProductKernel : public AsyncOpKernel {
     const int64_t m = context->input(0).dim_size(1), n = context->input(1).dim_size(1);
     for (int i : {0, 1}) OP_REQUIRES_OK_ASYNC(context, CheckRows(context->input(i).matrix<float>()), done);
     Tensor output;
-    OP_REQUIRES_OK_ASYNC(context, Ones::Instance().Make(context, TensorShape({m, n}), &output), done);
+    OP_REQUIRES_OK_ASYNC(context, MakeOnes(context, tensorflow::DT_FLOAT, TensorShape({m, n}), &output), done);
     context->set_output(0, output);
     // The event first: after `done` this kernel, or the recording, may be gone.
     Accelerator::Instance().Enqueue(2 * k * m * n / operations_per_second_,

@@ -3,8 +3,9 @@
     sudo env "PATH=$PATH" python scripts/benchmarks/bench_emulated.py --json docs/results/emulated.json
 
 Part "table" compares with Horovod and MWMS on four hosts; part "points" has the runs that
-scripts/simulation/simulate.py must agree with, see tests/scripts/test_simulation.py; part "overlap", for a file of its
-own, compares single steps with eight that overlap. Every run is one of scripts/benchmarks/benchmark.py, which verifies
+scripts/simulation/simulate.py must agree with, see tests/scripts/test_simulation.py. Two parts are for files of their
+own: "overlap" compares single steps with eight that overlap, and "bytes" factors without their zeros, and gradients
+that were cast, with what they would be otherwise. Every run is one of scripts/benchmarks/benchmark.py, which verifies
 before it times. Runs that the file already has are not repeated, so that a part can be resumed.
 """
 
@@ -38,6 +39,7 @@ class Run:
         ranks_per_host: How many accelerators each host has.
         gbps: Rate of their links in the target cluster.
         steps: Consecutive steps in a measurement.
+        options: Other flags of scripts/benchmarks/benchmark.py.
         dilation, shrink: How the cluster is scaled down; the real rate of links is gbps / (dilation * shrink).
     """
 
@@ -51,10 +53,17 @@ class Run:
     batch_size: int | None = None
     steps: int = 1
     ranks_per_host: int = 1
+    options: tuple[str, ...] = ()
 
     @property
     def link_gbps(self):
         return self.gbps / (self.dilation * self.shrink)
+
+    def fields(self):
+        """Returns it as it stands in the file."""
+        fields = dataclasses.asdict(self)
+        options = fields.pop("options")
+        return fields | ({"options": list(options)} if options else {})
 
 
 _OVERLAP = "poseidon,poseidon+overlap"
@@ -83,6 +92,14 @@ PARTS = {
           for hosts, gbps in ((4, 2.5), (4, 1), (4, 5), (2, 2.5), (4, 10))),
         Run("vgg19", 4, 10, _OVERLAP, shrink=16), Run("mlp", 4, 1, _OVERLAP, dilation=4, steps=3),
     ],
+    # Zeros of factors, and gradients that were cast.
+    "bytes": [
+        *(Run("mlp", 4, gbps, "poseidon,poseidon+zeros", dilation=dilation, steps=3, options=("--zeros",))
+          for gbps, dilation in ((1, 4), (10, 40))),
+        *(Run("resnet50", 4, gbps, "poseidon,poseidon+wide", profile="titan_x_tf", dilation=4, shrink=4,
+              options=("--mixed",)) for gbps in (1, 2.5)),
+        Run("bert_base_head", 4, 1, "poseidon,poseidon+zeros", shrink=4),  # nothing is zero
+    ],
     "points": [
         *(Run("mlp", 4, 1, _OURS, shrink=shrink, dilation=4, steps=3) for shrink in (1, 16)),  # is it right?
         *(Run(model, hosts, gbps, _OURS, shrink=16, dilation=dilation)
@@ -104,12 +121,12 @@ def main(_):
     path = pathlib.Path(_JSON.value)
     results = json.loads(path.read_text()) if path.exists() and not _AGAIN.value else []
     done = [entry["run"] for entry in results]
-    runs = [run for part in _PARTS.value for run in PARTS[part] if dataclasses.asdict(run) not in done]
+    runs = [run for part in _PARTS.value for run in PARTS[part] if run.fields() not in done]
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console) as progress:
         for run in progress.track(runs, description="runs"):
             console.print(run)
-            results.append({"run": dataclasses.asdict(run), **measure(run)})
+            results.append({"run": run.fields(), **measure(run)})
             path.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 
@@ -143,6 +160,7 @@ def measure(run):
         if run.profile:
             command += [f"--compute=emulated:{run.profile}", f"--dilation={run.dilation}",
                         f"--shrink={run.shrink}"]
+        command += run.options
         if run.batch_size:
             command.append(f"--batch_size={run.batch_size}")
         with emulated_cluster.EmulatedCluster(run.hosts, run.link_gbps) as cluster:

@@ -65,6 +65,10 @@ _COMPUTE = flags.DEFINE_string("compute", "real", "real, or emulated:PROFILE wit
 _DILATION = flags.DEFINE_float("dilation", 1, "How many times slower everything is emulated; below 1 faster.",
                                lower_bound=0.01)
 _SHRINK = flags.DEFINE_float("shrink", 1, "How many times smaller all tensors are emulated.", lower_bound=1)
+_ZEROS = flags.DEFINE_bool("zeros", False, "Whether emulated factors have as many zeros as in training, of the models "
+                           "for which zoo.py says it.")
+_MIXED = flags.DEFINE_bool("mixed", False, "Whether emulated gradients that are no products are casts from bfloat16, "
+                           "as in mixed precision.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's link, in each direction; that of "
                                 "scripts/benchmarks/emulated_cluster.py, or the measured one, by default.")
 _KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in PoseidonStrategy, before shrinking.")
@@ -92,8 +96,8 @@ def check_flags(names):
     if kind not in ("real", "emulated") or (kind == "emulated") != (profile in profiles.PROFILES):
         raise app.UsageError(f"--compute={_COMPUTE.value}, expected real or emulated:PROFILE with one of "
                              f"{', '.join(profiles.PROFILES)}.")
-    if kind == "real" and (_DILATION.value, _SHRINK.value) != (1, 1):
-        raise app.UsageError("--dilation and --shrink change an emulation, but --compute=real; use "
+    if kind == "real" and (_DILATION.value, _SHRINK.value, _ZEROS.value, _MIXED.value) != (1, 1, False, False):
+        raise app.UsageError("--dilation, --shrink, --zeros and --mixed change an emulation, but --compute=real; use "
                              "--compute=emulated:PROFILE.")
     missing = [name for name in names if name.startswith("horovod") and "horovod" not in peers.names()]
     if missing:
@@ -192,7 +196,7 @@ def _replicas(rows, strategy):
         return lambda system: systems_lib.RealReplica(system, _MODEL.value, rows, strategy.rank, ranks,
                                                       initial), None
     model = emulation.EmulatedModel(_MODEL.value, rows, profiles.PROFILES[profile], _DILATION.value,
-                                    _SHRINK.value)
+                                    _SHRINK.value, _ZEROS.value, _MIXED.value)
     return lambda system: systems_lib.EmulatedReplica(system, model, ranks), model
 
 

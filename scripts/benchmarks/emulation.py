@@ -30,12 +30,17 @@ class EmulatedLayer:
         names, shapes: Those of its variables.
         seconds: Time of its forward pass. The errors of its inputs take as long, and so does its gradient.
         rows: K, if its gradient is a product of factors; else None.
+        densities: The shares of these factors that are not zero.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     seconds: float
     rows: int | None
+    densities: tuple[float, float]
+
+
+_DENSE = 1.0, 1.0
 
 
 class EmulatedModel:
@@ -46,7 +51,8 @@ class EmulatedModel:
         step_seconds: How long a step takes without other ranks, dilated.
     """
 
-    def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0):
+    def __init__(self, name, batch_size, profile, dilation=1.0, shrink=1.0, has_zeros=False,
+                 is_mixed=False):
         """Creates a model.
 
         Args:
@@ -54,8 +60,12 @@ class EmulatedModel:
             batch_size: Rows on each worker.
             profile: A `profiles.Profile`.
             dilation, shrink: See above.
+            is_mixed: Whether gradients that are no products are casts from bfloat16, as in mixed precision.
+            has_zeros: Whether factors have as many zeros as `zoo.Model.densities` says; otherwise they have none.
         """
+        densities = iter(zoo.MODELS[name].densities if has_zeros else ())
         self.name = name
+        self._gradient_type = tf.bfloat16 if is_mixed else tf.float32
         per_operation = profile.operation_seconds(name) * dilation
         side = math.sqrt(shrink)
         self.step_seconds = dilation * profile.step_seconds(name, batch_size)
@@ -71,7 +81,8 @@ class EmulatedModel:
             elif shrink != 1:
                 shapes = [(_part(math.prod(shape), shrink),) for shape in shapes]
             self._layers.append(EmulatedLayer(names, tuple(shapes),
-                                              per_operation * batch_size * layer.operations, rows))
+                                              per_operation * batch_size * layer.operations, rows,
+                                              next(densities, _DENSE) if rows else _DENSE))
             self._needed_seconds.update(dict.fromkeys(names, forward))
             forward += self._layers[-1].seconds
         self.operations_per_second = profile.gflops * 1e9 / (dilation * side**3)
@@ -119,10 +130,13 @@ class EmulatedModel:
         results = []
         for layer in reversed(self._layers):
             if layer.rows is None:
-                token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes])
+                token, *gradients = self._kernel([token], pending + layer.seconds, [(), *layer.shapes],
+                                                 dtype=self._gradient_type)
+                gradients = [tf.cast(gradient, tf.float32) for gradient in gradients]
             else:
                 (m, n), *others = layer.shapes
-                token, u, v = self._kernel([token], pending, [(), (layer.rows, m), (layer.rows, n)])
+                token, u, v = self._kernel([token], pending, [(), (layer.rows, m), (layer.rows, n)],
+                                           [1.0, *layer.densities])
                 gradients = [product(u, v), *(tf.raw_ops.BiasAddGrad(out_backprop=v) for _ in others)]
             pending = layer.seconds
             results = gradients + results
@@ -132,9 +146,10 @@ class EmulatedModel:
         return library.load()[0].poseidon_emulated_product(
             u=u, v=v, operations_per_second=self.operations_per_second)
 
-    def _kernel(self, after, seconds, shapes):
+    def _kernel(self, after, seconds, shapes, densities=(), dtype=tf.float32):
         return library.load()[0].poseidon_emulated_kernel(
-            after=after, T=[tf.float32] * len(shapes), shapes=shapes, seconds=seconds)
+            after=after, T=[tf.float32, *[dtype] * (len(shapes) - 1)], shapes=shapes, seconds=seconds,
+            densities=densities)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The systems of a benchmark: ways to train the same model on several ranks, each with its own step.
 
-poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over
-Gloo with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for all
+poseidon, poseidon-ps, poseidon-sfb and poseidon-paper are this project, by policy; horovod is Horovod over Gloo
+with one HorovodAllreduce per gradient, and mwms is TensorFlow's ring with one CollectiveReduceV2 for all
 gradients, concatenated as in MultiWorkerMirroredStrategy. With "+merge" small messages of ours wait for each
-other; with "+overlap" eight steps are one function, in which they overlap. With "+enable" the other two exchange
+other; with "+overlap" eight steps are one function, in which they overlap; with "+zeros" factors travel with
+their zeros. With "+wide" gradients travel as they are after a cast. With "+enable" the other two exchange
 factors as after poseidon.enable(). single exchanges nothing.
 
 For models with batch normalisation, only ours also average the moving statistics over all ranks, as Keras' `fit`
@@ -30,7 +31,7 @@ POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "pos
 PEERS = ("horovod", "mwms")
 SINGLE = "single"
 OVERLAPPING = 8  # steps in one function
-NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge", "+overlap")),
+NAMES = (SINGLE, *(name + suffix for name in POLICIES for suffix in ("", "+merge", "+overlap", "+zeros", "+wide")),
          *(name + suffix for name in PEERS for suffix in ("", "+enable")))
 
 
@@ -210,8 +211,12 @@ def _make(name, replica, cluster, strategy, libraries):
     if kind in POLICIES:
         writer = runtime.engine().writer
         comparison = agreement.CommunicatorComparison(runtime.communicator()) if writer.has_to_agree else None
+        if suffix == "wide":
+            writer = type("Wide", (writer,), {"sums_narrow": False})
         passes = replica.graph_pass(cluster, POLICIES[kind], (), suffix == "merge", engine=writer,
                                     comparison=comparison)
+        if suffix == "zeros":
+            passes.rewrite = _with_zeros(passes.rewrite)
         steps = OVERLAPPING if suffix == "overlap" else 1
         return _started(System(name, _poseidon_steps(replica, strategy, steps), replica, steps=steps), passes)
     library = libraries[kind]
@@ -228,6 +233,17 @@ def _make(name, replica, cluster, strategy, libraries):
                   agreement.CoordinationServiceComparison(strategy.rank, strategy.num_replicas_in_sync, timeout_s=60))
     passes = replica.graph_pass(cluster, "auto", is_foreign=True, comparison=comparison)
     return _started(System(name, step, replica), passes)
+
+
+def _with_zeros(rewrite):
+    """Returns a function that rewrites graphs whose factors travel with their zeros."""
+    def rewrite_with_zeros(graph_def):
+        rewritten = rewrite(graph_def)
+        for node in rewritten.node if rewritten else ():
+            if node.op == "PoseidonSend":
+                node.attr["leave_out_zeros"].b = False
+        return rewritten
+    return rewrite_with_zeros
 
 
 def _poseidon_steps(replica, strategy, number):

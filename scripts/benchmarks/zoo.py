@@ -24,12 +24,15 @@ class Model:
         batch_size: Rows on each worker: the paper's, where it has the model.
         inputs: Shape of a row.
         classes: Number of logits per row.
+        densities: Of each dense layer, from the first: the shares of its input, and of the errors of its output, that
+            are not zero in training. Empty if these are not known.
     """
 
     build: object
     batch_size: int
     inputs: tuple
     classes: int
+    densities: tuple[tuple[float, float], ...] = ()
 
 
 def _application(name, classes, size):
@@ -99,7 +102,8 @@ def _bert_base_head():
 
 
 MODELS = {
-    "mlp": Model(_mlp((1024, 4096, 4096, 1000)), 32, (1024,), 1000),
+    # Densities after an epoch: docs/results/bench_zeros.json.
+    "mlp": Model(_mlp((1024, 4096, 4096, 1000)), 32, (1024,), 1000, ((1.0, 0.44), (0.44, 0.41), (0.42, 0.9))),
     "cifar10_quick": Model(_cifar10_quick, 100, (32, 32, 3), 10),
     "googlenet": Model(_googlenet, 128, (224, 224, 3), 1000),
     "inception_v3": Model(_application("InceptionV3", 1000, 299), 32, (299, 299, 3), 1000),

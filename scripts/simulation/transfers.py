@@ -158,7 +158,8 @@ def _transfer(site, decision, work, machines, system, place):
         return None
     traffic = planning.SCHEMES[planning.PS if system.exchange == "adam" else decision.scheme].traffic(site)
     if traffic.kind == planning.SUM:
-        return made | {"rounds": place.pairs(dense)}
+        up, down = traffic.both_ways if gpus == 1 else (dense, dense)
+        return made | {"rounds": place.pairs(down, up)}
     return _to_all(traffic.num_bytes, machines) | {"rebuild": _rebuild(traffic, work, machines)}
 
 
@@ -200,10 +201,10 @@ class _Placement:
         self._loads[owner] += num_bytes
         return owner
 
-    def pairs(self, num_bytes):
-        """Returns the `Round`s of a tensor that is cut into KV pairs."""
+    def pairs(self, num_bytes, sent_bytes):
+        """Returns the `Round`s of a sum that is cut into KV pairs, whose parts have `sent_bytes`."""
         count = cut(num_bytes, self._kv_pair_bytes, self._servers)
-        return tuple(Round(self._take(min(self._servers, count - i)), num_bytes / count, num_bytes / count)
+        return tuple(Round(self._take(min(self._servers, count - i)), sent_bytes / count, num_bytes / count)
                      for i in range(0, count, self._servers))
 
     def _take(self, count):
