@@ -89,6 +89,18 @@ def test_parameter_server_on_all_nodes_takes_its_bytes_over_the_rate(nodes):
     assert result.step_seconds == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.parametrize("gpus_per_node", [1, 2])
+def test_gradients_that_were_cast_go_up_in_half_of_their_bytes(gpus_per_node):
+    """What the accelerators of a node add up leaves it whole."""
+    narrow = dataclasses.replace(ONE, factors=None, cast_from="bfloat16")
+    there = {"gpus_per_node": gpus_per_node, "local_gbytes_per_s": 1e9}
+    found, expected = (run(work_of(site), 4, "poseidon-ps", **there) for site in (narrow, ONE))
+    share = 0.75 if gpus_per_node == 1 else 1
+    assert found.sent == pytest.approx([share * sent for sent in expected.sent])
+    for ring in ("ring", "mwms"):  # which sum in float
+        assert run(work_of(narrow), 4, ring, **there).sent == run(work_of(ONE), 4, ring, **there).sent
+
+
 def test_a_single_kv_pair_has_the_latency_of_both_ways():
     site = planning.Site("conv", "float32", 4, (4, 1000))
     result = run(work_of(site), 4, "poseidon-ps", latency_us=50)

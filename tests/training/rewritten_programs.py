@@ -15,7 +15,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tf_poseidon as poseidon
+from tf_poseidon import planning
 from tf_poseidon.graph_passes import session
+from tf_poseidon.graph_passes.write import send_receive
 
 ROWS, BATCH = 70, 32  # the last batch has 6 rows
 
@@ -164,7 +166,7 @@ def measure(policy):
     with strategy.scope():
         x = keras.Input((16, 16, 1))
         h = keras.layers.Flatten()(keras.layers.Conv2D(4, 3, padding="same")(x))
-        h = keras.layers.Dense(512, "relu", kernel_regularizer="l2")(h)
+        h = keras.layers.Dense(512, "tanh", kernel_regularizer="l2")(h)  # factors without zeros
         model = keras.Model(x, keras.layers.Dense(2)(h))
         model.compile("adam", "mse")
     rng = np.random.default_rng(1)
@@ -182,6 +184,37 @@ def measure(policy):
         headers=after["header_bytes"] - before["header_bytes"],
         waiting=after["waiting_seconds"],
         ops=sorted({node.op for graph in graphs for node in graph.node}))
+
+
+def shorten(policy, how):
+    """Trains in mixed precision, with zeros in factors; reports weights, and the bytes of each site.
+
+    With "whole", nothing travels shorter than it is; with "broken", the pass fails on rank 1; with "verified", each
+    sum is compared with that of the gradients as they are.
+    """
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    if how == "whole":
+        send_receive.SendReceive.sums_narrow = False
+        planning.leaves_out_zeros = lambda cluster: False
+    size = int(os.environ["PMI_SIZE"])
+    strategy = poseidon.PoseidonStrategy(
+        policy, timeout_s=30, ranks_per_node=1, verify=1 if how == "verified" else None,
+        cluster=poseidon.Cluster(size, bandwidth_gbps=1))
+    if how == "broken" and strategy.rank == 1:
+        break_pass()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        x = keras.Input((8, 8, 1))
+        h = keras.layers.Flatten()(keras.layers.Conv2D(16, 3, activation="relu")(x))
+        h = keras.layers.Dropout(0.5, seed=1)(keras.layers.Dense(256, "relu", name="first")(h))
+        model = keras.Model(x, keras.layers.Dense(3, name="second", dtype="float32")(h))
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(ROWS, 8, 8, 1)), rng.normal(size=(ROWS, 3))
+    model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    report(strategy, model, sites=strategy.stats()["sites"],
+           reasons={d.site: d.reason for d in strategy.plan.decisions}, shares={
+               site.name: site.factors.sent_share for site in strategy.plan.sites if site.factors})
 
 
 def come_back():

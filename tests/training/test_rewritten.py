@@ -69,6 +69,47 @@ def test_bfloat16_on_the_wire_has_half_the_bytes(measured):
         measured["ps"][0]["plan"]["conv2d/kernel"][1])
 
 
+@pytest.fixture(scope="module")
+def shortened(tmp_path_factory):
+    """Reports of training with what travels shortened or whole, by (policy, how)."""
+    cases = [(policy, how) for policy in ("ps", "sfb") for how in ("whole", "shorter", "broken", "verified")]
+    folders = {case: tmp_path_factory.mktemp("-".join(case)) for case in cases}
+    with futures.ThreadPoolExecutor(2) as pool:
+        reports = pool.map(lambda case: reports_of("shorten", *case, ranks=3, reports=folders[case]), cases)
+        return dict(zip(cases, reports))
+
+
+@pytest.mark.parametrize("policy, how", [
+    (policy, how) for policy in ("ps", "sfb") for how in ("shorter", "broken", "verified")])
+def test_what_travels_shorter_gives_the_same_bits(shortened, policy, how):
+    """Also where a rank has no pass, and so sends floats among the halves of others.
+
+    There, all gradients travel dense; those of factors are summed by products otherwise, in another order.
+    """
+    whole = shortened["ps" if how == "broken" else policy, "whole"]
+    for report in shortened[policy, how]:
+        assert report["weights"] == whole[0]["weights"]
+
+
+def test_gradients_that_were_cast_have_three_quarters_of_the_bytes(shortened):
+    """Half on their way to the servers, all on their way back."""
+    sent = {how: sum(report["sites"]["conv2d/kernel"]["sent_bytes"] for report in shortened["ps", how])
+            for how in ("whole", "shorter")}
+    assert sent["shorter"] == 0.75 * sent["whole"]
+    reasons = shortened["ps", "shorter"][0]["reasons"]
+    assert reasons["conv2d/kernel"].endswith("sent in bfloat16, from which it is cast")
+    assert "sent in" not in reasons["second/kernel"]  # a layer in single precision
+
+
+def test_factors_travel_without_their_zeros(shortened):
+    sent = {how: [report["sites"]["first/kernel"]["sent_bytes"] for report in shortened["sfb", how]]
+            for how in ("whole", "shorter")}
+    assert max(sent["shorter"]) < 0.6 * min(sent["whole"])
+    shares = [report["shares"] for report in shortened["sfb", "shorter"]]
+    assert shares == [shares[0]] * 3 and shares[0]["first/kernel"] < 0.6
+    assert all(share == 1 for share in shortened["sfb", "whole"][0]["shares"].values())
+
+
 @pytest.mark.parametrize("policy", ["ps", "sfb"])
 def test_headers_are_few(measured, policy):
     for report in measured[policy]:
