@@ -114,7 +114,7 @@ class SendKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
     OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
     OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
-    OP_REQUIRES_OK(context, context->GetAttr("leave_out_zeros", &leaves_out_zeros_));
+    OP_REQUIRES_OK(context, context->GetAttr("least_saving", &least_saving_));
     OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
     const tensorflow::DataType type = context->input_type(0);
     OP_REQUIRES(
@@ -126,11 +126,12 @@ class SendKernel : public OpKernel {
   }
 
   // Looking for zeros takes a while: other ops need not wait for it on the same thread.
-  bool IsExpensive() override { return leaves_out_zeros_; }
+  bool IsExpensive() override { return least_saving_ < 1; }
 
   void Compute(OpKernelContext* context) override {
     // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
-    tsl::profiler::TraceMe trace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
+    std::optional<tsl::profiler::TraceMe> trace;
+    if (!IsExpensive()) trace.emplace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
     Communicator* communicator = CommunicatorOf(context, *this, site_->name);
     if (!communicator) return;
     Tensor* output = nullptr;
@@ -182,6 +183,7 @@ class SendKernel : public OpKernel {
     factors.is_blocking = shown_.is_blocking;
     factors.group = group_;
     factors.priority = priority_;
+    const bool may_shorten = least_saving_ < 1 && !communicator->is_on_one_node();
     for (const Tensor& tensor : ticket->inputs()) {
       if (tensor.dims() != 2) {
         context->SetStatus(absl::InvalidArgumentError(
@@ -192,7 +194,9 @@ class SendKernel : public OpKernel {
       const size_t element_bytes = DataTypeSize(tensor.dtype()), row_bytes = tensor.dim_size(1) * element_bytes;
       const size_t bytes = contributes ? tensor.dim_size(0) * row_bytes : 0;
       factors.parts.push_back({tensor.data(), bytes, row_bytes, element_bytes});
-      if (leaves_out_zeros_) factors.parts.back().code = LeaveOutZeros(tensor.data(), bytes, element_bytes);
+      if (may_shorten) {
+        factors.parts.back().without_zeros = LeaveOutZeros(tensor.data(), bytes, element_bytes, least_saving_);
+      }
     }
     communicator->SubmitFactors(
         std::move(factors), [site = site_, communicator, ticket](const std::string& error, GatheredFactors gathered) {
@@ -232,7 +236,7 @@ class SendKernel : public OpKernel {
   Shown shown_ = {"calls"};
   Group group_;
   int priority_ = 0;
-  bool leaves_out_zeros_ = false;
+  float least_saving_ = 1;
   bool has_float_sum_ = false;
 };
 

@@ -45,7 +45,7 @@ REGISTER_OP("PoseidonSend")
     .Attr("group: string = ''")
     .Attr("group_size: int >= 1 = 1")
     .Attr("priority: int = 0")
-    .Attr("leave_out_zeros: bool = false")
+    .Attr("least_saving: float = 1.0")
     .Attr("float_sum: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
@@ -64,7 +64,8 @@ scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the f
 group: If not empty, it waits a short while for the other exchanges of this group, and leaves with them.
 group_size: The number of exchanges in the group, per step.
 priority: Exchanges with smaller numbers overtake it on their way, at the next KV pair.
-leave_out_zeros: Whether factors travel without their zeros where that is shorter, which each rank decides for itself.
+least_saving: A factor travels without its zeros if at least this share of its bytes is saved, which each rank finds
+  out for itself; 1 for always as it is. Not among ranks of one node.
 float_sum: Whether the sum of gradients in half or bfloat16 is a float, not rounded; only with "ps". Each rank decides
   for itself whether its gradient travels in two bytes: others may send it as float.
 )doc");

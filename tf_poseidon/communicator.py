@@ -77,8 +77,8 @@ def _functions() -> ctypes.CDLL:
         ("release", None, [handle]),
         ("leave_out_zeros", handle, [handle, ctypes.c_int64, ctypes.c_int64]),
         ("put_back_zeros", None, [handle, ctypes.c_int64, handle]),
-        ("code_bytes", ctypes.c_int64, [handle]),
-        ("release_code", None, [handle]),
+        ("bytes_without_zeros", ctypes.c_int64, [handle]),
+        ("release_without_zeros", None, [handle]),
         ("abort", None, [handle, text, ctypes.c_double]),
         ("goodbye", ctypes.c_bool, [handle, text]),
         ("failure", ctypes.c_bool, [handle, text]),
@@ -170,8 +170,7 @@ class Communicator:
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
             (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
             (ctypes.c_int64 * len(parts))(*columns),
-            (ctypes.c_int64 * len(parts))(*(part.itemsize if leave_out_zeros and part.itemsize in (2, 4, 8) else 0
-                                            for part in parts)))
+            (ctypes.c_int64 * len(parts))(*(part.itemsize if leave_out_zeros else 0 for part in parts)))
 
         def result() -> list[np.ndarray] | None:
             if not self._lib.poseidon_has_factors(handle):
@@ -259,7 +258,8 @@ class Communicator:
         Returns:
             {"header_bytes": bytes of frame headers sent, "sites": {site: {"count": exchanges,
             "sent_bytes", "received_bytes": payload, "network_bytes": the part sent to other nodes,
-            "seconds": from submission to completion}}, "waited_for": {rank: seconds}}.
+            "seconds": from submission to completion, "factor_bytes": of the factors of all ranks,
+            "short_factor_bytes": of these as they travel, without zeros}}, "waited_for": {rank: seconds}}.
         """
         statistics = self._json(self._lib.poseidon_statistics)
         counts, sites = statistics["sites"], {}
@@ -305,17 +305,17 @@ class Communicator:
         self._lib.poseidon_leave(handle)
 
 
-class Code:
+class WithoutZeros:
     """A matrix without its zeros, as it travels where it is a factor.
 
     Attributes:
-        num_bytes: Its length in bytes; None if it would not be shorter than the matrix, so that there is none.
+        num_bytes: Its bytes; None if it would not be shorter than the matrix, so that there is none.
     """
 
     def __init__(self, matrix: np.ndarray) -> None:
         self._lib, self._itemsize = _functions(), matrix.itemsize
         self._handle = self._lib.poseidon_leave_out_zeros(matrix.ctypes.data, matrix.nbytes, matrix.itemsize)
-        self.num_bytes = self._lib.poseidon_code_bytes(self._handle) if self._handle else None
+        self.num_bytes = self._lib.poseidon_bytes_without_zeros(self._handle) if self._handle else None
 
     def put_back(self, matrix: np.ndarray) -> None:
         """Writes the matrix, zeros included, to an array like it."""
@@ -323,7 +323,7 @@ class Code:
 
     def __del__(self) -> None:
         if self._handle:
-            self._lib.poseidon_release_code(self._handle)
+            self._lib.poseidon_release_without_zeros(self._handle)
 
 
 def use_ranks_for_ops(communicators: Sequence[Communicator]) -> None:

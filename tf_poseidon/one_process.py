@@ -130,8 +130,10 @@ class Steps:
         result, left = None, []
         done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
         while done < number:
-            if (missing := min(steps, number - done) - len(left)) > 0:
-                left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(missing)]
+            if len(left) < min(steps, number - done):
+                # Single steps need not be asked for one by one: ranks compare how many there are.
+                wanted = min(steps if steps > 1 else unroll.MOST_STEPS, number - done)
+                left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
             if not left:
                 break
             traced = self._trace_of(function, left[0])

@@ -208,13 +208,10 @@ class PoseidonStrategy(tf.distribute.Strategy):
 
         `print(strategy.plan)` shows a line per variable, with scheme, bytes and reason; or why the
         function was not rewritten. None before the first training function, and in a job of one process.
-        Where factors travel without their zeros, bytes and times are those of the last step.
+        It assumes that factors have no zeros; `strategy.plan.measured(strategy.stats())` has the bytes that they had.
         """
         graph_pass = self.extended.graph_pass
-        if not graph_pass or graph_pass.plan is None:
-            return None
-        return graph_pass.plan.measured({
-            site: counts["sent_share"] for site, counts in self.stats()["sites"].items()})
+        return graph_pass.plan if graph_pass else None
 
     def stats(self) -> dict[str, Any]:
         """Returns what this rank has exchanged.
@@ -227,8 +224,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
-            ready to its sum being available, over all exchanges, "sent_share": of all ranks' factors in the last
-            exchange, the share of their bytes that travelled, since zeros were left out}}}. A job of one process
+            ready to its sum being available, over all exchanges, "factor_bytes": of the factors of all ranks, the
+            same on each, "short_factor_bytes": of these as they travel, without zeros}}}. A job of one process
             exchanges nothing.
         """
         communicator = self.extended.communicator

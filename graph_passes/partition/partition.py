@@ -65,7 +65,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
-    propagated = propagate_lib.propagate(sizes, summands)
+    propagated = propagate_lib.propagate(sizes, summands, (*fetches, *kept))
     writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:

@@ -57,6 +57,7 @@ UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", 
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
 # Ops that return a multiple of a summand, or the summand itself.
 _SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
+_HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 # How often a Merge or a stack may change its state before it is made whole.
 _CHANGES = 3
 # The number of passes over the graph in which changed states reset the summands that are needed whole.
@@ -87,20 +88,22 @@ class Propagated:
     markers: dict[str, str | None]
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = ()) -> Propagated:
+def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = ()) -> Propagated:
     """Returns the `Propagated` states of a graph.
 
     Args:
         sizes: Its `Sizes`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
+        fetches: Names of the tensors or nodes that are read outside of the graph.
     """
-    return _Propagation(sizes, frozenset(summands)).run()
+    return _Propagation(sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches))).run()
 
 
 class _Propagation:
 
-    def __init__(self, sizes: Sizes, summands: frozenset[str]) -> None:
+    def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str]) -> None:
         self._sizes = sizes
+        self._fetched = fetched
         self._graph = sizes.graph
         self._ordered = graph_lib.in_order(self._graph.graph_def)
         self._frames = frames_lib.find_frames(self._ordered)
@@ -426,10 +429,11 @@ class _Propagation:
         return changed
 
     def _is_undone(self, node: node_def_pb2.NodeDef) -> bool:
-        """Whether a node is a cast from a type to which all that reads it casts it back."""
-        return node.op == "Cast" and all(
-            reader.op == "Cast" and reader.attr["DstT"].type == node.attr["SrcT"].type
-            for reader in self._graph.consumers(node.name))
+        """Whether a node is a cast from half precision that all that reads it casts back."""
+        if node.op != "Cast" or node.attr["SrcT"].type not in _HALVES or node.name in self._fetched:
+            return False
+        return all(reader.op == "Cast" and reader.attr["DstT"].type == node.attr["SrcT"].type
+                   for reader in self._graph.consumers(node.name))
 
     def _bytes(self, tensor: str) -> float:
         """Returns the bytes of a tensor, infinity if its shape is unknown."""

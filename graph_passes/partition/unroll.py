@@ -159,13 +159,13 @@ def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.No
 
 
 def unroll(graph_def: graph_pb2.GraphDef, order: Order, shared: Collection[str], ends: Sequence[str],
-           effects: Collection[str], steps: int) -> graph_pb2.GraphDef:
+           controls: Collection[str], steps: int) -> graph_pb2.GraphDef:
     """Returns a GraphDef of several steps; the names of the first one do not change, for others see `renamed`.
 
     Args:
         graph_def, shared, ends: Same as in `order_of`, whose result is `order`.
         order: The `Order`.
-        effects: Those of `ends` that run in every step, whatever is fetched.
+        controls: Those of `ends` that run in every step, whatever is fetched.
         steps: The number of steps.
     """
     if order.obstacle:
@@ -188,7 +188,7 @@ def unroll(graph_def: graph_pb2.GraphDef, order: Order, shared: Collection[str],
         if (over := step - _STEPS_AT_A_TIME) >= 0:
             # Results that nobody fetches are not computed for this.
             end = node_def_pb2.NodeDef(name=f"{renamed('after', step)}/step{over}", op="NoOp", input=[
-                f"^{renamed(name, over)}" for name in effects])
+                f"^{renamed(name, over)}" for name in controls])
             provenance.Provenance(provenance.STEP).note(end)
             nodes.append(end)
             for name in uses_arguments:

@@ -75,7 +75,7 @@ class SendReceive(site_writer.SiteWriter):
         form = site_writer.form_of(match, self.planned.riders.get(self.marker.site, ()), digest)
         recv = self._send_and_receive("", "send", "recv", parts, planning.SFB, types,
                                       [(None, c) for c in columns], form,
-                                      leave_out_zeros=planning.leaves_out_zeros(self.planned.plan.cluster))
+                                      least_saving=planning.least_saving(self.planned.plan.cluster))
         is_complete = f"{recv}:{len(parts)}"
         self._switch_on(is_complete)
         gathered = [self._if_complete(f"gathered{i}", f"{recv}:{i}", is_complete, t)
@@ -121,14 +121,15 @@ class SendReceive(site_writer.SiteWriter):
 
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
                           types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
-                          is_fallback: bool = False, float_sum: bool = False, leave_out_zeros: bool = False) -> str:
+                          is_fallback: bool = False, float_sum: bool = False, least_saving: float = 1.0) -> str:
         # A fallback to dense gradients does not wait for a group of messages.
         group = self.decision.group
         grouped = {} if is_fallback or not group else {"group": group, "group_size": self.planned.group_sizes[group]}
         shown = {graph_lib.MEANWHILE: self.marker.meanwhile} if self.marker.meanwhile else {}
         sums = [types_pb2.DT_FLOAT] if float_sum else types
-        shorter = {name: True for name, value in {"float_sum": float_sum, "leave_out_zeros": leave_out_zeros}.items()
-                   if value}
+        shorter: dict[str, Any] = {"float_sum": True} if float_sum else {}
+        if least_saving < 1:
+            shorter["least_saving"] = least_saving
         with self.writer.placed(self._host):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],

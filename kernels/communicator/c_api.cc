@@ -180,7 +180,7 @@ void* poseidon_submit_factors(Communicator* communicator, const char* site, cons
   for (int i = 0; i < num_parts; ++i) {
     const size_t bytes = rows[i] * row_bytes[i], element = element_bytes[i];
     factors.parts.push_back({data[i], bytes, static_cast<size_t>(row_bytes[i]), element,
-                             element > 0 ? poseidon::LeaveOutZeros(data[i], bytes, element) : poseidon::Code()});
+                             poseidon::LeaveOutZeros(data[i], bytes, element, 0)});
   }
   communicator->SubmitFactors(std::move(factors),
                               [waiter = *handle](const std::string& error, poseidon::GatheredFactors gathered) {
@@ -216,17 +216,19 @@ void poseidon_copy_factor(void* handle, int32_t part, void* out) {
 }
 
 void* poseidon_leave_out_zeros(const void* matrix, int64_t bytes, int64_t element_bytes) {
-  poseidon::Code code = poseidon::LeaveOutZeros(matrix, static_cast<size_t>(bytes), static_cast<size_t>(element_bytes));
-  return code ? new poseidon::Code(std::move(code)) : nullptr;
+  auto left = poseidon::LeaveOutZeros(matrix, static_cast<size_t>(bytes), static_cast<size_t>(element_bytes), 0);
+  return left ? new poseidon::WithoutZeros(std::move(left)) : nullptr;
 }
 
-void poseidon_put_back_zeros(const void* code, int64_t element_bytes, void* matrix) {
-  poseidon::PutBackZeros(static_cast<const poseidon::Code*>(code)->data.get(), static_cast<size_t>(element_bytes),
-                         matrix);
+void poseidon_put_back_zeros(const void* without_zeros, int64_t element_bytes, void* matrix) {
+  const auto& left = *static_cast<const poseidon::WithoutZeros*>(without_zeros);
+  poseidon::PutBackZeros(left.data.get(), static_cast<size_t>(element_bytes), matrix);
 }
 
-int64_t poseidon_code_bytes(const void* code) { return static_cast<const poseidon::Code*>(code)->bytes; }
-void poseidon_release_code(void* code) { delete static_cast<poseidon::Code*>(code); }
+int64_t poseidon_bytes_without_zeros(const void* without_zeros) {
+  return static_cast<int64_t>(static_cast<const poseidon::WithoutZeros*>(without_zeros)->bytes);
+}
+void poseidon_release_without_zeros(void* without_zeros) { delete static_cast<poseidon::WithoutZeros*>(without_zeros); }
 
 void poseidon_release(void* handle) { delete static_cast<poseidon::Handle*>(handle); }
 

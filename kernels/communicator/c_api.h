@@ -85,12 +85,12 @@ bool poseidon_has_factors(void* handle);
 int64_t poseidon_factor_bytes(void* handle, int32_t part);
 void poseidon_copy_factor(void* handle, int32_t part, void* out);
 
-// Leaves out the zeros of a matrix, see zeros.h, to measure how long it takes: factors do so by themselves. Returns a
-// code, null if there is none that is shorter. The second function writes the matrix again.
+// Leaves out the zeros of a matrix, see zeros.h, to measure how long that takes. Returns what is left, null if that is
+// not shorter. The second function writes the matrix again.
 void* poseidon_leave_out_zeros(const void* matrix, int64_t bytes, int64_t element_bytes);
-void poseidon_put_back_zeros(const void* code, int64_t element_bytes, void* matrix);
-int64_t poseidon_code_bytes(const void* code);
-void poseidon_release_code(void* code);
+void poseidon_put_back_zeros(const void* without_zeros, int64_t element_bytes, void* matrix);
+int64_t poseidon_bytes_without_zeros(const void* without_zeros);
+void poseidon_release_without_zeros(void* without_zeros);
 
 // Releases a handle; its exchange continues if it is not complete.
 void poseidon_release(void* handle);

@@ -323,6 +323,7 @@ Communicator::~Communicator() { impl_->Stop(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 const std::vector<int>& Communicator::nodes() const { return impl_->nodes(); }
+bool Communicator::is_on_one_node() const { return std::equal(nodes().begin() + 1, nodes().end(), nodes().begin()); }
 void Communicator::Submit(Exchange exchange, Done done) {
   const std::string site = exchange.site;
   const Group group = exchange.group;

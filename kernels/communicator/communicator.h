@@ -45,6 +45,7 @@ class Communicator {
   int rank() const;
   int size() const;
   const std::vector<int>& nodes() const;  // by rank, the same for ranks that share a node
+  bool is_on_one_node() const;
 
   // Starts one exchange and returns at once. Input and output must stay valid until `done`; after
   // an error they must stay valid for ever, since the network may still use them.

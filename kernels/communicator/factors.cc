@@ -66,7 +66,7 @@ void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<
     header.count = own->form;
     header.offset = factor.row_bytes;
     header.length = factor.sent_bytes();
-    header.dtype = factor.code ? static_cast<uint8_t>(factor.element_bytes) : 0;
+    header.dtype = factor.without_zeros ? static_cast<uint8_t>(factor.element_bytes) : 0;
     header.detail = static_cast<uint32_t>(part);
     own->statistics->sent_bytes += header.length;
     if (!routes_->IsLocal(peer)) own->statistics->network_bytes += header.length;
@@ -103,10 +103,10 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
     const FrameHeader& header = arrival->header;
     arrival->bytes = header.length;
     if (header.dtype != 0) {
-      const auto bytes = DecodedBytes(arrival->data.get(), header.length, header.dtype);
+      const auto bytes = MatrixBytes(arrival->data.get(), header.length, header.dtype);
       if (!bytes || *bytes % header.offset != 0) {
         return fail_(Malformed(peer, Text("factors of rank ", header.root, " in ", header.length,
-                                          " bytes that are no code for rows of ", header.offset)));
+                                          " bytes that hold no rows of ", header.offset, " without their zeros")));
       }
       arrival->bytes = *bytes;
     }
@@ -223,26 +223,24 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
   GatheredFactors gathered;
   gathered.is_complete = refused_by < 0;
   gathered.refused_by = refused_by;
-  size_t bytes = 0, sent_bytes = 0;  // of all ranks
   for (size_t part = 0; gathered.is_complete && part < own->factors.parts.size(); ++part) {
     std::vector<GatheredFactors::Rows>& rows = gathered.parts.emplace_back();
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
         rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes});
-        sent_bytes += mine.sent_bytes();
+        own->statistics->short_factor_bytes += mine.sent_bytes();
       } else {
         const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
         rows.push_back({arrival->data, arrival->data.get(), arrival->bytes, arrival->header.dtype});
-        sent_bytes += arrival->header.length;
+        own->statistics->short_factor_bytes += arrival->header.length;
         own->statistics->received_bytes += arrival->header.length;
         own->statistics->sent_bytes += arrival->header.length * routes_->PassesOnTo(rank).size();
       }
-      bytes += rows.back().bytes;
+      own->statistics->factor_bytes += rows.back().bytes;
     }
   }
   if (gathered.is_complete) {
-    own->statistics->sent_share = bytes > 0 ? static_cast<double>(sent_bytes) / static_cast<double>(bytes) : 1;
     statistics_->Waited(state.last);
     Site& site = sites_[key.first];
     ++site.step;

@@ -36,17 +36,17 @@
 
 namespace poseidon {
 
-// A row-major matrix of this rank. It may have no rows. It travels without its zeros if it has a code: its frame says
-// how many bytes the code's elements have, 0 for a matrix as it is. Each rank decides that for itself.
+// A row-major matrix of this rank. It may have no rows. It travels without its zeros if that was made of it: the
+// `dtype` of its frame is `element_bytes` then, and 0 for a matrix as it is. Each rank decides that for itself.
 struct FactorPart {
   const void* data;
   size_t bytes;
   size_t row_bytes;  // the same on all ranks
   size_t element_bytes = 0;
-  Code code = {};
+  WithoutZeros without_zeros = {};
 
-  const void* sent_data() const { return code ? code.data.get() : data; }
-  size_t sent_bytes() const { return code ? code.bytes : bytes; }
+  const void* sent_data() const { return without_zeros ? without_zeros.data.get() : data; }
+  size_t sent_bytes() const { return without_zeros ? without_zeros.bytes : bytes; }
 };
 
 // What a rank gives: U, V and whatever else belongs to one site.
@@ -66,7 +66,7 @@ struct GatheredFactors {
     std::shared_ptr<const char[]> owner;  // null: these are the caller's own
     const char* data = nullptr;
     size_t bytes = 0;          // of the rows
-    size_t element_bytes = 0;  // if `data` is a code
+    size_t element_bytes = 0;  // if `data` has no zeros
 
     void CopyTo(char* to) const;
   };

@@ -50,7 +50,7 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   sender_.SetPriority(hash, factors.priority);
   dense_.NameSite(hash, factors.site);
   size_t bytes = 0;
-  for (const FactorPart& part : factors.parts) bytes += part.sent_bytes();
+  for (const FactorPart& part : factors.parts) bytes += part.bytes;
   auto completed = [this, done = std::move(done), site = factors.site, row = factors.row, submitted, bytes,
                     is_blocking = factors.is_blocking](const std::string& error, GatheredFactors gathered) {
     const auto now = Clock::now();

@@ -90,7 +90,7 @@ class Sender {
   // those that are less urgent keep a link busy with little: an urgent one waits for what is in flight to all peers, on
   // its way to the server and back.
   size_t Credit(int priority) const {
-    return priority == 0 ? 2 * kv_pair_bytes_ : std::max(kv_pair_bytes_ / 2, kLeastInFlight);
+    return std::max(priority == 0 ? 2 * kv_pair_bytes_ : kv_pair_bytes_ / 2, kLeastInFlight);
   }
 
   void Append(int peer, const FrameHeader& header, const void* data) {

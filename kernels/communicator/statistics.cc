@@ -46,7 +46,8 @@ std::string Statistics::Json() const {
   for (const auto& [name, site] : sites_) {
     out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes
         << ", \"received_bytes\": " << site.received_bytes << ", \"network_bytes\": " << site.network_bytes
-        << ", \"seconds\": " << 1e-9 * site.nanoseconds << ", \"sent_share\": " << site.sent_share << "}";
+        << ", \"seconds\": " << 1e-9 * site.nanoseconds << ", \"factor_bytes\": " << site.factor_bytes
+        << ", \"short_factor_bytes\": " << site.short_factor_bytes << "}";
     separator = ", ";
   }
   out << "}}";

@@ -17,12 +17,11 @@ namespace poseidon {
 
 // Counters of one site. The progress thread adds, any thread may read.
 struct SiteStatistics {
-  std::atomic<uint64_t> count{0};                          // exchanges
-  std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};  // payload
-  std::atomic<uint64_t> network_bytes{0};                  // of what was sent, to ranks of other nodes
-  std::atomic<uint64_t> nanoseconds{0};                    // from Submit to done, summed over all exchanges
-  // Of all ranks' factors in the last exchange: the share of their bytes that travelled, since zeros were left out.
-  std::atomic<double> sent_share{1};
+  std::atomic<uint64_t> count{0};                                // exchanges
+  std::atomic<uint64_t> sent_bytes{0}, received_bytes{0};        // payload
+  std::atomic<uint64_t> network_bytes{0};                        // of what was sent, to ranks of other nodes
+  std::atomic<uint64_t> nanoseconds{0};                          // from Submit to done, summed over all exchanges
+  std::atomic<uint64_t> factor_bytes{0}, short_factor_bytes{0};  // of all ranks' factors, with zeros and as they travel
 };
 
 // Which rank's part of a sum, or of the factors that are exchanged together, came last.
@@ -58,7 +57,7 @@ class Statistics {
   EventLog events;
 
   // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "sites": {name: {"count",
-  // "sent_bytes", "received_bytes", "network_bytes", "seconds", "sent_share"}}}
+  // "sent_bytes", "received_bytes", "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
   std::string Json() const;
 
  private:

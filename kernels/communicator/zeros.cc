@@ -1,4 +1,4 @@
-// Encodes and decodes matrices without their zeros: 64 elements, a word of the bitmap, at a time. Compiled for AVX-512
+// Leaves out zeros and puts them back, 64 elements, a word of the bitmap, at a time. Compiled for AVX-512
 // as well, which packs and unpacks the elements of a vector in one instruction, and chosen at run time.
 
 #include "zeros.h"
@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kWord = 64;     // elements of a word of the bitmap
 constexpr size_t kSamples = 32;  // words that are looked at first
+constexpr double kError = 0.02;  // of a share that is estimated by them: two standard deviations
 
 size_t Words(size_t elements) { return elements / kWord + (elements % kWord != 0); }
 size_t HeadBytes(size_t elements) { return sizeof(uint64_t) * (1 + Words(elements)); }
@@ -192,57 +193,57 @@ void Unpack(const T* from, size_t elements, const uint64_t* bitmap, T* to) {
   }
 }
 
-// Whether some words, spread over a large matrix, have so few zeros that a code is hardly shorter.
+// Estimates the share of the bytes that leaving out the zeros of a large matrix saves, from some words.
 template <typename T>
-bool LooksDense(const T* from, size_t elements) {
-  const size_t words = elements / kWord;
-  if (words < 8 * kSamples) return false;
-  size_t count = 0;
+double EstimatedSaving(const T* from, size_t words) {
+  size_t count = 0, word = 0;
   for (size_t sample = 0; sample < kSamples; ++sample) {
-    count += __builtin_popcountll(Portable<T>::NotZero(from + words / kSamples * sample * kWord, kWord));
+    count += __builtin_popcountll(Portable<T>::NotZero(from + word * kWord, kWord));
+    // By an odd number, so that words of a matrix with rows of a round length are not all in the same columns.
+    word = (word + (words / kSamples | 1)) % words;
   }
-  return count * 16 > kSamples * kWord * 15;
+  return 1 - static_cast<double>(count) / (kSamples * kWord) - 1 / (8.0 * sizeof(T));
 }
 
 template <typename T>
-Code Encode(const T* from, size_t elements) {
-  if (LooksDense(from, elements)) return {};
-  const size_t head = HeadBytes(elements), bytes = elements * sizeof(T);
-  // Found before anything is allocated for the elements: the bitmap of a dense matrix is dropped again.
+WithoutZeros LeaveOut(const T* from, size_t elements, double least_saving) {
+  const size_t words = elements / kWord, bytes = elements * sizeof(T), head = HeadBytes(elements);
+  if (words >= 8 * kSamples && EstimatedSaving(from, words) < least_saving - kError) return {};
   std::unique_ptr<uint64_t[]> bitmap(new (std::nothrow) uint64_t[Words(elements)]);
   if (!bitmap) return {};
-  const size_t count = Count(from, elements, bitmap.get());
-  const size_t length = head + count * sizeof(T);
-  if (length >= bytes) return {};
-  std::shared_ptr<char[]> code(new (std::nothrow) char[length + kWord * sizeof(T)]);
-  if (!code) return {};
+  const size_t length = head + Count(from, elements, bitmap.get()) * sizeof(T);
+  if (length >= bytes || static_cast<double>(length) > (1 - least_saving) * static_cast<double>(bytes)) return {};
+  std::shared_ptr<char[]> data(new (std::nothrow) char[length + kWord * sizeof(T)]);
+  if (!data) return {};
   const uint64_t number = elements;
-  std::memcpy(code.get(), &number, sizeof(number));
-  std::memcpy(code.get() + sizeof(number), bitmap.get(), head - sizeof(number));
-  Pack(from, elements, bitmap.get(), reinterpret_cast<T*>(code.get() + head));
-  return {std::move(code), length};
+  std::memcpy(data.get(), &number, sizeof(number));
+  std::memcpy(data.get() + sizeof(number), bitmap.get(), head - sizeof(number));
+  Pack(from, elements, bitmap.get(), reinterpret_cast<T*>(data.get() + head));
+  return {std::move(data), length};
 }
 
 }  // namespace
 
-Code LeaveOutZeros(const void* matrix, size_t bytes, size_t element_bytes) {
+WithoutZeros LeaveOutZeros(const void* matrix, size_t bytes, size_t element_bytes, double least_saving) {
   switch (element_bytes) {
     case 2:
-      return Encode(static_cast<const uint16_t*>(matrix), bytes / 2);
+      return LeaveOut(static_cast<const uint16_t*>(matrix), bytes / 2, least_saving);
     case 4:
-      return Encode(static_cast<const uint32_t*>(matrix), bytes / 4);
+      return LeaveOut(static_cast<const uint32_t*>(matrix), bytes / 4, least_saving);
+    case 8:
+      return LeaveOut(static_cast<const uint64_t*>(matrix), bytes / 8, least_saving);
     default:
-      return Encode(static_cast<const uint64_t*>(matrix), bytes / 8);
+      return {};
   }
 }
 
-std::optional<size_t> DecodedBytes(const void* code, size_t bytes, size_t element_bytes) {
+std::optional<size_t> MatrixBytes(const void* data, size_t bytes, size_t element_bytes) {
   uint64_t elements;
   if (bytes < sizeof(elements)) return std::nullopt;
-  std::memcpy(&elements, code, sizeof(elements));
-  // A code has a bit for each element, so there are not more of them than it has bits.
+  std::memcpy(&elements, data, sizeof(elements));
+  // There is a bit for each element, so there are not more of them than bits.
   if (elements > 8 * bytes || HeadBytes(elements) > bytes) return std::nullopt;
-  const auto* bitmap = static_cast<const uint64_t*>(code) + 1;
+  const auto* bitmap = static_cast<const uint64_t*>(data) + 1;
   size_t count = 0;
   for (size_t word = 0; word < Words(elements); ++word) count += __builtin_popcountll(bitmap[word]);
   const size_t rest = elements % kWord;
@@ -251,9 +252,9 @@ std::optional<size_t> DecodedBytes(const void* code, size_t bytes, size_t elemen
   return elements * element_bytes;
 }
 
-void PutBackZeros(const void* code, size_t element_bytes, void* matrix) {
-  const size_t elements = *static_cast<const uint64_t*>(code);
-  const auto* bitmap = static_cast<const uint64_t*>(code) + 1;
+void PutBackZeros(const void* data, size_t element_bytes, void* matrix) {
+  const size_t elements = *static_cast<const uint64_t*>(data);
+  const auto* bitmap = static_cast<const uint64_t*>(data) + 1;
   const void* from = bitmap + Words(elements);
   switch (element_bytes) {
     case 2:

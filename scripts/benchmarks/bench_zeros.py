@@ -4,7 +4,7 @@
 
 Networks with ReLU are trained for an epoch on made images whose classes can be told apart; one with tanh has no zeros.
 The densities are those of the inputs of dense layers and of the errors of their outputs in one more batch; the shares
-of bytes are what travelled in the last step.
+of bytes are what travelled in the epoch.
 """
 
 import json
@@ -90,7 +90,7 @@ def trained(build, strategy):
                       keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     x, y = images(_ROWS.value)
     history = model.fit(x, y, batch_size=_BATCH.value, shuffle=False, verbose=0).history
-    plan = strategy.plan
+    plan = strategy.plan.measured(strategy.stats())
     factors = {d.site: site.factors for site, d in zip(plan.sites, plan.decisions)
                if d.scheme == "sfb" and not d.leader}
     shares = {site: each.sent_share for site, each in factors.items()}
@@ -101,7 +101,7 @@ def trained(build, strategy):
             "densities": densities(model, x[-_BATCH.value:], y[-_BATCH.value:])}
 
 
-def code_times():
+def times_of_zeros():
     """Returns [{"megabytes", "itemsize", "density", seconds of copying, leaving out and putting back}]."""
     rng, results = np.random.default_rng(0), []
     for megabytes in (1, 16):
@@ -121,12 +121,12 @@ def _times(matrix):
         np.copyto(other, matrix)
         times["copy"].append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        code = communicator_lib.Code(matrix)
+        left = communicator_lib.WithoutZeros(matrix)
         times["leave_out"].append(time.perf_counter() - begin)
-        if code.num_bytes is None:
+        if left.num_bytes is None:
             continue
         begin = time.perf_counter()
-        code.put_back(other)
+        left.put_back(other)
         times["put_back"].append(time.perf_counter() - begin)
         np.testing.assert_array_equal(other.view(np.uint8), matrix.view(np.uint8))
     return {f"{name}_ms": 1e3 * statistics.median(each) if each else None for name, each in times.items()}
@@ -134,11 +134,12 @@ def _times(matrix):
 
 def main(_):
     keras.utils.set_random_seed(1)
-    strategy = poseidon.PoseidonStrategy("sfb", cluster=poseidon.Cluster(MPI.COMM_WORLD.size, bandwidth_gbps=1))
+    cluster = poseidon.Cluster(MPI.COMM_WORLD.size, bandwidth_gbps=1)
+    strategy = poseidon.PoseidonStrategy("sfb", ranks_per_node=1, cluster=cluster)
     networks = {name: trained(build, strategy) for name, build in NETWORKS.items()}
     if strategy.rank != 0:
         return
-    results = {"networks": networks, "code": code_times()}
+    results = {"networks": networks, "zeros": times_of_zeros()}
     console = rich.console.Console()
     table = rich.table.Table(title="bytes of factors that travel, as a share of all")
     for column in ("network", "accuracy", "layer", "input not zero", "errors not zero", "share"):
@@ -154,7 +155,7 @@ def main(_):
     table = rich.table.Table(title="GB/s of a matrix on one thread")
     for column in ("MiB", "type", "not zero", "copying", "leaving out", "putting back"):
         table.add_column(column, justify="right")
-    for row in results["code"]:
+    for row in results["zeros"]:
         rates = [f"{row['megabytes'] * 1.048576 / row[f'{what}_ms']:.1f}" if row[f"{what}_ms"] else "as it is"
                  for what in ("copy", "leave_out", "put_back")]
         table.add_row(str(row["megabytes"]), row["dtype"], f"{row['density']}", *rates)

@@ -241,7 +241,7 @@ def _with_zeros(rewrite):
         rewritten = rewrite(graph_def)
         for node in rewritten.node if rewritten else ():
             if node.op == "PoseidonSend":
-                node.attr["leave_out_zeros"].b = False
+                node.attr["least_saving"].f = 1
         return rewritten
     return rewrite_with_zeros
 

@@ -63,8 +63,9 @@ def test_factors_without_their_zeros_arrive_with_the_same_bits(leaving_out, dtyp
             for got, expected in zip(wait(), map(np.concatenate, zip(*parts)), strict=True):
                 assert got.tobytes() == expected.tobytes()
         counts = [rank.statistics()["sites"]["w"] for rank in ranks]
-        share, = {count["sent_share"] for count in counts}
-        assert 0.3 < share < 1 - 0.1 * len(leaving_out)
+        (whole, short), = {(count["factor_bytes"], count["short_factor_bytes"]) for count in counts}
+        assert whole == sum(part.nbytes for each in parts for part in each)
+        assert 0.3 < short / whole < 1 - 0.1 * len(leaving_out)
         assert sum(count["received_bytes"] for count in counts) == sum(count["sent_bytes"] for count in counts)
 
 

@@ -182,15 +182,25 @@ def test_gradients_are_exchanged_before_they_are_scaled():
     (lambda total: [tf.cast(total, tf.bfloat16)], "bfloat16"),
     (lambda total: [tf.cast(total, tf.bfloat16), tf.cast(total, tf.bfloat16)], "bfloat16"),
     (lambda total: [tf.cast(total, tf.bfloat16), tf.abs(total)], "float32"),
+    (lambda total: [tf.cast(total, tf.bfloat16), total], "float32"),
     (lambda total: [tf.cast(total, tf.float16)], "float32"),
     (lambda total: [tf.abs(total)], "float32")])
 def test_a_sum_that_is_rounded_to_what_it_was_cast_from_is_exchanged_before_the_cast(read, dtype):
     with tf.Graph().as_default() as graph:
         x, = partitioning.rows(tf.compat.v1.placeholder(tf.bfloat16, [None, 4]))
         total = tf.cast(tf.linalg.matmul(x, x, transpose_a=True, name="product"), tf.float32, name="cast")
-        fetches = [tf.abs(value).name for value in read(total)]
+        fetches = [value.name if value is total else tf.abs(value).name for value in read(total)]
     exchange, = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes).report.exchanges
     assert (tf.as_dtype(exchange.dtype).name, exchange.tensor) == (dtype, "product" if dtype == "bfloat16" else "cast")
+
+
+def test_a_sum_in_double_is_not_taken_in_float():
+    with tf.Graph().as_default() as graph:
+        x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4]))
+        total = tf.cast(tf.linalg.matmul(x, x, transpose_a=True), tf.float64, name="cast")
+        fetches = [tf.abs(tf.cast(total, tf.float32)).name]
+    exchange, = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes).report.exchanges
+    assert exchange.tensor == "cast"
 
 
 def test_what_is_fetched_is_exchanged_by_names_of_its_own():

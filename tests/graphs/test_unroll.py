@@ -143,7 +143,7 @@ def test_a_variable_waits_for_its_own_accesses_only():
 def test_a_step_begins_when_the_last_but_one_is_over(function):
     """So the intermediate results of two are in memory at a time, also where nothing waits for variables."""
     _, partitioned_step = partitioned(function)
-    effects = [operation.name for operation in partitioned_step.build("").graph.control_outputs]
+    controls = [operation.name for operation in partitioned_step.build("").graph.control_outputs]
     unrolled = partitioned_step.unrolled(4).graph
     graph = graph_lib.Graph(unrolled.as_graph_def())
     for step, batch in enumerate(unrolled.inputs[:4]):
@@ -152,7 +152,7 @@ def test_a_step_begins_when_the_last_but_one_is_over(function):
         assert users and {f"^{begin}" in node.input for node in users} == {step >= 2}
         if step >= 2:
             before = set(map(graph_lib.node_of, graph.node(begin).input))
-            assert before == {unroll.renamed(name, step - 2) for name in effects}
+            assert before == {unroll.renamed(name, step - 2) for name in controls}
 
 
 @pytest.mark.parametrize("function", [accumulate, loop])

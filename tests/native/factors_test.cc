@@ -237,7 +237,7 @@ TEST(PartsThatDoNotFitAreRefused) {
   }
 }
 
-TEST(FactorsTravelWithoutTheirZerosWhereTheyHaveACode) {
+TEST(FactorsTravelWithoutTheirZeros) {
   const std::vector<std::vector<int>> arrangements = {{0, 1, 2}, {0, 0, 1}, {0, 1, 0, 1}};
   for (const std::vector<int>& nodes : arrangements) {
     const int size = static_cast<int>(nodes.size());
@@ -253,11 +253,11 @@ TEST(FactorsTravelWithoutTheirZerosWhereTheyHaveACode) {
         joined.append(reinterpret_cast<const char*>(matrix.data()), 4 * matrix.size());
         Factors factors = OnePart(matrix.data(), 4 * matrix.size(), 120);
         factors.parts[0].element_bytes = 4;
-        if (rank != 1) factors.parts[0].code = LeaveOutZeros(matrix.data(), 4 * matrix.size(), 4);
+        if (rank != 1) factors.parts[0].without_zeros = LeaveOutZeros(matrix.data(), 4 * matrix.size(), 4, 0);
         shortest = std::min(shortest, factors.parts[0].sent_bytes());
         job.protocol(rank).StartFactors(std::move(factors), ends.Of(rank), Clock::now());
       }
-      EXPECT(shortest < elements, "a code is shorter");
+      EXPECT(shortest < elements, "they are shorter");
       job.Run([&] { return ends.AreAll(size); }, "factors without zeros");
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(ends.errors[rank], "", "");
@@ -267,13 +267,13 @@ TEST(FactorsTravelWithoutTheirZerosWhereTheyHaveACode) {
   }
 }
 
-TEST(CodesThatAreNoneAreRefused) {
+TEST(FactorsThatAreWrongWithoutTheirZerosAreRefused) {
   const std::vector<uint32_t> matrix(300);
   Factors factors = OnePart(matrix.data(), 1200, 120);
   factors.parts[0].element_bytes = 4;
-  factors.parts[0].code = LeaveOutZeros(matrix.data(), 1200, 4);
+  factors.parts[0].without_zeros = LeaveOutZeros(matrix.data(), 1200, 4, 0);
   const FrameHeader header = Answer(factors);
-  const std::string code(factors.parts[0].code.data.get(), header.length);
+  const std::string code(factors.parts[0].without_zeros.data.get(), header.length);
   EXPECT_EQ(header.length, size_t{8 + 5 * 8}, "no element is left");
   Alone honest;
   honest.Start(factors);
@@ -282,13 +282,13 @@ TEST(CodesThatAreNoneAreRefused) {
   struct Lie {
     const char* says;
     uint8_t element_bytes;
-    size_t byte;  // of the code
+    size_t byte;  // of what is left
     char value;
     size_t row_bytes = 120;
   };
-  for (const Lie& lie : {Lie{"no code for rows of 120", 4, 8, 1}, Lie{"no code for rows of 120", 4, 0, 45},
-                         Lie{"no code for rows of 120", 4, 7, 127}, Lie{"with elements of 3", 3, 0, 44},
-                         Lie{"no code for rows of 64", 4, 0, 44, 64}, Lie{"in rows of 0 bytes", 4, 0, 44, 0},
+  for (const Lie& lie : {Lie{"hold no rows of 120", 4, 8, 1}, Lie{"hold no rows of 120", 4, 0, 45},
+                         Lie{"hold no rows of 120", 4, 7, 127}, Lie{"with elements of 3", 3, 0, 44},
+                         Lie{"hold no rows of 64", 4, 0, 44, 64}, Lie{"in rows of 0 bytes", 4, 0, 44, 0},
                          Lie{"in rows of 6 bytes, with elements of 4", 4, 0, 44, 6}}) {
     Alone alone;
     FrameHeader false_header = header;

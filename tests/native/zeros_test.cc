@@ -1,4 +1,5 @@
-// Matrices without their zeros: every length and density comes back with the same bits, and what is no code is refused.
+// Matrices without their zeros: every length and density comes back with the same bits, and other bytes are refused.
+// The build for the sanitizer of threads has the portable code alone.
 
 #include "zeros.h"
 
@@ -32,21 +33,21 @@ void CheckCode(const std::vector<T>& matrix, const std::string& where) {
   size_t count = 0;
   for (T element : matrix) count += element != 0;
   const size_t length = 8 + (matrix.size() + 63) / 64 * 8 + count * sizeof(T);
-  const Code code = LeaveOutZeros(matrix.data(), bytes, sizeof(T));
+  const WithoutZeros code = LeaveOutZeros(matrix.data(), bytes, sizeof(T), 0);
   if (length >= bytes) return EXPECT(!code, where);
   EXPECT(static_cast<bool>(code), where);
   EXPECT_EQ(code.bytes, length, where);
   // Behind a code, there may be anything.
   std::vector<uint64_t> copy((length + 7) / 8);
   std::memcpy(copy.data(), code.data.get(), length);
-  const auto decoded = DecodedBytes(copy.data(), length, sizeof(T));
+  const auto decoded = MatrixBytes(copy.data(), length, sizeof(T));
   EXPECT(decoded == bytes, where);
   std::vector<T> back(matrix.size() + 1, T{7});
   PutBackZeros(copy.data(), sizeof(T), back.data());
   EXPECT(std::memcmp(back.data(), matrix.data(), bytes) == 0, where);
   EXPECT_EQ(back.back(), T{7}, where);
   for (size_t shorter : {size_t{0}, size_t{7}, size_t{8}, length - sizeof(T), length - 1}) {
-    EXPECT(!DecodedBytes(copy.data(), shorter, sizeof(T)), where);
+    EXPECT(!MatrixBytes(copy.data(), shorter, sizeof(T)), where);
   }
 }
 
@@ -75,7 +76,7 @@ TEST(NegativeZerosNaNAndSubnormalNumbersStay) {
   matrix[500] = std::numeric_limits<float>::quiet_NaN();
   matrix[998] = -std::numeric_limits<float>::infinity();
   matrix[999] = std::numeric_limits<float>::denorm_min();
-  const Code code = LeaveOutZeros(matrix.data(), 4000, 4);
+  const WithoutZeros code = LeaveOutZeros(matrix.data(), 4000, 4, 0);
   EXPECT(code && code.bytes == 8 + 16 * 8 + 4 * 4, "four elements are left");
   std::vector<float> back(1000);
   PutBackZeros(code.data.get(), 4, back.data());
@@ -86,19 +87,42 @@ TEST(DenseMatricesHaveNoCode) {
   for (size_t elements : {1000, 100000}) {
     for (double density : {1.0, 0.98}) {
       const auto matrix = Matrix<uint32_t>(elements, density, 1);
-      EXPECT(!LeaveOutZeros(matrix.data(), 4 * elements, 4), std::to_string(elements));
+      EXPECT(!LeaveOutZeros(matrix.data(), 4 * elements, 4, 0), std::to_string(elements));
     }
   }
 }
 
-TEST(WhatIsNoCodeIsRefused) {
+TEST(ZerosStayWhereTooLittleIsSaved) {
+  for (size_t elements : {1000, 100000}) {
+    const auto matrix = Matrix<uint32_t>(elements, 0.5, 1);  // 47 % are saved
+    for (double least : {0.0, 0.4, 0.44, 0.5, 0.9}) {
+      const WithoutZeros left = LeaveOutZeros(matrix.data(), 4 * elements, 4, least);
+      EXPECT_EQ(static_cast<bool>(left), least < 0.47, std::to_string(least));
+    }
+  }
+}
+
+TEST(ColumnsThatAreDenseDoNotHideTheOthers) {
+  for (size_t rows : {32, 64, 128}) {
+    auto matrix = Matrix<uint32_t>(rows * 4096, 0.01, 1);
+    for (size_t i = 0; i < matrix.size(); ++i) matrix[i] |= i % 4096 < 64;
+    EXPECT(static_cast<bool>(LeaveOutZeros(matrix.data(), 4 * matrix.size(), 4, 0)), std::to_string(rows));
+  }
+}
+
+TEST(ElementsHaveTwoFourOrEightBytes) {
+  const std::vector<char> matrix(4096);
+  for (size_t element : {0, 1, 3, 16}) EXPECT(!LeaveOutZeros(matrix.data(), 4096, element, 0), "another size");
+}
+
+TEST(OtherBytesAreRefused) {
   const auto matrix = Matrix<uint32_t>(100, 0.2, 5);
-  const Code code = LeaveOutZeros(matrix.data(), 400, 4);
+  const WithoutZeros code = LeaveOutZeros(matrix.data(), 400, 4, 0);
   const auto changed = [&](size_t word, uint64_t bits) {
     std::vector<uint64_t> words((code.bytes + 7) / 8);
     std::memcpy(words.data(), code.data.get(), code.bytes);
     words[word] ^= bits;
-    return DecodedBytes(words.data(), code.bytes, 4);
+    return MatrixBytes(words.data(), code.bytes, 4);
   };
   EXPECT(changed(0, 0) == size_t{400}, "unchanged");
   EXPECT(!changed(0, 64), "another number of elements");

@@ -195,7 +195,7 @@ def shorten(policy, how):
     keras.config.set_dtype_policy("mixed_bfloat16")
     if how == "whole":
         send_receive.SendReceive.sums_narrow = False
-        planning.leaves_out_zeros = lambda cluster: False
+        planning.least_saving = lambda cluster: 1.0
     size = int(os.environ["PMI_SIZE"])
     strategy = poseidon.PoseidonStrategy(
         policy, timeout_s=30, ranks_per_node=1, verify=1 if how == "verified" else None,
@@ -213,8 +213,9 @@ def shorten(policy, how):
     x, y = rng.normal(size=(ROWS, 8, 8, 1)), rng.normal(size=(ROWS, 3))
     model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
     report(strategy, model, sites=strategy.stats()["sites"],
-           reasons={d.site: d.reason for d in strategy.plan.decisions}, shares={
-               site.name: site.factors.sent_share for site in strategy.plan.sites if site.factors})
+           reasons={each["name"]: each["reason"] for each in strategy.plan.predictions()["variables"]}, shares={
+               site.name: site.factors.sent_share for site in strategy.plan.measured(strategy.stats()).sites
+               if site.factors})
 
 
 def come_back():

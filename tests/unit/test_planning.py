@@ -165,32 +165,37 @@ def test_gradients_that_were_cast_go_to_the_servers_in_half_of_their_bytes(ranks
     assert found.num_bytes == share * expected.num_bytes
     assert found.transfer == pytest.approx(share * expected.transfer)
     assert cost_of(schemes.SFB, narrow, cluster) == cost_of(schemes.SFB, wide, cluster)
-    decision, = plan_for([narrow], "ps", 4).decisions
-    assert decision.reason == "the policy is 'ps'; sent in bfloat16, from which it is cast"
+    plan = plan_for([narrow], "ps", 4)
+    assert plan.predictions()["variables"][0]["reason"] == "the policy is 'ps'; sent in bfloat16, from which it is cast"
+    given = planning.Planner(plan.cluster, given=plan)
+    assert given.plan([narrow]) == plan and given.plan([wide]) == plan_for([wide], "ps", 4)
 
 
 @pytest.mark.parametrize("workers, ranks_per_node, gbps, expected", [
-    (2, 1, 1, True), (2, 1, 7.9, True), (2, 1, 8.1, False), (4, 1, 11.9, True), (4, 1, 12.1, False),
-    (64, 1, 15, True), (64, 1, 100, False), (4, 2, 7.9, True), (4, 2, 8.1, False), (4, 4, 0.1, False),
-    (1, 1, 0.1, False)])
+    (2, 1, 1, 1 / 16), (2, 1, 10, 10 / 16), (2, 1, 16, 1), (2, 1, 100, 1), (4, 1, 1, 1 / 24), (4, 1, 10, 10 / 24),
+    (4, 2, 1, 1 / 16), (4, 4, 0.1, 1), (1, 1, 0.1, 1)])
 def test_zeros_are_left_out_where_that_takes_less_time_than_sending_them(workers, ranks_per_node, gbps, expected):
+    """A rank leaves out its own and puts back those of all others, at 4 GB/s; as many bytes cross its node's link."""
     cluster = planning.Cluster(workers, bandwidth_gbps=gbps, ranks_per_node=ranks_per_node)
-    assert planning.leaves_out_zeros(cluster) == expected
+    assert planning.least_saving(cluster) == pytest.approx(expected)
 
 
 def test_a_plan_has_the_bytes_that_were_measured_without_zeros():
     bias = planning.Site("bias", "float32", 4, (50,), bias_of="kernel")
     plan = plan_for([dense_site(100, 50, 8), bias, dense_site(10, 10, 1, "other")], "sfb", 3, operations=1e9,
                     pins=[("other", "ps")])
-    measured = plan.measured({"kernel": 0.25, "bias": 0.5, "other": 0.5, "unknown": 0.1})
+    measured = plan.measured({"sites": {
+        name: {"factor_bytes": whole, "short_factor_bytes": short} for name, whole, short in (
+            ("kernel", 400, 100), ("bias", 0, 0), ("other", 0, 0), ("unknown", 10, 1))}})
     kernel, *others = measured.decisions
     assert kernel.num_bytes == 0.25 * plan.decisions[0].num_bytes
     assert kernel.cost.rebuild == plan.decisions[0].cost.rebuild
-    assert kernel.reason.endswith("; without their zeros, factors had 0.25 of their bytes")
+    reason = measured.predictions()["variables"][0]["reason"]
+    assert reason.endswith("factors; without their zeros, factors had 0.25 of their bytes") and reason in str(measured)
     assert others == list(plan.decisions[1:])
     assert measured.agreement_text() == plan.agreement_text() and measured.digest == plan.digest
     assert planning.Plan.from_text(measured.to_text()) == measured
-    assert plan.measured({"kernel": 1.0}) == plan
+    assert plan.measured({"sites": {}}) == plan
 
 
 @pytest.mark.parametrize("ranks_per_node, nodes", [(2, 2), (3, 2), (4, 1)])

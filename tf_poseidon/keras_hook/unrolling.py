@@ -36,8 +36,7 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
 
     Raises:
         StopIteration: If there are none.
-        JobError: If ranks have different numbers of batches. Then the steps that overlap with those for which some
-            rank lacks a batch have not run either.
+        JobError: If ranks have different numbers of batches. Those that are taken together, up to 8, have not run then.
     """
     batches = _Batches(iterator, strategy.extended.communicator)
     specs = _joined(_without_missing(iterator.element_spec))
@@ -112,8 +111,8 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
         reason = communicator.broadcast_text("execution/reason", reason, fewest)
     except JobEndedError as ended:
         raise ended from error
-    raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for steps that overlap, expected {of_ranks[most]}: "
-                   f"its data {reason}.") from error
+    raise JobError(f"Rank {fewest} has {of_ranks[fewest]} batches for the next steps of an execution, expected "
+                   f"{of_ranks[most]}: its data {reason}.") from error
 
 
 def _joined(specs: Any) -> Any:

@@ -24,7 +24,6 @@ from tf_poseidon.planning.exchange import Exchange
 from tf_poseidon.planning.exchange import PURPOSES
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
-from tf_poseidon.planning.schemes import SFB
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
 
@@ -130,24 +129,31 @@ class Plan:
         """Returns this plan with new names of sites and groups in place of old ones."""
         return _renamed(self, names)
 
-    def measured(self, shares: Mapping[str, float]) -> "Plan":
-        """Returns this plan with the bytes and times that factors have without their zeros.
+    def measured(self, stats: Mapping[str, Any]) -> "Plan":
+        """Returns this plan with the bytes that factors had without their zeros, and the times that it expects of them.
 
         Args:
-            shares: By name of a site: the share of the bytes of its factors that travels.
+            stats: The result of `PoseidonStrategy.stats`.
         """
-        sites, decisions = [], []
-        for site, decision in zip(self.sites, self.decisions, strict=True):
-            share = shares.get(site.name, 1.0)
-            if share != 1 and site.factors is not None and decision.scheme == SFB and not decision.leader:
-                site = dataclasses.replace(site, factors=dataclasses.replace(site.factors, sent_share=share))
-                traffic = decision.by.traffic(site)
-                assert traffic is not None
-                decision = dataclasses.replace(decision, cost=traffic.cost(self.cluster),
-                                               reason=f"{decision.reason}; {decision.by.note(site)}")
-            sites.append(site)
+        shares = {name: counts["short_factor_bytes"] / counts["factor_bytes"]
+                  for name, counts in stats["sites"].items() if counts["factor_bytes"]}
+        return self.of_sites(
+            dataclasses.replace(site, factors=dataclasses.replace(site.factors, sent_share=shares[site.name]))
+            if site.factors is not None and site.name in shares else site for site in self.sites)
+
+    def of_sites(self, sites: Iterable[Site]) -> "Plan":
+        """Returns the same decisions for sites that differ in how many bytes travel, with their costs.
+
+        Args:
+            sites: `Site`s of the same names, in the same order.
+        """
+        decisions, sites = [], tuple(sites)
+        for before, site, decision in zip(self.sites, sites, self.decisions, strict=True):
+            traffic, was = (None if decision.leader else decision.by.traffic(each) for each in (site, before))
+            if traffic != was:
+                decision = dataclasses.replace(decision, cost=None if traffic is None else traffic.cost(self.cluster))
             decisions.append(decision)
-        return dataclasses.replace(self, sites=tuple(sites), decisions=tuple(decisions))
+        return dataclasses.replace(self, sites=sites, decisions=tuple(decisions))
 
     def check(self, sites: Iterable[Site], cluster: Cluster) -> None:
         """Refuses a graph or a job that the plan was not made for.
@@ -205,7 +211,7 @@ class Plan:
             "variables": [
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
                  "rides_on": d.leader, "cost": cost(d.cost), "runner_up": d.runner_up,
-                 "runner_up_cost": cost(d.runner_up_cost), "reason": d.reason}
+                 "runner_up_cost": cost(d.runner_up_cost), "reason": _reason(site, d)}
                 for site, d in zip(self.sites, self.decisions, strict=True)],
             "exchanges": [
                 {"name": exchange.site, "shape": exchange.shape, "dtype": exchange.dtype, "scheme": exchange.scheme,
@@ -315,7 +321,8 @@ class Plan:
         rows = [("variable", "shape", "scheme", "bytes", "ms", "runner-up", "reason")]
         for site, d in zip(self.sites, self.decisions, strict=True):
             runner_up = f"{d.runner_up} {_ms(d.runner_up_cost)}" if d.runner_up else ""
-            rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up, d.reason))
+            rows.append((d.site, _shape(site.shape), d.scheme, _bytes(d.num_bytes), _ms(d.cost), runner_up,
+                         _reason(site, d)))
         for exchange in self.exchanges:
             known = exchange.cost(self.cluster)
             rows.append((exchange.site, _shape(exchange.shape), exchange.scheme,
@@ -365,6 +372,12 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
         return value
     return dataclasses.replace(value, **{field.name: _renamed(getattr(value, field.name), names)
                                          for field in dataclasses.fields(value) if field.init})
+
+
+def _reason(site: Site, decision: Decision) -> str:
+    """Returns why a site travels by a scheme, and what is special about how it does."""
+    note = "" if decision.leader else decision.by.note(site)
+    return "; ".join(filter(None, (decision.reason, note)))
 
 
 def _shape(shape: Sequence[int] | None) -> str:

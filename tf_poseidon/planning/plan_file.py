@@ -123,8 +123,8 @@ def _filled(value: Any) -> dict[str, Any]:
         if field.name == "carried":
             filled |= dataclasses.asdict(part) if part else {}
         elif part != field.default:
-            filled[field.name] = (
-                dataclasses.asdict(part) if dataclasses.is_dataclass(part) and not isinstance(part, type) else part)
+            is_value = dataclasses.is_dataclass(part) and not isinstance(part, type)
+            filled[field.name] = _filled(part) if is_value else part
     return filled
 
 

@@ -41,11 +41,12 @@ class Planner:
         given = self.given.fitted(sites)
         given.check(sites, self.cluster)
         groups = {exchange.site: exchange.group for exchange in given.exchanges}
-        # Which steps overlap, and what they wait for, this graph says.
-        needed = {site.name: site.needed for site in sites}
+        # Which steps overlap, what they wait for, and what gradients are cast from, this graph says.
+        found = {site.name: site for site in sites}
+        given = given.of_sites(dataclasses.replace(
+            site, needed=found[site.name].needed, cast_from=found[site.name].cast_from) for site in given.sites)
         return dataclasses.replace(
             given, steps=steps,
-            sites=tuple(dataclasses.replace(site, needed=needed[site.name]) for site in given.sites),
             exchanges=tuple(dataclasses.replace(exchange, group=groups.get(exchange.site)) for exchange in exchanges))
 
     def by_policy(self) -> "Planner":

@@ -229,7 +229,6 @@ class _Chooser:
             if changed is not None:
                 scheme = changed
                 reason += f"; by '{scheme}' the whole step is shorter"
-        reason = "; ".join(filter(None, (reason, SCHEMES[scheme].note(site))))
         others = sorted(((cost, name) for name, cost in costs.items() if name != scheme),
                         key=lambda pair: pair[0].seconds)
         runner_up_cost, runner_up = others[0] if others else (None, None)

@@ -23,13 +23,13 @@ from tf_poseidon.planning.site import Site
 _CODED_BYTES_PER_SECOND = 4e9
 
 
-def leaves_out_zeros(cluster: Cluster) -> bool:
-    """Whether it takes longer to send half of a matrix than to leave out its zeros, and put back those of other ranks.
+def least_saving(cluster: Cluster) -> float:
+    """Returns the share of a factor's bytes that must be zeros for it to travel without them; 1 if it never pays.
 
-    A matrix that is dense is known to be after some samples, so it takes no time.
+    From there on, sending them takes longer than leaving them out and putting back those of all other ranks.
     """
-    saved = 0.5 * cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
-    return saved > cluster.workers / _CODED_BYTES_PER_SECOND
+    sending = cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
+    return min(1.0, cluster.workers / _CODED_BYTES_PER_SECOND / sending) if sending else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
