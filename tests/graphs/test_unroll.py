@@ -1,7 +1,9 @@
 """Unrolled steps against as many runs of one step, on one rank: variables, results, and what waits for what."""
 
 import collections
+import itertools
 import re
+import types
 
 import numpy as np
 import pytest
@@ -202,6 +204,32 @@ def test_steps_that_cannot_be_unrolled_are_refused_by_name(function, reason):
     (8, 10_000, 4), (8, 15_000, 2), (8, 30_000, 1), (8, 100_000, 1)])
 def test_steps_become_as_few_graphs_as_possible(number, nodes, expected):
     assert unroll.length(number, nodes) == expected
+
+
+@pytest.mark.parametrize("at_a_time, number, available, taken, ran", [
+    (8, 8, 99, [8], [8]), (5, 20, 99, [8, 2, 5, 5], [5, 5, 5, 5]), (8, 18, 99, [8, 8, 2], [8, 8, 1, 1]),
+    (1, 20, 99, [8, 8, 4], [1] * 20),  # not one by one, since ranks compare how many there are
+    (8, 16, 11, [8, 8], [8, 1, 1, 1]), (4, 8, 5, [8], [4, 1]), (8, 8, 0, [8], [])])
+def test_batches_are_taken_as_many_at_a_time_as_run(monkeypatch, at_a_time, number, available, taken, ran):
+    batches, asked, lengths, given = iter(range(available)), [], [], []
+
+    def take(wanted):
+        if len(given) < sum(asked):
+            return []  # the data have ended, as `unrolling` knows
+        asked.append(wanted)
+        given.extend(more := list(itertools.islice(batches, wanted)))
+        return [tf.constant([float(batch)]) for batch in more]
+
+    def run(inputs):
+        lengths.append(len(inputs))
+        return float(inputs[-1][0][0])
+
+    trace = types.SimpleNamespace(unrolled_steps=lambda number: at_a_time, run=run)
+    steps = one_process.Steps(types.SimpleNamespace(graph_pass=types.SimpleNamespace(plan=None)))
+    monkeypatch.setattr(steps, "_trace_of", lambda function, call: trace)
+    result = steps.run_unrolled(lambda x: x, take, number)
+    assert (lengths, result) == (ran, min(number, available) - 1 if available else None)
+    assert asked == taken
 
 
 def test_names_of_steps():
