@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <random>
 #include <string>
@@ -194,15 +195,17 @@ class KernelKernel : public AsyncOpKernel {
     sparse_.resize(shapes_.size());
     for (size_t i = 0; i < std::min(densities.size(), shapes_.size()); ++i) {
       if (densities[i] >= 1) continue;
-      OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, shapes_[i], &sparse_[i]));
-      FillSparse(densities[i], &sparse_[i]);
+      OP_REQUIRES_OK(context, context->allocate_temp(tensorflow::DT_FLOAT, shapes_[i], &sparse_[i].emplace()));
+      FillSparse(densities[i], &*sparse_[i]);
     }
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      Tensor output = sparse_[i];
-      if (!output.IsInitialized() || output.dims() == 0) {
+      Tensor output;
+      if (sparse_[i]) {
+        output = *sparse_[i];
+      } else {
         OP_REQUIRES_OK_ASYNC(context, MakeOnes(context, output_type(i), shapes_[i], &output), done);
       }
       context->set_output(i, output);
@@ -213,7 +216,7 @@ class KernelKernel : public AsyncOpKernel {
  private:
   float seconds_;
   std::vector<TensorShape> shapes_;
-  std::vector<Tensor> sparse_;  // by output: it, if it is not dense
+  std::vector<std::optional<Tensor>> sparse_;  // by output: it, if it is not dense
 };
 
 class ProductKernel : public AsyncOpKernel {
