@@ -88,6 +88,9 @@ bench: horovod
 	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/emulated_cluster.py --hosts 4 --gbps 1 -- \
 	  $(BIN)/python scripts/benchmarks/benchmark.py --system $(COMPUTED) --json docs/results/benchmark_1gbps.json
 	test $$(id -u) != 0 || $(BIN)/python scripts/benchmarks/bench_emulated.py --again
+	test $$(id -u) != 0 || for part in overlap bytes; do $(BIN)/python scripts/benchmarks/bench_emulated.py --again \
+	  --parts $$part --json docs/results/$$part.json || exit 1; done
+	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/benchmarks/bench_zeros.py --json docs/results/bench_zeros.json
 	$(BIN)/python scripts/benchmarks/bench_overhead.py --json docs/results/bench_overhead.json
 	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
