@@ -14,7 +14,7 @@ class Factors:
         k: K, rows that one worker has in a full batch; None if unknown before the step.
         itemsize: Bytes of an element on the wire.
         extra_bytes: Bytes that travel with the factors, independent of K.
-        sent_share: The share of their bytes that travelled in the last step, without their zeros; 1 if unknown.
+        sent_share: The share of their bytes that travelled without their zeros, see `Plan.measured`; 1 if unknown.
     """
 
     m: int

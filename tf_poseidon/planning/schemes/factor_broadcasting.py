@@ -5,7 +5,7 @@ the sum of the rows of one of these factors, so it costs nothing if they travel 
 section 3.2).
 
 Behind a ReLU, a pooling or a dropout, factors are mostly zeros, and the errors behind a ReLU are too. They travel
-without them where that is shorter, which each rank finds out in each step.
+without them where that saves enough, which each rank finds out in each step.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tf_poseidon.planning.site import Site
 
 # Bytes of a matrix per second in which a processor leaves out its zeros, or puts them back; with AVX-512 it is three
 # times as many (scripts/benchmarks/bench_zeros.py).
-_CODED_BYTES_PER_SECOND = 4e9
+_BYTES_PER_SECOND = 4e9
 
 
 def least_saving(cluster: Cluster) -> float:
@@ -29,7 +29,7 @@ def least_saving(cluster: Cluster) -> float:
     From there on, sending them takes longer than leaving them out and putting back those of all other ranks.
     """
     sending = cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
-    return min(1.0, cluster.workers / _CODED_BYTES_PER_SECOND / sending) if sending else 1.0
+    return min(1.0, cluster.workers / _BYTES_PER_SECOND / sending) if sending else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
