@@ -22,6 +22,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import tensor_shape_pb2
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.errors import GraphError
 
@@ -35,6 +36,9 @@ DECIDED: dict[str, Any] = {PLANNED: True}
 # An attribute of nodes that exchange something in a partitioned graph: what the step does meanwhile. It "computes" or
 # "waits" during an exchange that happens once in a step; an exchange in a loop "repeats" in each round.
 MEANWHILE = "_poseidon_meanwhile"
+
+# The types of half precision, with which kernels compute in float.
+HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 # The shape of a tensor, None for unknown sizes.
 Shape = tuple[int | None, ...]

@@ -11,7 +11,6 @@ from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes.find.markers import Marker
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import PASS_ON
-from tf_poseidon.graph_passes.match.matches import HALVES
 from tf_poseidon.graph_passes.match.matches import NarrowGradient
 
 _FLOAT = types_pb2.DT_FLOAT
@@ -26,7 +25,7 @@ class FindCasts(passes.Pass):
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
         return next((f"'{site}' is cast from another type than half or bfloat16"
-                     for site, narrow in result.narrow.items() if narrow.dtype not in HALVES), "")
+                     for site, narrow in result.narrow.items() if narrow.dtype not in graph_lib.HALVES), "")
 
 
 def before_cast(graph: graph_lib.Graph, marker: Marker) -> NarrowGradient | None:
@@ -36,6 +35,6 @@ def before_cast(graph: graph_lib.Graph, marker: Marker) -> NarrowGradient | None
     node = graph.node(marker.gradient)
     while node.op in PASS_ON and not graph_lib.control_inputs(node):
         node = graph.node(node.input[0])
-    if node.op != "Cast" or graph_lib.control_inputs(node) or node.attr["SrcT"].type not in HALVES:
+    if node.op != "Cast" or graph_lib.control_inputs(node) or node.attr["SrcT"].type not in graph_lib.HALVES:
         return None
     return NarrowGradient(node.input[0], node.attr["SrcT"].type)

@@ -2,11 +2,7 @@
 
 import dataclasses
 
-from tensorflow.core.framework import types_pb2
-
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-
-HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,6 @@ UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", 
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
 # Ops that return a multiple of a summand, or the summand itself.
 _SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
-_HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 # How often a Merge or a stack may change its state before it is made whole.
 _CHANGES = 3
 # The number of passes over the graph in which changed states reset the summands that are needed whole.
@@ -430,7 +429,7 @@ class _Propagation:
 
     def _is_undone(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node is a cast from half precision that all that reads it casts back."""
-        if node.op != "Cast" or node.attr["SrcT"].type not in _HALVES or node.name in self._fetched:
+        if node.op != "Cast" or node.attr["SrcT"].type not in graph_lib.HALVES or node.name in self._fetched:
             return False
         return all(reader.op == "Cast" and reader.attr["DstT"].type == node.attr["SrcT"].type
                    for reader in self._graph.consumers(node.name))

@@ -30,7 +30,6 @@ from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import GradientMatch
-from tf_poseidon.graph_passes.match.matches import HALVES
 from tf_poseidon.graph_passes.match.matches import Match
 from tf_poseidon.graph_passes.match.matches import Scalar
 from tf_poseidon.graph_passes.match.matches import Scale
@@ -281,11 +280,11 @@ class SiteWriter:
     def _on_wire(self, dtype: int) -> int:
         """Returns the type in which values of `dtype` travel."""
         wire = self.marker.wire_dtype
-        return wire if wire is not None and dtype not in HALVES else dtype
+        return wire if wire is not None and dtype not in graph_lib.HALVES else dtype
 
     def _made_of(self, dtype: int) -> int:
         """Returns the type of products of factors of `dtype`, without rounding to half in between."""
-        return _FLOAT if dtype in HALVES and self.marker.dtype not in HALVES else dtype
+        return _FLOAT if dtype in graph_lib.HALVES and self.marker.dtype not in graph_lib.HALVES else dtype
 
     def _cast(self, name: str, tensor: str, source: int, target: int) -> str:
         if source == target:

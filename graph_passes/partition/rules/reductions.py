@@ -7,6 +7,7 @@ import typing
 
 from tensorflow.core.framework import types_pb2
 
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
@@ -19,7 +20,6 @@ if typing.TYPE_CHECKING:  # it imports the rules
     from tf_poseidon.graph_passes.partition.write import NodeWriter
 
 _REDUCES = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
-_HALVES = (types_pb2.DT_HALF, types_pb2.DT_BFLOAT16)
 
 
 def _axes(case: Case) -> set[int] | None:
@@ -56,7 +56,7 @@ def mean(case: Case) -> Outcome | None:
         return None
     if state.dimension not in axes:
         return case.all({0: state}, Rows(_after(state.dimension, axes, case.attr("keep_dims").b)))
-    if case.attr("T").type in _HALVES or not case_lib.is_inexact(case.attr("T").type):
+    if case.attr("T").type in graph_lib.HALVES or not case_lib.is_inexact(case.attr("T").type):
         return None  # sums of halves may overflow
     return case.all({0: state}, SUM, write=_write_mean)
 
