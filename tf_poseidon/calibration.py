@@ -1,9 +1,12 @@
-"""Measures what the policy "auto" compares: latency, bandwidth, and the speed of rebuilding gradients."""
+"""Measures what the policy "auto" compares: latency, bandwidth, the speed of rebuilding gradients, and their spread."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
+import concurrent.futures
 import dataclasses
 import functools
 import logging
+import math
 import statistics
 import time
 from typing import Any
@@ -28,9 +31,13 @@ _FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
 _K, _SIZE, _SIZE_ON_GPU = 128, 1024, 4096
 _AT_A_TIME_ON_GPU = 20
 _COMPUTE_S = 0.1
+# Sums during which products are timed, and what these may take at most, if sums do not disturb them.
+_SUMS_AT_ONCE = 3
+_UNDISTURBED = 1.1
 
 # The exchanges of the measurement, which are not part of training.
-SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/sum"})
+SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/is_gpu",
+                   "calibration/sum"})
 
 _measured = None
 
@@ -48,7 +55,8 @@ def calibrate(**options: Any) -> planning.Cluster:
 
     Returns:
         A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the
-        additions.
+        additions. Its uncertainty is how much repeated measurements differed. Where ranks compute on GPUs, it has
+        accelerators if sums do not slow these down.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ends.
@@ -79,11 +87,19 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
     cluster = planning.Cluster(communicator.size, num_servers, ranks_per_node=ranks_per_node)
     time_sums = functools.partial(_time_sums, communicator, sum_in_place)
     latency = _latency(time_sums)
-    bits_per_second = _bandwidth(communicator, time_sums, cluster, latency)
+    bandwidth = _bandwidth(communicator, time_sums, cluster, latency)
     communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
-    mine = np.array([latency * 1e6, bits_per_second / 1e9, measure_gflops()])
-    latency_us, bandwidth_gbps, gflops = map(_rounded, communicator.broadcast("calibration", mine))
-    cluster = dataclasses.replace(cluster, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us, gflops=gflops)
+    times = _product_times(_seconds_passed(_COMPUTE_S))
+    is_gpu = np.array([ops.multiplying_device().device_type == "GPU"])
+    # All ranks exchange, or none.
+    accelerators = communicator.broadcast("calibration/is_gpu", is_gpu)[0] and is_undisturbed(
+        times, functools.partial(time_sums, bandwidth.num_bytes, _SUMS_AT_ONCE))
+    mine = np.array([latency * 1e6, bandwidth.bits_per_second / 1e9, _gflops(times),
+                     math.hypot(bandwidth.spread, _spread(times)), accelerators])
+    latency_us, bandwidth_gbps, gflops, uncertainty, accelerators = communicator.broadcast("calibration", mine)
+    cluster = dataclasses.replace(
+        cluster, bandwidth_gbps=_rounded(bandwidth_gbps), latency_us=_rounded(latency_us), gflops=_rounded(gflops),
+        uncertainty=_rounded(uncertainty), accelerators=bool(accelerators))
     _log.log(logging.INFO if communicator.rank == 0 else logging.DEBUG,
              "Measured in %.1f s: %s.", time.perf_counter() - begin, cluster)
     return cluster
@@ -91,18 +107,60 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
 
 def measure_gflops() -> float:
     """Returns how fast this process multiplies factors, in 10^9 operations per second."""
+    return _gflops(_product_times(_seconds_passed(_COMPUTE_S)))
+
+
+def is_undisturbed(alone: Sequence[float], exchange: Callable[[], object]) -> bool:
+    """Returns whether products take no longer while this rank exchanges something.
+
+    Args:
+        alone: Seconds of products without exchanges, of `_product_times`.
+        exchange: Exchanges something for longer than a few products take; called in another thread.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        exchanging = pool.submit(exchange)
+        meanwhile = _product_times(exchanging.done)
+        exchanging.result()
+    return statistics.median(meanwhile) < _UNDISTURBED * statistics.median(alone)
+
+
+def _product_times(is_over: Callable[[], bool]) -> list[float]:
+    """Returns the seconds of products of factors, at least three, until a function says that it is over."""
     rng = np.random.default_rng(0)
     kind = ops.multiplying_device().device_type
-    size, count = (_SIZE_ON_GPU, _AT_A_TIME_ON_GPU) if kind == "GPU" else (_SIZE, 1)
+    size, count = _products()
     with tf.device(f"{kind}:0"):
         u, v = (tf.constant(rng.normal(size=(_K, size)), tf.float32) for _ in "uv")
         _multiply(u, v, count)
-        times, end = [], time.perf_counter() + _COMPUTE_S
-        while time.perf_counter() < end or len(times) < 3:
+        times: list[float] = []
+        while len(times) < 3 or not is_over():
             begin = time.perf_counter()
             _multiply(u, v, count)
             times.append(time.perf_counter() - begin)
+    return times
+
+
+def _products() -> tuple[int, int]:
+    """Returns (size of a product that is timed, how many are timed at once)."""
+    return (_SIZE_ON_GPU, _AT_A_TIME_ON_GPU) if ops.multiplying_device().device_type == "GPU" else (_SIZE, 1)
+
+
+def _gflops(times: Sequence[float]) -> float:
+    """Returns 10^9 operations per second, by the times of products."""
+    size, count = _products()
     return 2e-9 * count * _K * size**2 / statistics.median(times)
+
+
+def _spread(times: Sequence[float]) -> float:
+    """Returns half of the distance of the quartiles as a share of the median."""
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return (high - low) / 2 / median
+
+
+def _seconds_passed(seconds: float) -> Callable[[], bool]:
+    """Returns a function that says whether so many seconds have passed since now."""
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() >= end
 
 
 def _multiply(u: tf.Tensor, v: tf.Tensor, count: int) -> None:
@@ -117,17 +175,32 @@ def _latency(time_sums: Callable[[int, int], list[float]]) -> float:
     return statistics.median(times[_ROUND_TRIPS // 3:]) / 2
 
 
+@dataclasses.dataclass(frozen=True)
+class _Bandwidth:
+    """A measured bandwidth.
+
+    Attributes:
+        bits_per_second: What a node sends while it receives as much.
+        spread: How much the measurements differed, see `_spread`.
+        num_bytes: Size of a tensor whose sum takes long enough to be measured.
+    """
+
+    bits_per_second: float
+    spread: float
+    num_bytes: int
+
+
 def _bandwidth(communicator: Communicator, time_sums: Callable[[int, int], list[float]], cluster: planning.Cluster,
-               latency: float) -> float:
-    """Returns the bits per second that a node sends while it receives as many."""
+               latency: float) -> _Bandwidth:
     num_bytes = _FIRST_BYTES
     while True:
-        seconds = statistics.median(time_sums(num_bytes, 4)[1:])  # the first is cold
+        times = time_sums(num_bytes, 4)[1:]  # the first is cold
+        seconds = statistics.median(times)
         # Rank 0 decides; otherwise ranks could sum tensors of different sizes.
         is_enough = seconds >= _LONG_ENOUGH_S or num_bytes >= _LAST_BYTES
         if communicator.broadcast("calibration/is_enough", np.array([is_enough]))[0]:
             sent = planning.dense_bytes(num_bytes, cluster) / 2
-            return 8 * sent / max(seconds - 2 * latency, 1e-6)
+            return _Bandwidth(8 * sent / max(seconds - 2 * latency, 1e-6), _spread(times), num_bytes)
         num_bytes *= 4
 
 

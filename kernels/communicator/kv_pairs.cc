@@ -9,7 +9,7 @@ namespace poseidon {
 namespace {
 
 // Cutting finer than this costs more in messages than it gains in balance.
-constexpr size_t kMinKvPairBytes = size_t{32} << 10;
+constexpr size_t kMinKvPairBytes = size_t{16} << 10;
 
 // Bytes that are never divided, so that every KV pair is aligned for all element types and for cache lines.
 constexpr size_t kBlock = 64;
@@ -17,6 +17,11 @@ constexpr size_t kBlock = 64;
 size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
+
+int64_t DefaultKvPairBytes(size_t servers) {
+  constexpr size_t kAltogether = size_t{8} << 20, kLeast = size_t{256} << 10, kMost = size_t{2} << 20;
+  return std::clamp(kAltogether / servers, kLeast, kMost);
+}
 
 KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers)
     : bytes_(bytes), first_server_(site % servers.size()), servers_(&servers) {

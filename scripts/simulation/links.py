@@ -79,13 +79,30 @@ class Line:
 
 
 class _Bundle:
-    """The connections from all nodes of one kind to all of another; they are all in the same state."""
+    """The connections from all nodes of one kind to all of another; they are all in the same state.
+
+    A message over a share of them delays the others by that share of its time: the next message leaves when the bytes
+    before it would be gone if they were spread evenly, or earlier over connections that nothing else uses.
+    """
 
     def __init__(self):
         self.waiting, self.active = [], []  # heaps: by order, by end
         self.width = 0.0  # share of the connections that is busy
         self.served = 0.0  # bytes that a busy connection has carried
+        self.planned = 0.0  # that it has carried when the next message may leave
         self.rate = 0.0
+
+    @property
+    def is_free(self):
+        """Whether the first message that waits may leave."""
+        return (not self.active or self.width + self.waiting[0][3] <= 1 + 1e-9
+                or self.planned <= self.served + self.rate * _AT_ONCE)
+
+    @property
+    def next_change(self):
+        """How many bytes it has carried when a message arrives or the next may leave."""
+        end = self.active[0][0]
+        return min(end, self.planned) if self.waiting and self.planned > self.served else end
 
 
 class Network:
@@ -106,14 +123,15 @@ class Network:
         self._changed.add((source, target))
 
     def next_end(self, now):
-        """Returns when the next message ends."""
+        """Returns when the next message ends, or may leave."""
         needs_new_shares = False
         for pair in sorted(self._changed):
             bundle = self._bundles[pair]
-            while bundle.waiting and (not bundle.active or bundle.width + bundle.waiting[0][3] <= 1 + 1e-9):
+            while bundle.waiting and bundle.is_free:
                 _, number, num_bytes, width, done = heapq.heappop(bundle.waiting)
                 heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
                 bundle.width += width
+                bundle.planned = max(bundle.planned, bundle.served) + width * num_bytes
             if bool(bundle.active) != (pair in self._busy):
                 needs_new_shares = True
                 if bundle.active:
@@ -124,8 +142,7 @@ class Network:
         if needs_new_shares:
             for pair, rate in fair_rates(sorted(self._busy), self._sizes, self._rates).items():
                 self._busy[pair].rate = rate
-        return min((now + (b.active[0][0] - b.served) / b.rate for b in self._busy.values()),
-                   default=math.inf)
+        return min((now + (b.next_change - b.served) / b.rate for b in self._busy.values()), default=math.inf)
 
     def advance(self, now):
         """Carries bytes until now, and ends the finished messages."""
@@ -136,4 +153,6 @@ class Network:
                 _, _, width, begin, done = heapq.heappop(bundle.active)
                 bundle.width = bundle.width - width if bundle.active else 0.0
                 self._clock.at(now + self._latency, functools.partial(done, begin, now))
+                self._changed.add(pair)
+            if bundle.waiting and bundle.is_free:
                 self._changed.add(pair)

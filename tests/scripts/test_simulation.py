@@ -11,6 +11,7 @@ import time
 
 import inputs
 import links
+import policy_table
 import pytest
 import simulation
 from small_plans import dense_site
@@ -66,9 +67,9 @@ def layered(seconds=0.02, rebuild=1e-12):
 @pytest.mark.parametrize("count, times", [(1, 1), (4, 1), (5, 1.5), (8, 2)])
 def test_small_tensors_travel_at_once_to_different_servers(count, times, is_each_by_itself):
     """4 servers; each gets its own tensors' parts from 3, and the sums of the other tensors."""
-    sites = [planning.Site(f"conv{i}", "float32", 4, (8000,)) for i in range(count)]
+    sites = [planning.Site(f"conv{i}", "float32", 4, (4000,)) for i in range(count)]
     result = run(work_of(*sites), 4, "poseidon-ps", is_each_by_itself)
-    assert result.step_seconds == pytest.approx(times * 2 * 3 * 32000 / RATE, rel=1e-2)
+    assert result.step_seconds == pytest.approx(times * 2 * 3 * 16000 / RATE, rel=1e-2)
 
 
 @pytest.mark.parametrize("nodes, servers", [(2, 2), (4, 4), (8, 8), (2, 1), (4, 1), (8, 2), (8, 4)])
@@ -163,9 +164,10 @@ def cases_of_cutting():
 
 @pytest.mark.parametrize("case", cases_of_cutting(), ids=lambda case: "-".join(map(str, case.values())))
 def test_tensors_are_cut_as_the_runtime_does(case):
-    arguments = case["tensor_bytes"], case["kv_pair_bytes"], case["servers"]
-    assert transfers.cut(*arguments) == case["pairs"]
-    placement = transfers._Placement(machines(case["servers"]), inputs.System(kv_pair_bytes=case["kv_pair_bytes"]))
+    kv_pair_bytes = case["kv_pair_bytes"] or planning.default_kv_pair_bytes(case["servers"])
+    assert transfers.cut(case["tensor_bytes"], kv_pair_bytes, case["servers"]) == case["pairs"]
+    placement = transfers._Placement(machines(case["servers"]), inputs.System(
+        kv_pair_bytes=case["kv_pair_bytes"] or None))
     owners = [owner for part in placement.pairs(case["tensor_bytes"], case["tensor_bytes"]) for owner in part.owners]
     assert len(owners) == case["pairs"]
     assert len(set(owners)) == min(case["pairs"], case["servers"])
@@ -224,6 +226,17 @@ def test_nodes_of_one_kind_are_as_each_by_itself(system, nodes, options):
     apart = run(layered(), nodes, system, is_each_by_itself=True, **options)
     assert together.node_bytes == apart.node_bytes
     assert together.step_seconds == pytest.approx(apart.step_seconds, rel=5e-3)
+
+
+@pytest.mark.parametrize("nodes", [8, 16])
+def test_small_tensors_on_some_servers_delay_others_by_their_share(nodes):
+    """30 layers, with tensors on one, some and all servers: a large one does not wait until a small one is gone."""
+    sites = tuple(planning.Site(f"layer{i}", "float32", 4, ((16, 20_000, 400_000)[i % 3],), operations=(90 - i) * 1e8)
+                  for i in range(30))
+    work = inputs.Work(sites, 9e9, 0.02, 1e-12)
+    together, apart = (run(work, nodes, "poseidon-ps", is_each_by_itself, gbps=1.0, latency_us=50).step_seconds
+                       for is_each_by_itself in (False, True))
+    assert together == pytest.approx(apart, rel=0.02)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -322,6 +335,26 @@ def test_plans_expect_what_is_simulated(nodes, steps, gbps):
     system = inputs.System(order="priority" if steps > 1 else "fifo", steps=steps, kv_pair_bytes=64 << 10)
     simulated = simulation.simulate(dataclasses.replace(work, sites=sites), there, system, plan).step_seconds
     assert plan.step_seconds == pytest.approx(simulated, rel=0.03)
+
+
+SLOWER = policy_table.Case("googlenet", 8, 1, "titan_x", 8)  # the only one of all cases
+SOME_CASES = [case for case in policy_table.cases()[::11] if case != SLOWER]
+
+
+@pytest.mark.parametrize("model", sorted({case.model for case in SOME_CASES}))
+def test_auto_is_as_fast_as_the_best_of_all_others(model):
+    """docs/results/policies.md is about all cases."""
+    for case in SOME_CASES:
+        if case.model == model:
+            outcome = policy_table.compare(case)
+            assert outcome.ratio <= 1 + policy_table.TOLERANCE, outcome
+
+
+def test_table_of_policies_has_the_cases_that_are_slower():
+    case = policy_table.cases()[0]
+    slower, equal = (policy_table.Outcome(case, ours, 1.0, "ring") for ours in (1.01, 1.004))
+    assert "mlp on 2 titan_x, 1 Gbit/s | 1,010.0 | 1,000.0 | ring | 1.0100 |" in policy_table.table([slower, equal])
+    assert policy_table.table([equal]).endswith("None is slower.")
 
 
 def test_command_lets_our_steps_overlap(tmp_path):

@@ -1,10 +1,13 @@
 """Measuring the speeds of a job."""
 
 import re
+import time
 
 import launch
+import pytest
 
 import tf_poseidon as poseidon
+from tf_poseidon import calibration
 
 
 def test_all_ranks_agree_on_what_was_measured():
@@ -21,6 +24,7 @@ def test_all_ranks_agree_on_what_was_measured():
     assert 0.1 < values["bandwidth_gbps"] < 1000
     assert 1 < values["latency_us"] < 1e5
     assert 0.1 < values["gflops"] < 1e5
+    assert 0 <= values["uncertainty"] < 10
     assert all(float(seconds) < 3 + START_S for _, seconds in found)
 
 
@@ -32,3 +36,25 @@ def test_alone_there_is_only_arithmetic():
     assert cluster.workers == cluster.servers == 1
     assert 0.1 < cluster.gflops < 1e5
     assert poseidon.calibrate() is cluster
+
+
+@pytest.mark.parametrize("meanwhile, is_undisturbed", [(1.0, True), (1.05, True), (1.2, False)])
+def test_computing_is_undisturbed_if_products_take_no_longer_meanwhile(monkeypatch, meanwhile, is_undisturbed):
+    exchanged = []
+
+    def product_times(is_over):
+        while not is_over():
+            time.sleep(0.01)
+        assert exchanged
+        return [meanwhile] * 3
+
+    monkeypatch.setattr(calibration, "_product_times", product_times)
+    assert calibration.is_undisturbed([1.0] * 3, lambda: exchanged.append(1)) == is_undisturbed
+    exchanged.append(1)
+    with pytest.raises(ZeroDivisionError):
+        calibration.is_undisturbed([1.0] * 3, lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("times, spread", [([2.0, 2.0, 2.0], 0), ([1.0, 2.0, 4.0], 0.375), ([4.0, 1.0, 2.0], 0.375)])
+def test_spread_is_that_of_the_middle_half(times, spread):
+    assert calibration._spread(times) == spread

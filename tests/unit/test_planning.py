@@ -108,7 +108,8 @@ kernel    100x50  sfb      19,200   0.0578  ps 0.121   the policy is 'sfb', and 
 bias      50      sfb           0        0             the sum of the rows of a factor of 'kernel'
 odd       ?       ps      unknown  unknown             its shape is unknown
 total                     unknown   0.0578             sent plus received by each rank in a step, half of it in each direction
-expected: 1 ms for a step, 1 ms without other ranks: 3 times as fast as one process"""
+expected: 1 ms for a step, 1 ms without other ranks: 3 times as fast as one process
+at least: 1 ms by any choice of schemes, for bytes and arithmetic alone; this plan takes 1 times as long"""
     assert plan.agreement_text() == """\
 3 workers, 3 servers
 'bias' by sfb with 'kernel'
@@ -359,14 +360,25 @@ def test_step_of_unknown_arithmetic():
 
 
 def test_step_ends_with_the_rebuild_of_what_arrives_last():
-    """The first exchange takes long; a later one arrives before it, and is rebuilt meanwhile."""
+    """The first arrives after 7.4 s, and is rebuilt in 0.2 s; the other one arrives meanwhile."""
     early = dataclasses.replace(dense_site(1000, 1000, 100, "early"), operations=1e9)
     late = dataclasses.replace(dense_site(10, 10, 100, "late"), operations=2e9)
     cluster = planning.Cluster(2, bandwidth_gbps=0.001, latency_us=0, gflops=1)
     plan = planning.make_plan([late, early], "sfb", cluster, operations=2e9)
     costs = {d.site: d.cost for d in plan.decisions}
-    assert plan.step_seconds == pytest.approx(
-        1 + sum(cost.transfer for cost in costs.values()) + costs["late"].rebuild)
+    assert costs["early"].rebuild == pytest.approx(0.2) and costs["late"].transfer < 0.1
+    assert plan.step_seconds == pytest.approx(1 + costs["early"].transfer + sum(c.rebuild for c in costs.values()))
+
+
+def test_rebuilding_delays_the_layers_that_follow_it():
+    """Computing takes 2 s; factors that arrive after 1.2 s are rebuilt in 0.2 s before the last layer is computed."""
+    first = dataclasses.replace(dense_site(1000, 1000, 100, "top"), operations=1e9)
+    middle, last = (planning.Site(name, "float32", 4, (250_000,), operations=operations)
+                    for name, operations in (("middle", 1.5e9), ("last", 2e9)))
+    cluster = planning.Cluster(2, bandwidth_gbps=0.032, latency_us=0, gflops=1)
+    plan = planning.make_plan([last, middle, first], "sfb", cluster, operations=2e9)
+    assert [d.cost.transfer for d in plan.decisions] == pytest.approx([0.25, 0.25, 0.2])
+    assert plan.step_seconds == pytest.approx(2 + 0.2 + 0.25)
 
 
 def gigabyte_layers(**needed):
@@ -426,7 +438,8 @@ def test_a_kv_pair_that_travels_is_not_overtaken():
     assert alone < 1.001 and both == pytest.approx((0.99 + 2 * link + 2 * 1.5 * 4000 * 8 / 1e9) / 2)
     late = planning.make_plan([first, dataclasses.replace(large, shape=(3 << 20,))], "ps", cluster, operations=1e9,
                               steps=2).step_seconds
-    assert late == pytest.approx((1 + pair - 0.01 + 1 + 1.5 * (12 << 20) * 8 / 1e9 - 0.01) / 2, rel=1e-3)
+    # Of 12 MiB, each server has two KV pairs of 1.5 MiB.
+    assert late == pytest.approx((1 + pair * 3 / 4 - 0.01 + 1 + 1.5 * (12 << 20) * 8 / 1e9 - 0.01) / 2, rel=1e-3)
 
 
 def test_what_rows_wait_for_does_not_wait_for_gradients_of_the_step_before():
@@ -454,10 +467,10 @@ def random_case(seed):
 
 # Cases in which choosing gradient by gradient takes more than 5 % longer.
 @pytest.mark.parametrize("steps, seeds", [
-    (1, (53, 176, 197, 241, 249, 285, 413, 514, 613, 770, 836, 1003, 1014, 1016, 1224, 1230, 1829, 2072, 2076, 2093)),
-    (8, (176, 241, 514, 586, 658, 771, 1003, 1224, 1689, 1758, 1829, 2072, 2093, 2172, 2234, 2517, 2521, 2817, 2914))])
+    (1, (176, 241, 285, 361, 402, 525, 642, 770, 836, 966, 976, 1003, 1224, 1225, 1230, 1341, 1377, 1483)),
+    (8, (176, 241, 278, 514, 525, 642, 658, 771, 836, 883, 976, 1003, 1062, 1224, 1225, 1321, 1341, 1377))])
 def test_auto_on_accelerators_is_as_fast_as_any_choice(steps, seeds):
-    """Within its own 5 %, of all combinations of schemes, which are all tried here."""
+    """Of all combinations of schemes, which are all tried here."""
     for seed in seeds:
         sites, cluster, operations = random_case(seed)
 
@@ -466,8 +479,42 @@ def test_auto_on_accelerators_is_as_fast_as_any_choice(steps, seeds):
 
         best = min(seconds(cluster, tuple((site.name, scheme) for site, scheme in zip(sites, schemes)))
                    for schemes in itertools.product(("ps", "sfb"), repeat=len(sites)))
-        assert seconds(cluster) <= best / 0.95 * (1 + 1e-9), f"seed {seed}"
+        assert seconds(cluster) <= best * (1 + 1e-9), f"seed {seed}"
         assert seconds(dataclasses.replace(cluster, accelerators=False)) > best / 0.95, f"seed {seed}"
+
+
+@pytest.mark.parametrize("uncertainty, expected", [(0.0, "ps"), (0.1, "ps"), (0.5, "sfb")])
+def test_auto_changes_nothing_for_a_gain_that_is_not_certain(uncertainty, expected):
+    """By servers the large gradient takes 1.6 s, hidden with 0.1 s to spare; as factors 0.64 s, and 0.075 s to rebuild it."""
+    sites = [dataclasses.replace(dense_site(5000, 5000, 500, "top"), operations=1.3e12),
+             dataclasses.replace(dense_site(64, 64, 64, "bottom"), operations=3e12)]
+    cluster = planning.Cluster(4, 4, 0.75, 0, 1000, True, uncertainty=uncertainty)
+    plan = planning.make_plan(sites, "auto", cluster, operations=3e12)
+    assert plan.decisions[0].scheme == expected
+
+
+# ---- the least time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_no_plan_is_faster_than_bytes_and_arithmetic(steps):
+    for seed in range(200):
+        sites, cluster, operations = random_case(seed)
+        for policy in ("auto", "ps", "sfb"):
+            plan = planning.make_plan(sites, policy, cluster, operations=operations, steps=steps)
+            assert plan.least_seconds <= plan.step_seconds * (1 + 1e-9), f"seed {seed}"
+
+
+@pytest.mark.parametrize("gbps, gflops, least", [
+    # Over 1 Gbit/s, 0.8 s by servers, and 0.32 s as factors; with 10 GFLOP/s it is ready after 1 s, the step computes
+    # for 2 s, and rebuilding takes 5 s.
+    (1, 10, 2.0), (1, 1000, 0.01 + 0.32), (100, 10, 2.0),
+    # By servers at least 9 s, as factors 7 s: no mean of the processor's and the link's time is larger than this one.
+    (0.1, 10, 5.5714)])
+def test_the_least_time_is_that_of_the_better_scheme(gbps, gflops, least):
+    site = dataclasses.replace(dense_site(5000, 5000, 1000), operations=1e10)
+    plan = planning.make_plan([site], "ps", planning.Cluster(2, 2, gbps, 0, gflops, True), operations=2e10)
+    assert plan.least_seconds == pytest.approx(least, rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [1, 10])

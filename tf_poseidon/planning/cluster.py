@@ -33,6 +33,8 @@ class Cluster:
         ranks_per_node: How many ranks share a node and its link; the last node may have fewer. They combine
             their contributions before these leave the node: they sum dense gradients, and concatenate
             factors. Exchanges inside the node cost nothing.
+        uncertainty: By which share the ratio of these speeds may be wrong, 0 if they are exact. `calibrate` takes it
+            from how much its measurements differ.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -45,6 +47,7 @@ class Cluster:
     gflops: float = 1000.0
     accelerators: bool = False
     ranks_per_node: int = 1
+    uncertainty: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
@@ -65,8 +68,9 @@ class Cluster:
                 raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected a positive number.")
         if not isinstance(self.accelerators, bool):
             raise ConfigurationError(f"accelerators={shown(self.accelerators)}, expected True or False.")
-        if not (_is_number(self.latency_us) and self.latency_us >= 0):
-            raise ConfigurationError(f"latency_us={shown(self.latency_us)}, expected 0 or more.")
+        for name in ("latency_us", "uncertainty"):
+            if not (_is_number(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected 0 or more.")
 
     @property
     def nodes(self) -> int:
@@ -82,6 +86,11 @@ class Cluster:
         """The values on which the cutting and routing of tensors depend: (workers, servers, ranks that combine)."""
         return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
 
+    @property
+    def kv_pair_bytes(self) -> int:
+        """Largest size of a KV pair, where nothing else is asked for."""
+        return default_kv_pair_bytes(self.servers)
+
     def send_seconds(self, num_bytes: float) -> float:
         """Returns how long a node takes to send `num_bytes` while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
@@ -96,7 +105,17 @@ class Cluster:
 
     def __str__(self) -> str:
         return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
-                f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else ""))
+                f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else "")
+                + (f", \N{PLUS-MINUS SIGN}{100 * self.uncertainty:.2g} %" if self.uncertainty else ""))
+
+
+def default_kv_pair_bytes(servers: int) -> int:
+    """Returns the largest size of a KV pair by the number of servers.
+
+    The paper's 2 MiB for few. A rank sends one to each server at once, and what is needed first waits for all that have
+    begun: for up to 8 MiB altogether. kernels/communicator/kv_pairs.cc does the same.
+    """
+    return max(256 << 10, min(2 << 20, (8 << 20) // servers))
 
 
 def describe(shape: Shape) -> str:

@@ -65,7 +65,7 @@ def with_groups(decisions: Sequence[Decision], sites: Sequence[Site], exchanges:
 def _message_bytes(decision: Decision, site: Site) -> float | None:
     """Returns the bytes that a rank sends to one other rank at once, None if it sends nothing or they are unknown.
 
-    A gradient that is summed counts as one piece: it is too small to be cut.
+    A gradient that is summed counts as one piece: it is small enough for at most two.
     """
     if decision.leader or decision.cost is None:
         return None

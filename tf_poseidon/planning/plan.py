@@ -14,6 +14,7 @@ from tf_poseidon import tables
 from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
+from tf_poseidon.planning import bound
 from tf_poseidon.planning import plan_file
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
@@ -82,6 +83,13 @@ class Plan:
         """Predicted time of a step on a single rank, None if its arithmetic is unknown."""
         times = self._times()
         return None if times is None else times[1]
+
+    @property
+    def least_seconds(self) -> float | None:
+        """Time that a step takes at least, by any plan for these speeds; None if its arithmetic is unknown."""
+        if not self.operations:
+            return None
+        return bound.least_seconds(self.sites, self.exchanges, self.cluster, self.operations, self.steps)
 
     @property
     def is_slower_than_one_process(self) -> bool | None:
@@ -207,6 +215,7 @@ class Plan:
         return {
             "policy": self.policy, "cluster": dataclasses.asdict(self.cluster), "digest": self.digest,
             "total_bytes": self.total_bytes, "steps": self.steps, "step_seconds": step, "compute_seconds": compute,
+            "least_seconds": self.least_seconds,
             "is_slower_than_one_process": self.is_slower_than_one_process,
             "variables": [
                 {"name": site.name, "shape": site.shape, "dtype": site.dtype, "scheme": d.scheme,
@@ -351,10 +360,14 @@ class Plan:
         if times is None:
             return []
         step, compute = times
+        least = self.least_seconds
+        assert least is not None  # its arithmetic is known
         workers = self.cluster.workers
         of = f" of {self.steps} that overlap" if self.steps > 1 else ""
         lines = [f"expected: {1e3 * step:.3g} ms for a step{of}, {1e3 * compute:.3g} ms without other "
-                 f"ranks: {workers * compute / step:.3g} times as fast as one process"]
+                 f"ranks: {workers * compute / step:.3g} times as fast as one process",
+                 f"at least: {1e3 * least:.3g} ms by any choice of schemes, for bytes and arithmetic alone; this plan takes "
+                 f"{step / least:.3g} times as long"]
         if self.is_slower_than_one_process:
             lines.append(f"This plan is expected to be SLOWER than one process, which would take "
                          f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "

@@ -15,6 +15,7 @@ import fnmatch
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.planning import cost as cost_lib
 from tf_poseidon.planning import merging
+from tf_poseidon.planning import schemes as schemes_lib
 from tf_poseidon.planning import search
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
@@ -135,20 +136,20 @@ def make_plan(sites: Iterable[Site], policy: str, cluster: Cluster, pins: Pins =
     chooser = _Chooser(policy, cluster, pins, tuple(SCHEMES if schemes is None else schemes))
     decisions: Sequence[Decision] = chooser.decisions(sites)
     if policy == "auto" and cluster.accelerators and operations:
-        decisions = _with_overlap(chooser, decisions, sites, operations, exchanges, steps)
+        decisions = _of_whole_step(chooser, decisions, sites, operations, exchanges, steps)
     exchanges = tuple(dataclasses.replace(exchange, pin=_pin(exchange.site, pins)) for exchange in exchanges)
     if merge:
         decisions, exchanges = merging.with_groups(decisions, sites, exchanges, cluster)
     return Plan(policy, cluster, sites, tuple(decisions), operations, exchanges=exchanges, steps=steps)
 
 
-def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
-                  exchanges: Sequence[Exchange], steps: int) -> Sequence[Decision]:
-    """Returns the decisions, changed where that shortens the step; unchanged if it gains less than 5 %.
+def _of_whole_step(chooser: "_Chooser", decisions: Sequence[Decision], sites: Sequence[Site], operations: float,
+                   exchanges: Sequence[Exchange], steps: int) -> Sequence[Decision]:
+    """Returns the decisions, changed where that shortens the step, however the uncertain parts of it turn out.
 
     Alone, a gradient may take less time as factors. But where links are fast, backpropagation hides its bytes,
     and never the arithmetic of rebuilding it; and on a link that is busy anyway, bytes cost more than they do
-    alone. The estimate is not accurate to 5 %, and factors leave more of the links to others.
+    alone.
     """
     cluster = chooser.cluster
     costs = {d.site: chooser.costs(site) for d, site in zip(decisions, sites, strict=True)
@@ -166,8 +167,11 @@ def _with_overlap(chooser: "_Chooser", decisions: Sequence[Decision], sites: Seq
                 > cluster.compute_seconds(operations) + sum(message.cost.rebuild for message in messages))
 
     chosen = {decision.site: decision.scheme for decision in decisions if decision.site in costs}
-    changed, best = search.shortest(costs, chosen, seconds, is_link_busier, len(sites) * steps)
-    return chooser.decisions(sites, changed) if best < 0.95 * seconds({}) else decisions
+    changed = search.shortest(costs, chosen, seconds, is_link_busier, len(sites) * steps)
+    if not changed:
+        return decisions
+    times = zip(*(step_time.uncertain_seconds(sent(schemes), cluster, operations, steps) for schemes in (changed, {})))
+    return chooser.decisions(sites, changed) if all(new < old for new, old in times) else decisions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,15 +193,8 @@ class _Chooser:
                 self._follow(site, by_name[site.bias_of], alone[site.bias_of]) for site in sites]
 
     def costs(self, site: Site) -> dict[str, Cost]:
-        """Returns {name of a scheme: `Cost`} of all schemes by which a site can travel.
-
-        Empty if the cost of the parameter server is unknown; then there is nothing to compare with.
-        """
-        schemes = (SCHEMES[name] for name in self.schemes)
-        possible = [scheme for scheme in schemes if not scheme.mismatch(site) and not scheme.refusal(site)]
-        costs = {scheme.name: traffic.cost(self.cluster) for scheme in possible
-                 if (traffic := scheme.traffic(site)) is not None}
-        return costs if PS in costs else {}
+        """Returns {name of a scheme: `Cost`} of all schemes by which a site can travel."""
+        return schemes_lib.costs_of(site, self.cluster, self.schemes)
 
     def _follow(self, site: Site, leader: Site, decision: Decision) -> Decision:
         """Returns the `Decision` for a bias: it uses the exchange of its layer if the layer's scheme allows it."""

@@ -22,8 +22,8 @@ _TRIED, _ROUNDS = 8, 3  # the least number of gradients that are changed; how of
 
 
 def shortest(costs: Costs, chosen: Mapping[str, str], seconds: Callable[[Schemes], float],
-             is_link_busier: Callable[[Schemes], bool], size: int) -> tuple[Schemes, float]:
-    """Returns the schemes that differ from the chosen ones, and the time of a step with them.
+             is_link_busier: Callable[[Schemes], bool], size: int) -> Schemes:
+    """Returns the schemes that differ from the chosen ones in the shortest step.
 
     The order of sites decides between equals, so that all ranks find the same.
 
@@ -54,8 +54,8 @@ def shortest(costs: Costs, chosen: Mapping[str, str], seconds: Callable[[Schemes
                 break
         return changed, best
 
-    changed, best = min((improved(start) for start in ({}, balanced)), key=lambda found: found[1])
-    return {site: scheme for site, scheme in changed.items() if scheme != chosen[site]}, best
+    changed, _ = min((improved(start) for start in ({}, balanced)), key=lambda found: found[1])
+    return {site: scheme for site, scheme in changed.items() if scheme != chosen[site]}
 
 
 def _by_worth(costs: Costs, chosen: Mapping[str, str], worth: float) -> Schemes:

@@ -9,12 +9,14 @@ is needed first, also if that becomes ready while another gradient travels (prio
 Jayarajan et al., MLSys 2019, arXiv 1905.03960).
 """
 
+import collections
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
 import heapq
 import math
+import typing
 
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cost import Cost
@@ -24,8 +26,7 @@ from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.site import Site
 
 
-@dataclasses.dataclass(frozen=True)
-class Message:
+class Message(typing.NamedTuple):
     """What a rank exchanges in a step.
 
     Attributes:
@@ -33,6 +34,7 @@ class Message:
         operations, needed, depth, is_waited_for: Same as in `Site`.
         is_urgent: Whether it overtakes gradients between steps that overlap.
         piece: Seconds of transfer that nothing interrupts.
+        ways: 2 if servers send back what they sum, else 1.
     """
 
     cost: Cost
@@ -42,10 +44,7 @@ class Message:
     is_waited_for: bool = False
     is_urgent: bool = False
     piece: float = math.inf
-
-
-# The default size of KV pairs; one to each other node travels at a time. Other messages are not cut.
-_KV_PAIR_BYTES = 2 << 20
+    ways: int = 1
 
 
 def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
@@ -58,11 +57,18 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    pairs = cluster.send_seconds(_KV_PAIR_BYTES * (cluster.nodes - 1))
-    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for,
-                     site.is_waited_for, pairs if decision.scheme == PS else math.inf)
-             for decision, site in zip(decisions, sites, strict=True)
-             if decision.cost is not None and not decision.leader]
+    # A KV pair to each other node travels at a time. Other messages are not cut.
+    pairs = cluster.send_seconds(cluster.kv_pair_bytes * (cluster.nodes - 1))
+    found = []
+    for decision, site in zip(decisions, sites, strict=True):
+        if decision.cost is None or decision.leader:
+            continue
+        piece, ways = math.inf, 1
+        if decision.scheme == PS:
+            piece, ways = decision.cost.transfer / 2, 2
+            piece /= max(1, math.ceil(piece / pairs)) if pairs else 1
+        found.append(Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for,
+                             site.is_waited_for, piece or math.inf, ways))
     return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
@@ -77,30 +83,47 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
         steps: How many steps overlap; then the first result is their mean.
     """
     ready = sorted(sent, key=lambda message: (message.operations, message.depth or 0))
-    needs = [(message.needed, False, number, message) for number, message in enumerate(ready)
-             if message.needed is not None and not message.is_waited_for] if steps > 1 else []
-    program = sorted(needs + [(message.operations, True, number, message) for number, message in enumerate(ready)],
-                     key=lambda action: action[:3])
-    later = sum(message.cost.rebuild for message in ready if message.needed is None and not message.is_waited_for)
-    compute, now = cluster.compute_seconds(operations), 0.0
-    link = _Link() if steps > 1 else _FirstInFirstOut()
+    program = [(message.operations, True, number, message) for number, message in enumerate(ready)]
+    if steps > 1:
+        program += [(message.needed, False, number, message) for number, message in enumerate(ready)
+                    if message.needed is not None and not message.is_waited_for]
+        program.sort(key=lambda action: action[:3])
+    each, compute = cluster.compute_seconds(1), cluster.compute_seconds(operations)
+    link: _FirstInFirstOut | _ByPriority = _ByPriority() if steps > 1 else _FirstInFirstOut()
+    processor = _Processor(link)
     for step in range(steps):
         computed = 0.0
         for point, is_ready, number, message in program:
-            reached = cluster.compute_seconds(point)
-            now += reached - computed
+            reached = point * each
+            processor.compute(reached - computed)
             computed = reached
             if is_ready:
-                link.send(now, (step, number), message, _order(step, message) if steps > 1 else ())
-            if message.is_waited_for or step and not is_ready:
-                arrival = link.arrival((step if is_ready else step - 1, number)) + message.cost.latency
-                now = max(now, arrival) + message.cost.rebuild
-        now += compute - computed + (later if step else 0.0)
-    # Nothing hides what is left of the last step.
-    left = [(link.arrival((steps - 1, number)) + message.cost.latency, number, message.cost.rebuild)
-            for number, message in enumerate(ready) if not message.is_waited_for]
-    last_arrival, _, last_rebuild = max(left, default=(0.0, 0, 0.0))
-    return max(now + sum(rebuild for _, _, rebuild in left), last_arrival + last_rebuild) / steps, compute
+                link.send(processor.now, (step, number), message, _order(step, message) if steps > 1 else ())
+            if message.is_waited_for:
+                processor.wait((step, number))
+            elif step and not is_ready:
+                processor.wait((step - 1, number))
+        processor.compute(compute - computed)
+    return processor.finish() / steps, compute
+
+
+def uncertain_seconds(sent: Sequence[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[float]:
+    """Returns the seconds of a step as it may turn out to be: the arguments are those of `step_seconds`.
+
+    The cluster's speeds may be wrong by its `uncertainty`, and between steps that overlap, the piece of a message that
+    is on its way when something urgent is ready may be at its begin or at its end.
+    """
+    versions = [list(sent)]
+    if steps > 1:
+        versions.append([message._replace(piece=(message.cost.transfer or math.inf) / _MANY if math.isinf(message.piece)
+                                          else message.piece / _MANY) for message in sent])
+    for factor in (1 + cluster.uncertainty, 1 / (1 + cluster.uncertainty)) if cluster.uncertainty else ():
+        versions.append([message._replace(cost=dataclasses.replace(
+            message.cost, transfer=factor * message.cost.transfer)) for message in sent])
+    return [step_seconds(version, cluster, operations, steps)[0] for version in versions]
+
+
+_MANY = 64  # pieces of one
 
 
 def _order(step: int, message: Message) -> tuple[int, float]:
@@ -110,62 +133,109 @@ def _order(step: int, message: Message) -> tuple[int, float]:
     return step + 1, math.inf if message.needed is None else message.needed
 
 
+class _Processor:
+    """Computes one layer after the other, and in between rebuilds what has arrived."""
+
+    def __init__(self, link: "_FirstInFirstOut | _ByPriority") -> None:
+        self.now = 0.0
+        self._link = link
+        self._rebuilt: set[Hashable] = set()
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+        while (arrived := self._link.next_arrival(self.now)) is not None:
+            self._rebuild(arrived)
+
+    def wait(self, name: Hashable) -> None:
+        """Waits until a message has arrived and is rebuilt."""
+        while name not in self._rebuilt:
+            arrived = self._link.next_arrival(math.inf)
+            assert arrived is not None  # it was sent
+            self._rebuild(arrived)
+
+    def finish(self) -> float:
+        """Returns when all messages have arrived and are rebuilt."""
+        while (arrived := self._link.next_arrival(math.inf)) is not None:
+            self._rebuild(arrived)
+        return self.now
+
+    def _rebuild(self, arrived: "_Arrival") -> None:
+        time, name, seconds = arrived
+        self.now = max(self.now, time) + seconds
+        self._rebuilt.add(name)
+
+
+_Arrival = tuple[float, Hashable, float]  # when, name of the message, seconds to rebuild it
+
+
 class _FirstInFirstOut:
-    """A link that carries messages in the order in which they are sent; it has the methods of `_Link`."""
+    """A link that carries messages in the order in which they are sent; it has the methods of `_ByPriority`."""
 
     def __init__(self) -> None:
         self._free = 0.0
-        self._arrivals: dict[Hashable, float] = {}
+        self._arrivals: collections.deque[_Arrival] = collections.deque()
 
     def send(self, now: float, name: Hashable, message: Message, key: tuple[int | float, ...]) -> None:
         del key
-        self._free = max(self._free, now) + message.cost.transfer
-        self._arrivals[name] = self._free
+        cost = message.cost
+        self._free = max(self._free, now) + cost.transfer
+        self._arrivals.append((self._free + cost.latency, name, cost.rebuild))
 
-    def arrival(self, name: Hashable) -> float:
-        return self._arrivals[name]
+    def next_arrival(self, until: float) -> _Arrival | None:
+        return self._arrivals.popleft() if self._arrivals and self._arrivals[0][0] <= until else None
 
 
-class _Link:
-    """Carries one message after the other, in the order of keys; one with a smaller key overtakes others.
+class _ByPriority:
+    """A link that carries one message after the other, in the order of keys; one with a smaller key overtakes others.
 
-    A piece of a message that has begun is not interrupted: it has the smallest key, ().
+    A piece of a message that has begun is not interrupted: it has the smallest key, (). What servers send back leaves
+    when they have the sum, as a message of its own.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
-        # A heap of (key, number, name; seconds that are left, seconds of a piece). What does not complete a message has
-        # no name.
-        self._waiting: list[tuple[tuple[int | float, ...], int, Hashable, float, float]] = []
-        self._arrivals: dict[Hashable, float] = {}
+        # A heap of (key, number, seconds that are left, name, message, its key, how many ways follow). What does not
+        # complete a message has no name.
+        self._waiting: list[tuple[_Key, int, float, Hashable, Message, _Key, int]] = []
+        self._arrivals: list[_Arrival] = []  # a heap
         self._sent = 0
 
-    def send(self, now: float, name: Hashable, message: Message, key: tuple[int | float, ...]) -> None:
+    def send(self, now: float, name: Hashable, message: Message, key: "_Key") -> None:
         """Sends a message that is ready now; times must not decrease."""
         while self._waiting and self._now < now:
             self._carry(now)
         self._now = max(self._now, now)
-        heapq.heappush(self._waiting, (key, self._sent, name, message.cost.transfer, message.piece))
+        self._push(name, message, key, message.ways - 1)
+
+    def next_arrival(self, until: float) -> _Arrival | None:
+        """Returns the next message that arrives until then, if none is sent before that; None if none does."""
+        while self._waiting and not self._arrivals and self._now < until:
+            self._carry(until)
+        return heapq.heappop(self._arrivals) if self._arrivals and self._arrivals[0][0] <= until else None
+
+    def _push(self, name: Hashable, message: Message, key: "_Key", more: int) -> None:
+        seconds = message.cost.transfer / message.ways
+        heapq.heappush(self._waiting, (key, self._sent, seconds, name, message, key, more))
         self._sent += 1
 
-    def arrival(self, name: Hashable) -> float:
-        """Returns when a message has arrived, if none is sent before that."""
-        while name not in self._arrivals:
-            self._carry(math.inf)
-        return self._arrivals[name]
-
     def _carry(self, until: float) -> None:
-        """Carries the first message until a time, or until it has arrived."""
-        key, number, name, seconds, piece = heapq.heappop(self._waiting)
+        """Carries the first message until a time, or until its end."""
+        key, number, seconds, name, message, own_key, more = heapq.heappop(self._waiting)
         end = self._now + seconds
         self._now = min(end, until)
         left = end - self._now
         if not left:
-            self._arrivals[name] = end
+            if more:
+                self._push(name, message, own_key, more - 1)
+            elif name is not None:
+                heapq.heappush(self._arrivals, (end + message.cost.latency, name, message.cost.rebuild))
             return
-        begun = left if key == () else left % piece
+        begun = left if key == () else left % message.piece
         if begun < left:
-            heapq.heappush(self._waiting, (key, number, name, left - begun, piece))
-            name = None
+            heapq.heappush(self._waiting, (key, number, left - begun, name, message, own_key, more))
+            name, more = None, 0
         if begun:
-            heapq.heappush(self._waiting, ((), number, name, begun, piece))
+            heapq.heappush(self._waiting, ((), number, begun, name, message, own_key, more))
+
+
+_Key = tuple[int | float, ...]
