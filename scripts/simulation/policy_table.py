@@ -117,8 +117,8 @@ def main(_: Sequence[str]) -> None:
         outcomes = list(rich.progress.track(found, "simulating", total=len(cases()), console=console, transient=True))
     text = ("# Policy `auto` and the best of all others, simulated\n\nWritten by `scripts/simulation/policy_table.py "
             f"--markdown`. {len(MODELS)} models, {_NODES[0]} to {_NODES[-1]} nodes,\n{_RATES[0]} to {_RATES[-1]} "
-            f"Gbit/s, accelerators like a Titan X and an A100. The others are\n{', '.join(_OTHERS)}\n(`{_WHOLE[0]}` and "
-            f"`{_WHOLE[1]}` on up to {_MOST_OF_WHOLE} nodes, and only our policies where steps overlap).\n\n"
+            f"Gbit/s, accelerators like a Titan X and an A100. The others are\n{', '.join(_OTHERS)}\n(`{_WHOLE[0]}` "
+            f"and `{_WHOLE[1]}` on up to {_MOST_OF_WHOLE} nodes, and only our policies where steps overlap).\n\n"
             f"{table(outcomes)}\n")
     print(text)
     if _MARKDOWN.value:

@@ -366,8 +366,8 @@ class Plan:
         of = f" of {self.steps} that overlap" if self.steps > 1 else ""
         lines = [f"expected: {1e3 * step:.3g} ms for a step{of}, {1e3 * compute:.3g} ms without other "
                  f"ranks: {workers * compute / step:.3g} times as fast as one process",
-                 f"at least: {1e3 * least:.3g} ms by any choice of schemes, for bytes and arithmetic alone; this plan takes "
-                 f"{step / least:.3g} times as long"]
+                 f"at least: {1e3 * least:.3g} ms by any choice of schemes, for bytes and arithmetic alone; this plan "
+                 f"takes {step / least:.3g} times as long"]
         if self.is_slower_than_one_process:
             lines.append(f"This plan is expected to be SLOWER than one process, which would take "
                          f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
