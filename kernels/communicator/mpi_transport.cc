@@ -3,7 +3,10 @@
 //
 // Every call is non-blocking except MPI_Init_thread, MPI_Finalize and, when all ranks have met, those
 // that find out which share a node. Packets are received into a ring of buffers posted in advance;
-// bulk data goes from and into the caller's memory, in pieces, since MPI counts bytes with an int.
+// bulk data goes from and into the caller's memory, in pieces.
+//
+// To each rank, a few pieces are under way at a time. MPI lets all messages that it is given share a connection: what
+// is sent first would arrive late, together with all that follows it.
 //
 // MPI promises 15 bits of a tag, so every 32768th transfer to a rank has the same one. Of messages with equal tags
 // between two ranks, MPI gives the first that is sent to the first that is asked for. Transfers are sent in the order
@@ -22,6 +25,7 @@
 #include <deque>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,7 +40,8 @@ namespace {
 // flow control, so the number bounds memory, not correctness.
 constexpr int kRingSize = 8;
 
-constexpr int kNobody = -1;
+// How many pieces a transfer has, unless they would be too large; how many are under way to a rank.
+constexpr size_t kMostPieces = 64, kPiecesAtOnce = 2;
 
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -83,6 +88,7 @@ class MpiTransport : public Transport {
     FindNodes();
     ForgetSharedMemory();
     orders_.assign(size_, TagOrder<Receive>(kTags));
+    outboxes_.resize(size_);
     for (int slot = 0; slot < kRingSize; ++slot) {
       ring_[slot].resize(kMaxPacketBytes);
       Post(slot);
@@ -102,18 +108,21 @@ class MpiTransport : public Transport {
   }
 
   void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
-    InPieces(kNobody, bytes, std::move(done), [&](size_t begin, int length, MPI_Request* request) {
-      Check(MPI_Isend(static_cast<const char*>(data) + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request),
-            "MPI_Isend");
-    });
+    Outbox& outbox = outboxes_[peer];
+    outbox.waiting.push_back(
+        {static_cast<const char*>(data), tag, Pieces(peer, /*is_sent=*/true, bytes, std::move(done))});
+    SendPieces(peer);
   }
 
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
     orders_[peer].Add(tag, {data, bytes, std::move(done)}, [&](uint32_t tag, Receive receive) {
-      char* to = static_cast<char*>(receive.data);
-      InPieces(peer, receive.bytes, std::move(receive.done), [&](size_t begin, int length, MPI_Request* request) {
-        Check(MPI_Irecv(to + begin, length, MPI_BYTE, peer, WireTag(tag), bulk_, request), "MPI_Irecv");
-      });
+      const auto transfer = Pieces(peer, /*is_sent=*/false, receive.bytes, std::move(receive.done));
+      while (transfer->begun < transfer->pieces) {
+        const size_t begin = transfer->begun * transfer->piece_bytes, length = Begin(transfer);
+        Check(MPI_Irecv(static_cast<char*>(receive.data) + begin, static_cast<int>(length), MPI_BYTE, peer,
+                        WireTag(tag), bulk_, &requests_.back()),
+              "MPI_Irecv");
+      }
     });
   }
 
@@ -169,9 +178,26 @@ class MpiTransport : public Transport {
   };
   // A bulk transfer, some of whose pieces are under way.
   struct Transfer {
-    int from;       // a rank, or kNobody for what is sent
-    size_t pieces;  // that have not arrived or left yet
+    int peer;
+    bool is_sent;  // otherwise received
+    size_t bytes, piece_bytes, pieces;
+    size_t begun = 0, done_pieces = 0;
     Completion done;
+  };
+  struct Send {
+    const char* data;
+    uint32_t tag;
+    std::shared_ptr<Transfer> transfer;
+  };
+  // What is sent to one rank: pieces that are under way, and transfers with others.
+  struct Outbox {
+    size_t bytes_under_way = 0;
+    std::deque<Send> waiting;
+  };
+  // What a request is about.
+  struct Piece {
+    size_t bytes;
+    std::shared_ptr<Transfer> transfer;
   };
 
   // As MPI_Comm_dup, which would burn a core until the last rank has come.
@@ -215,15 +241,36 @@ class MpiTransport : public Transport {
           "MPI_Irecv");
   }
 
-  // Starts all pieces of a transfer, by start(first byte, bytes, where the request goes); none of bytes is one too.
-  template <typename Start>
-  void InPieces(int from, size_t bytes, Completion done, const Start& start) {
-    const size_t count = std::max<size_t>(1, bytes / piece_bytes_ + (bytes % piece_bytes_ != 0));
-    auto transfer = std::make_shared<Transfer>(Transfer{from, count, std::move(done)});
-    for (size_t piece = 0; piece < count; ++piece) {
-      const size_t begin = piece * piece_bytes_;
-      start(begin, static_cast<int>(std::min(piece_bytes_, bytes - begin)), &requests_.emplace_back());
-      transfers_.push_back(transfer);
+  // Returns a transfer, cut into pieces; none of bytes is one too. Larger transfers have larger pieces, since each
+  // takes a request of MPI.
+  std::shared_ptr<Transfer> Pieces(int peer, bool is_sent, size_t bytes, Completion done) const {
+    const size_t wanted = bytes / kMostPieces + (bytes % kMostPieces != 0);
+    const size_t piece_bytes = std::max(piece_bytes_, std::min(wanted, kMostMpiPieceBytes));
+    const size_t pieces = std::max<size_t>(1, bytes / piece_bytes + (bytes % piece_bytes != 0));
+    return std::make_shared<Transfer>(Transfer{peer, is_sent, bytes, piece_bytes, pieces, 0, 0, std::move(done)});
+  }
+
+  // Begins the next piece of a transfer, whose request is then the last one, and returns its bytes.
+  size_t Begin(const std::shared_ptr<Transfer>& transfer) {
+    const size_t begin = transfer->begun++ * transfer->piece_bytes;
+    const size_t length = std::min(transfer->piece_bytes, transfer->bytes - begin);
+    requests_.push_back(MPI_REQUEST_NULL);
+    pieces_.push_back({length, transfer});
+    return length;
+  }
+
+  // Sends pieces to a rank as long as few bytes are under way to it: enough that the connection does not run dry.
+  void SendPieces(int peer) {
+    Outbox& outbox = outboxes_[peer];
+    while (!outbox.waiting.empty() && outbox.bytes_under_way < kPiecesAtOnce * piece_bytes_) {
+      const Send& send = outbox.waiting.front();
+      Transfer& transfer = *send.transfer;
+      const size_t begin = transfer.begun * transfer.piece_bytes, length = Begin(send.transfer);
+      outbox.bytes_under_way += length;
+      Check(MPI_Isend(send.data + begin, static_cast<int>(length), MPI_BYTE, peer, WireTag(send.tag), bulk_,
+                      &requests_.back()),
+            "MPI_Isend");
+      if (transfer.begun == transfer.pieces) outbox.waiting.pop_front();
     }
   }
 
@@ -236,16 +283,24 @@ class MpiTransport : public Transport {
     if (count == MPI_UNDEFINED || count == 0) return false;
     // Take the finished ones out before calling back: a completion may start new transfers.
     std::vector<Completion> done;
+    std::set<int> sent_to;
     std::sort(finished_.begin(), finished_.begin() + count);
     for (int i = 0; i < count; ++i) {
-      Transfer& transfer = *transfers_[finished_[i]];
-      if (transfer.from != kNobody) Heard(transfer.from);
-      if (--transfer.pieces == 0) done.push_back(std::move(transfer.done));
+      const Piece& piece = pieces_[finished_[i]];
+      Transfer& transfer = *piece.transfer;
+      if (transfer.is_sent) {
+        outboxes_[transfer.peer].bytes_under_way -= piece.bytes;
+        sent_to.insert(transfer.peer);
+      } else {
+        Heard(transfer.peer);
+      }
+      if (++transfer.done_pieces == transfer.pieces) done.push_back(std::move(transfer.done));
     }
     for (int i = count - 1; i >= 0; --i) {
       requests_.erase(requests_.begin() + finished_[i]);
-      transfers_.erase(transfers_.begin() + finished_[i]);
+      pieces_.erase(pieces_.begin() + finished_[i]);
     }
+    for (int peer : sent_to) SendPieces(peer);
     for (Completion& completion : done) completion();
     return true;
   }
@@ -259,9 +314,10 @@ class MpiTransport : public Transport {
   MPI_Request ring_requests_[kRingSize];
   int head_ = 0;
   std::deque<Outgoing> outgoing_;
-  std::vector<TagOrder<Receive>> orders_;             // by peer
-  std::vector<MPI_Request> requests_;                 // of pieces
-  std::vector<std::shared_ptr<Transfer>> transfers_;  // of each request
+  std::vector<TagOrder<Receive>> orders_;  // by peer
+  std::vector<Outbox> outboxes_;           // by peer
+  std::vector<MPI_Request> requests_;      // of pieces
+  std::vector<Piece> pieces_;              // of each request
   std::vector<int> finished_;
 };
 

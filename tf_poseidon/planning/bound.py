@@ -33,7 +33,8 @@ def least_seconds(sites: Sequence[Site], exchanges: Sequence[Exchange], cluster:
     processor = cluster.compute_seconds(operations) + sum(e.is_waited_for * cost.transfer for e, cost in others)
     link = sum(cost.transfer for _, cost in others)
     if cluster.nodes > 1:
-        ready = min((tensor.operations for tensor in (*sites, *exchanges)), default=0.0)
+        tensors: tuple[Site | Exchange, ...] = (*sites, *exchanges)
+        ready = min((tensor.operations for tensor in tensors), default=0.0)
         link += cluster.compute_seconds(ready) / steps
 
     def mean(weight: float) -> tuple[float, float]:
