@@ -45,7 +45,7 @@ class _Options(ctypes.Structure):
 def _c_options(options: JobOptions) -> _Options:
     """Returns `JobOptions` as the library takes them."""
     servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
-    return _Options(options.kv_pair_bytes or 0, options.timeout_s, options.startup_timeout_s,
+    return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s,
                     options.heartbeat_timeout_s, servers, len(options.servers), options.ranks_per_node or 0)
 
 

@@ -27,7 +27,7 @@ class Job(typing.NamedTuple):
 
 
 def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ranks_per_node: int | None = None,
-             kv_pair_bytes: int | None = options_lib.JobOptions.kv_pair_bytes,
+             kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
              timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
              heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s) -> Job:

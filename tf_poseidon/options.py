@@ -29,7 +29,7 @@ class JobOptions:
     engine: str | None = None
     servers: tuple[int, ...] = ()
     ranks_per_node: int | None = None
-    kv_pair_bytes: int | None = None
+    kv_pair_bytes: int = 2 << 20
     timeout_s: float = 600.0
     startup_timeout_s: float = 120.0
     heartbeat_timeout_s: float = 12.0
@@ -41,10 +41,9 @@ class JobOptions:
         object.__setattr__(self, "servers", tuple(self.servers or ()))
         if self.ranks_per_node is not None:
             planning.Cluster(1, ranks_per_node=self.ranks_per_node)  # checks it
-        if self.kv_pair_bytes is not None and (
-                not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30):
-            raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30, or None for what "
-                                     "suits the number of servers.")
+        if not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
+            raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
+                                     "2 MiB.")
         for name in ("timeout_s", "startup_timeout_s", "heartbeat_timeout_s"):
             seconds, least = getattr(self, name), _LEAST_S.get(name, 0)
             if not seconds > least:

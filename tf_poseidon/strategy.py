@@ -96,8 +96,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
             launcher: "horovod" under horovodrun, else "mpi".
-        kv_pair_bytes: Largest size of a KV pair; None for 2 MiB with up to 4 servers, down to 256 KiB from 32 on, so
-            that what is needed first need not wait long.
+        kv_pair_bytes: Largest size of a KV pair.
         timeout_s: Longest wait for another rank, in seconds. A rank that takes longer ends the job
             with a message that names it.
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
@@ -116,8 +115,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  wire_dtype: str | None = None, merge: bool = False, servers: Iterable[int] | None = None,
                  ranks_per_node: int | None = None, strict: bool = False, global_batch_norm: bool = False,
                  verify: int | None = None, engine: str | None = None,
-                 kv_pair_bytes: int | None = options.JobOptions.kv_pair_bytes,
-                 timeout_s: float = options.JobOptions.timeout_s,
+                 kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
                  heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):

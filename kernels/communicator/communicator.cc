@@ -54,10 +54,9 @@ class Communicator::Impl {
   explicit Impl(Options options) : options_(std::move(options)) {}
 
   void CheckOptions() const {
-    if (options_.kv_pair_bytes == 0 || options_.kv_pair_bytes >= kLeastKvPairBytes) return;
+    if (options_.kv_pair_bytes >= kLeastKvPairBytes) return;
     throw std::runtime_error("kv_pair_bytes=" + std::to_string(options_.kv_pair_bytes) + ", expected " +
-                             std::to_string(kLeastKvPairBytes) +
-                             " or more, or 0 for what suits the number of servers.");
+                             std::to_string(kLeastKvPairBytes) + " or more; the default is 2 MiB.");
   }
 
   // Runs on the progress thread.

@@ -18,11 +18,6 @@ size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
-int64_t DefaultKvPairBytes(size_t servers) {
-  constexpr size_t kAltogether = size_t{8} << 20, kLeast = size_t{256} << 10, kMost = size_t{2} << 20;
-  return std::clamp(kAltogether / servers, kLeast, kMost);
-}
-
 KvPairs::KvPairs(uint64_t site, size_t bytes, size_t kv_pair_bytes, const std::vector<int>& servers)
     : bytes_(bytes), first_server_(site % servers.size()), servers_(&servers) {
   const size_t num_servers = servers.size(), blocks = CeilDiv(bytes, kBlock);

@@ -13,10 +13,6 @@ namespace poseidon {
 // The smallest kv_pair_bytes: it leaves enough blocks of 64 bytes for all servers.
 inline constexpr int64_t kLeastKvPairBytes = 4096;
 
-// The largest size of KV pairs by the number of servers, where nothing else is asked for. A rank sends one to each
-// server at a time, and what is needed first waits for all that have begun: for up to 8 MiB altogether.
-int64_t DefaultKvPairBytes(size_t servers);
-
 struct KvPair {
   int server;     // rank that owns it
   size_t offset;  // first byte in the tensor

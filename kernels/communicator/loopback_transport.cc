@@ -47,7 +47,7 @@ class LoopbackTransport : public Transport {
     (*world_)[peer].Put({Letter::kPacket, rank_, std::move(packet)});
   }
 
-  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
+  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, int, Completion done) override {
     sends_[{peer, tag}] = std::move(done);
     (*world_)[peer].Put({Letter::kBulkOffer, rank_, {}, tag, data, bytes});
   }

@@ -6,11 +6,12 @@
 // bulk data goes from and into the caller's memory, in pieces.
 //
 // To each rank, a few pieces are under way at a time. MPI lets all messages that it is given share a connection: what
-// is sent first would arrive late, together with all that follows it.
+// is sent first would arrive late, together with all that follows it. Between two pieces, a more urgent transfer
+// overtakes.
 //
 // MPI promises 15 bits of a tag, so every 32768th transfer to a rank has the same one. Of messages with equal tags
-// between two ranks, MPI gives the first that is sent to the first that is asked for. Transfers are sent in the order
-// of their tags, with all pieces of one after the other; so it is right if they are asked for in that order as well
+// between two ranks, MPI gives the first that is sent to the first that is asked for. Transfers of equal tags are sent
+// in their order, with all pieces of one after the other; so it is right if they are asked for in that order as well
 // (see TagOrder).
 
 #include "mpi_transport.h"
@@ -24,6 +25,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -107,10 +109,13 @@ class MpiTransport : public Transport {
           "MPI_Isend");
   }
 
-  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
+  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, int priority, Completion done) override {
     Outbox& outbox = outboxes_[peer];
-    outbox.waiting.push_back(
-        {static_cast<const char*>(data), tag, Pieces(peer, /*is_sent=*/true, bytes, std::move(done))});
+    const uint64_t number = outbox.count++;
+    auto transfer = Pieces(peer, /*is_sent=*/true, bytes, std::move(done));
+    outbox.waiting.emplace(Outbox::Place{priority, number},
+                           Send{static_cast<const char*>(data), tag, std::move(transfer)});
+    outbox.priorities.emplace(number, priority);
     SendPieces(peer);
   }
 
@@ -191,8 +196,19 @@ class MpiTransport : public Transport {
   };
   // What is sent to one rank: pieces that are under way, and transfers with others.
   struct Outbox {
+    using Place = std::pair<int, uint64_t>;  // priority, and the number of the transfer
+
+    // The transfer whose next piece leaves: the most urgent one, unless an older one has its tag on the wire.
+    std::map<Place, Send>::iterator Next() {
+      const auto [oldest, priority] = *priorities.begin();
+      const auto first = waiting.begin();
+      return first->first.second - oldest < kTags ? first : waiting.find({priority, oldest});
+    }
+
     size_t bytes_under_way = 0;
-    std::deque<Send> waiting;
+    uint64_t count = 0;  // of transfers
+    std::map<Place, Send> waiting;
+    std::map<uint64_t, int> priorities;  // of those that wait, by number
   };
   // What a request is about.
   struct Piece {
@@ -263,14 +279,17 @@ class MpiTransport : public Transport {
   void SendPieces(int peer) {
     Outbox& outbox = outboxes_[peer];
     while (!outbox.waiting.empty() && outbox.bytes_under_way < kPiecesAtOnce * piece_bytes_) {
-      const Send& send = outbox.waiting.front();
-      Transfer& transfer = *send.transfer;
+      const auto next = outbox.Next();
+      const Send& send = next->second;
+      const Transfer& transfer = *send.transfer;
       const size_t begin = transfer.begun * transfer.piece_bytes, length = Begin(send.transfer);
       outbox.bytes_under_way += length;
       Check(MPI_Isend(send.data + begin, static_cast<int>(length), MPI_BYTE, peer, WireTag(send.tag), bulk_,
                       &requests_.back()),
             "MPI_Isend");
-      if (transfer.begun == transfer.pieces) outbox.waiting.pop_front();
+      if (transfer.begun < transfer.pieces) continue;
+      outbox.priorities.erase(next->first.second);
+      outbox.waiting.erase(next);
     }
   }
 
@@ -296,10 +315,20 @@ class MpiTransport : public Transport {
       }
       if (++transfer.done_pieces == transfer.pieces) done.push_back(std::move(transfer.done));
     }
-    for (int i = count - 1; i >= 0; --i) {
-      requests_.erase(requests_.begin() + finished_[i]);
-      pieces_.erase(pieces_.begin() + finished_[i]);
+    size_t kept = 0;
+    for (size_t i = 0, next = 0; i < requests_.size(); ++i) {
+      if (next < static_cast<size_t>(count) && static_cast<size_t>(finished_[next]) == i) {
+        ++next;
+        continue;
+      }
+      if (kept < i) {
+        requests_[kept] = requests_[i];
+        pieces_[kept] = std::move(pieces_[i]);
+      }
+      ++kept;
     }
+    requests_.resize(kept);
+    pieces_.resize(kept);
     for (int peer : sent_to) SendPieces(peer);
     for (Completion& completion : done) completion();
     return true;

@@ -10,9 +10,9 @@
 
 namespace poseidon {
 
-// A bulk transfer travels in pieces, of which few are under way at a time: with less than this a connection over TCP
-// runs dry between two of them, with more the next transfer delays this one.
-inline constexpr size_t kMpiPieceBytes = size_t{256} << 10;
+// A bulk transfer travels in pieces, of which two are under way at a time: with less than 256 KiB a connection over TCP
+// runs dry between them, and what is urgent waits for what is under way to all ranks.
+inline constexpr size_t kMpiPieceBytes = size_t{128} << 10;
 
 // The largest piece of very large transfers. Less than the int with which MPI counts bytes: whoever waits for a large
 // transfer hears of its sender with each piece, and at 0.1 Gbit/s this one takes 1.3 s.

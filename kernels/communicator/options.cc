@@ -8,17 +8,15 @@
 #include <sstream>
 #include <utility>
 
-#include "kv_pairs.h"
 #include "text.h"
 
 namespace poseidon {
 
-Options Completed(Options options, int size) {
+Options WithServers(Options options, int size) {
   if (options.servers.empty()) {
     options.servers.resize(size);
     std::iota(options.servers.begin(), options.servers.end(), 0);
   }
-  if (options.kv_pair_bytes == 0) options.kv_pair_bytes = DefaultKvPairBytes(options.servers.size());
   return options;
 }
 

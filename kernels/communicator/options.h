@@ -11,8 +11,8 @@
 namespace poseidon {
 
 struct Options {
-  int64_t kv_pair_bytes = 0;  // the largest KV pair; 0: as large as suits the number of servers
-  std::vector<int> servers;   // ranks that own KV pairs; empty: all ranks
+  int64_t kv_pair_bytes = int64_t{2} << 20;  // the largest KV pair
+  std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
   // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
   double timeout_s = 600;  // longest wait for another rank's part of an exchange
@@ -21,8 +21,8 @@ struct Options {
   double heartbeat_timeout_s = 12;
 };
 
-// `options` for `size` ranks, with all of them as servers where it names none, and the size of KV pairs.
-Options Completed(Options options, int size);
+// `options` with all `size` ranks as servers where it names none.
+Options WithServers(Options options, int size);
 
 // A number for each rank, the same for ranks that combine: those of one node, or as many of them as the options say.
 // If the transport knows no nodes, all ranks share one, but combine only if the options say so.

@@ -16,7 +16,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
-      options_(Completed(std::move(options), size_)),
+      options_(WithServers(std::move(options), size_)),
       routes_(rank_, nodes),
       plan_(PlanDigest(options_, nodes)),
       statistics_(statistics),

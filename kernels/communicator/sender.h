@@ -1,5 +1,5 @@
 // Sends frames: stamps them, keeps small payloads in the packet, and starts bulk transfers, the most urgent first and a
-// limited number of bytes at a time.
+// limited number of bytes at a time. Those that have started overtake each other in the transport.
 
 #ifndef POSEIDON_COMMUNICATOR_SENDER_H_
 #define POSEIDON_COMMUNICATOR_SENDER_H_
@@ -41,7 +41,7 @@ class Sender {
     if (header.is_bulk()) {
       const auto found = priorities_.find(header.site);
       const int priority = found == priorities_.end() ? 0 : found->second;
-      waiting_[peer].emplace(Place{priority, next_++}, Bulk{header, data, std::move(left)});
+      waiting_[peer].emplace(Place{priority, next_++}, Bulk{header, data, priority, std::move(left)});
     } else {
       Append(peer, header, data);
     }
@@ -76,6 +76,7 @@ class Sender {
   struct Bulk {
     FrameHeader header;
     const void* data;
+    int priority;
     Transport::Completion left;
   };
   // With less in flight a connection over TCP runs dry: the receiver's word that it is ready for the next transfer
@@ -85,12 +86,17 @@ class Sender {
   using Place = std::pair<int, uint64_t>;  // priority, and when it came
   using Waiting = std::map<Place, Bulk>;
 
-  // Returns how many bytes in flight to a peer let no other transfer of this priority start; the last one may exceed
-  // it. The peer must hold them in memory if it has not started the exchange yet. Where gradients have priorities,
-  // those that are less urgent keep a link busy with little: an urgent one waits for what is in flight to all peers, on
-  // its way to the server and back.
-  size_t Credit(int priority) const {
-    return std::max(priority == 0 ? 2 * kv_pair_bytes_ : kv_pair_bytes_ / 2, kLeastInFlight);
+  // How many bytes in flight to a peer let no transfer start that is not more urgent than they are; the last one may
+  // exceed it. The peer must hold them in memory if it has not started the exchange yet.
+  size_t Credit() const { return std::max(2 * kv_pair_bytes_, kLeastInFlight); }
+
+  // Whether the most urgent transfer that waits for `peer` may start.
+  bool MayStart(int peer) const {
+    if (waiting_[peer].empty()) return false;
+    const int priority = waiting_[peer].begin()->first.first;
+    size_t bytes = 0;
+    for (const auto& [other, in_flight] : in_flight_[peer]) bytes += other <= priority ? in_flight : 0;
+    return bytes < Credit();
   }
 
   void Append(int peer, const FrameHeader& header, const void* data) {
@@ -103,19 +109,20 @@ class Sender {
   // peer post its receives must not come after them.
   void SendWaiting(int peer) {
     std::vector<Bulk> bulks;
-    while (!waiting_[peer].empty() && in_flight_[peer] < Credit(waiting_[peer].begin()->first.first)) {
+    while (MayStart(peer)) {
       Bulk& bulk = bulks.emplace_back(std::move(waiting_[peer].extract(waiting_[peer].begin()).mapped()));
       bulk.header.tag = next_tag_[peer]++;
       Append(peer, bulk.header, bulk.data);
-      in_flight_[peer] += bulk.header.length;
+      in_flight_[peer][bulk.priority] += bulk.header.length;
     }
     if (!bulks.empty()) packets_.FlushOne(peer);
     for (Bulk& bulk : bulks) {
-      transport_->SendBulk(peer, bulk.header.tag, bulk.data, bulk.header.length,
-                           [this, peer, bytes = bulk.header.length, left = std::move(bulk.left)] {
-                             in_flight_[peer] -= bytes;
-                             left();
-                           });
+      auto has_left = [this, peer, priority = bulk.priority, bytes = bulk.header.length, left = std::move(bulk.left)] {
+        auto found = in_flight_[peer].find(priority);
+        if ((found->second -= bytes) == 0) in_flight_[peer].erase(found);
+        left();
+      };
+      transport_->SendBulk(peer, bulk.header.tag, bulk.data, bulk.header.length, bulk.priority, std::move(has_left));
     }
   }
 
@@ -125,7 +132,7 @@ class Sender {
   Statistics* const statistics_;
   Packets packets_;
   std::vector<uint32_t> next_tag_;                // by peer
-  std::vector<size_t> in_flight_;                 // bytes of bulk transfers, by peer
+  std::vector<std::map<int, size_t>> in_flight_;  // bytes of bulk transfers by priority, by peer
   std::vector<Waiting> waiting_;                  // for credit, by peer
   uint64_t next_ = 0;                             // how many bulk transfers there were
   std::unordered_map<uint64_t, int> priorities_;  // by site

@@ -254,7 +254,7 @@ class SocketTransport : public Transport {
     streams_[peer].Send(std::move(message));
   }
 
-  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
+  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, int, Completion done) override {
     streams_[peer].Send({{MessageHeader::kBulk, tag, bytes}, {}, static_cast<const char*>(data), std::move(done)});
   }
 

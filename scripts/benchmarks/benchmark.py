@@ -50,7 +50,6 @@ import zoo
 import tf_poseidon as poseidon
 from tf_poseidon import engines
 from tf_poseidon import ops
-from tf_poseidon import planning
 from tf_poseidon import runtime
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(zoo.MODELS), "What to train.")
@@ -72,7 +71,7 @@ _MIXED = flags.DEFINE_bool("mixed", False, "Whether emulated gradients that are 
                            "as in mixed precision.")
 _BANDWIDTH = flags.DEFINE_float("bandwidth_gbps", None, "Real rate of a node's link, in each direction; that of "
                                 "scripts/benchmarks/emulated_cluster.py, or the measured one, by default.")
-_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", None, "Same as in PoseidonStrategy, before shrinking.")
+_KV_PAIR_BYTES = flags.DEFINE_integer("kv_pair_bytes", 2 << 20, "Same as in PoseidonStrategy, before shrinking.")
 _RANKS_PER_NODE = flags.DEFINE_integer("ranks_per_node", None, "As of PoseidonStrategy.", lower_bound=1)
 _TIMELINE = flags.DEFINE_string("timeline", None, "File for a Chrome trace of some steps of the first of our "
                                 "systems; a table says where they went.")
@@ -154,8 +153,7 @@ def main(_):
     start = {"mwms": peers.start_tensorflow, "horovod": peers.start_horovod}
     libraries = {peer: start[peer](MPI.COMM_WORLD) for peer in start
                  if _is_mpi() and any(name.partition("+")[0] == peer for name in names)}
-    kv_pair_bytes = _KV_PAIR_BYTES.value or planning.default_kv_pair_bytes(MPI.COMM_WORLD.size if _is_mpi() else 1)
-    kv_pair_bytes = max(4096, int(kv_pair_bytes / _SHRINK.value) // 8 * 8)
+    kv_pair_bytes = max(4096, int(_KV_PAIR_BYTES.value / _SHRINK.value) // 8 * 8)
     strategy = poseidon.PoseidonStrategy("ps", timeout_s=600, kv_pair_bytes=kv_pair_bytes,
                                          ranks_per_node=_RANKS_PER_NODE.value)
     communicator = runtime.communicator()

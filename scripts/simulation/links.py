@@ -78,6 +78,14 @@ class Line:
         self._clock.at(end, lambda: then(begin, end))
 
 
+class _Message:
+    """A message over a share of the connections from one kind to another."""
+
+    def __init__(self, num_bytes, width, done, piece):
+        self.left, self.width, self.done, self.piece = num_bytes, width, done, piece
+        self.begin = math.inf
+
+
 class _Bundle:
     """The connections from all nodes of one kind to all of another; they are all in the same state.
 
@@ -95,7 +103,7 @@ class _Bundle:
     @property
     def is_free(self):
         """Whether the first message that waits may leave."""
-        return (not self.active or self.width + self.waiting[0][3] <= 1 + 1e-9
+        return (not self.active or self.width + self.waiting[0][2].width <= 1 + 1e-9
                 or self.planned <= self.served + self.rate * _AT_ONCE)
 
     @property
@@ -113,13 +121,13 @@ class Network:
         self._bundles = collections.defaultdict(_Bundle)
         self._changed, self._busy, self._then, self._count = set(), {}, 0.0, itertools.count()
 
-    def send(self, source, target, num_bytes, width, order, done):
+    def send(self, source, target, num_bytes, width, order, done, piece=math.inf):
         """Sends a message over each of a share `width` of the connections from one kind to another.
 
-        Calls `done` with its begin and end when it has arrived.
+        Calls `done` with its begin and end when it has arrived. Others overtake it after each piece of `piece` bytes.
         """
         heapq.heappush(self._bundles[source, target].waiting,
-                       (order, next(self._count), num_bytes, width, done))
+                       (order, next(self._count), _Message(num_bytes, width, done, piece)))
         self._changed.add((source, target))
 
     def next_end(self, now):
@@ -128,10 +136,13 @@ class Network:
         for pair in sorted(self._changed):
             bundle = self._bundles[pair]
             while bundle.waiting and bundle.is_free:
-                _, number, num_bytes, width, done = heapq.heappop(bundle.waiting)
-                heapq.heappush(bundle.active, (bundle.served + num_bytes, number, width, now, done))
-                bundle.width += width
-                bundle.planned = max(bundle.planned, bundle.served) + width * num_bytes
+                order, number, message = heapq.heappop(bundle.waiting)
+                num_bytes = min(message.left, message.piece)
+                message.left -= num_bytes
+                message.begin = min(message.begin, now)
+                heapq.heappush(bundle.active, (bundle.served + num_bytes, number, order, message))
+                bundle.width += message.width
+                bundle.planned = max(bundle.planned, bundle.served) + message.width * num_bytes
             if bool(bundle.active) != (pair in self._busy):
                 needs_new_shares = True
                 if bundle.active:
@@ -150,9 +161,12 @@ class Network:
         for pair, bundle in self._busy.items():
             bundle.served += bundle.rate * seconds
             while bundle.active and bundle.active[0][0] <= bundle.served + bundle.rate * _AT_ONCE:
-                _, _, width, begin, done = heapq.heappop(bundle.active)
-                bundle.width = bundle.width - width if bundle.active else 0.0
-                self._clock.at(now + self._latency, functools.partial(done, begin, now))
+                _, number, order, message = heapq.heappop(bundle.active)
+                bundle.width = bundle.width - message.width if bundle.active else 0.0
+                if message.left:
+                    heapq.heappush(bundle.waiting, (order, number, message))
+                else:
+                    self._clock.at(now + self._latency, functools.partial(message.done, message.begin, now))
                 self._changed.add(pair)
             if bundle.waiting and bundle.is_free:
                 self._changed.add(pair)

@@ -249,7 +249,8 @@ class _Run:
             then(to, gradient)
 
         start = move.message_us * 1e-6 * min(self._rates[kind], self._rates[to])
-        self._network.send(kind, to, num_bytes + start, width, self._order(gradient), done)
+        piece = transfers_lib.PIECE_BYTES if self._system.order == "priority" else math.inf
+        self._network.send(kind, to, num_bytes + start, width, self._order(gradient), done, piece)
 
     def _contributed(self, owner, gradient, pair):
         """Handles a kind's part on the servers: a server's own, or the contribution of the nodes of a kind."""

@@ -9,6 +9,7 @@ import math
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
+PIECE_BYTES = 256 << 10  # kPiecesAtOnce of kMpiPieceBytes in mpi_transport.cc: what nothing interrupts
 _MIN_KV_PAIR_BYTES = 16 << 10  # kMinKvPairBytes in kv_pairs.cc
 _BLOCK_BYTES = 64  # kBlock
 STEADY = 6  # steps without a barrier, until one repeats the one before
@@ -192,8 +193,7 @@ class _Placement:
 
     def __init__(self, machines, system):
         self._servers = machines.servers or machines.nodes
-        self._kv_pair_bytes = system.kv_pair_bytes or planning.default_kv_pair_bytes(self._servers)
-        self._is_greedy = system.balance == "greedy"
+        self._kv_pair_bytes, self._is_greedy = system.kv_pair_bytes, system.balance == "greedy"
         self._next, self._loads = 0, [0.0] * self._servers
 
     def one(self, num_bytes):

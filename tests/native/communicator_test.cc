@@ -136,7 +136,7 @@ TEST(ATransportThatFailsOrDoesNotOpenIsAnError) {
 }
 
 TEST(KvPairsThatAreTooSmallAreRefused) {
-  for (int64_t bytes : {int64_t{-1}, int64_t{1}, int64_t{4095}}) {
+  for (int64_t bytes : {int64_t{-1}, int64_t{0}, int64_t{4095}}) {
     Options options;
     options.kv_pair_bytes = bytes;
     std::string reason;

@@ -42,6 +42,7 @@ class ScriptedTransport : public Transport {
     const void* from;  // of what is sent
     void* to;          // of what is received
     size_t bytes;
+    int priority;  // of what is sent
     Completion done;
   };
 
@@ -58,11 +59,11 @@ class ScriptedTransport : public Transport {
         });
     EXPECT_EQ(wrong, "", "a packet that was sent");
   }
-  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, Completion done) override {
-    sends.push_back({peer, tag, data, nullptr, bytes, std::move(done)});
+  void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, int priority, Completion done) override {
+    sends.push_back({peer, tag, data, nullptr, bytes, priority, std::move(done)});
   }
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
-    receives.push_back({peer, tag, nullptr, data, bytes, std::move(done)});
+    receives.push_back({peer, tag, nullptr, data, bytes, 0, std::move(done)});
   }
   bool Poll(const PacketHandler& on_packet) override {
     for (int peer : std::exchange(heard_, {})) Heard(peer);

@@ -12,7 +12,6 @@
 
 #include "check.h"
 
-using poseidon::DefaultKvPairBytes;
 using poseidon::KvPair;
 using poseidon::KvPairs;
 
@@ -47,7 +46,6 @@ TEST(TensorsAreCutAsTheTableSays) {
         first_bytes >> comma >> last_bytes >> comma >> first_server;
     EXPECT(static_cast<bool>(fields), line);
     const std::vector<int> all = Servers(servers);
-    if (kv_pair_bytes == 0) kv_pair_bytes = DefaultKvPairBytes(all.size());
     const KvPairs cut(site, bytes, kv_pair_bytes, all);
     EXPECT_EQ(cut.size(), pairs, line);
     if (pairs == 0) continue;

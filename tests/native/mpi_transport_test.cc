@@ -69,7 +69,7 @@ TEST(ATransferIsDoneWhenAllItsPiecesAre) {
       };
       if (asks_first) receive();
       Meet();
-      Mpi().SendBulk(Other(), tag, mine.data(), bytes, [&] { ++sent; });
+      Mpi().SendBulk(Other(), tag, mine.data(), bytes, 0, [&] { ++sent; });
       if (!asks_first) receive();
       PollUntil([&] { return sent > 0 && received > 0; }, where);
       EXPECT_EQ(got[bytes], 'x', where);
@@ -87,7 +87,7 @@ TEST(EachPieceIsHeard) {
   int done = 0, heard = 0;
   Meet();
   Mpi().TellHeard([&](int peer) { heard += peer == Other(); });
-  Mpi().SendBulk(Other(), next_tag, mine.data(), bytes, [&] { ++done; });
+  Mpi().SendBulk(Other(), next_tag, mine.data(), bytes, 0, [&] { ++done; });
   Mpi().ReceiveBulk(Other(), next_tag, got.data(), bytes, [&] { ++done; });
   ++next_tag;
   PollUntil([&] { return done == 2; }, "5 pieces");
@@ -101,12 +101,59 @@ TEST(PiecesOfSeveralTransfersAreNotMixedUp) {
   std::vector<std::vector<char>> mine, got(count, std::vector<char>(bytes));
   size_t sent = 0, received = 0;
   for (size_t i = 0; i < count; ++i) mine.push_back(Pattern(Mpi().rank(), next_tag + i, bytes));
-  for (size_t i = 0; i < count; ++i) Mpi().SendBulk(Other(), next_tag + i, mine[i].data(), bytes, [&] { ++sent; });
+  for (size_t i = 0; i < count; ++i) Mpi().SendBulk(Other(), next_tag + i, mine[i].data(), bytes, 0, [&] { ++sent; });
   for (size_t i = count; i-- > 0;) {
     Mpi().ReceiveBulk(Other(), next_tag + i, got[i].data(), bytes, [&] { ++received; });
   }
   PollUntil([&] { return sent == count && received == count; }, "20 transfers");
   for (size_t i = 0; i < count; ++i) EXPECT(got[i] == Pattern(Other(), next_tag + i, bytes), std::to_string(i));
+  next_tag += count;
+  Meet();
+}
+
+TEST(UrgentTransfersOvertakeOthersBetweenPieces) {
+  const size_t count = 4, bytes = 50 * kPieceBytes;
+  const std::vector<int> priorities = {3, 2, 1, 2}, expected = {2, 1, 3, 0};
+  std::vector<std::vector<char>> mine, got(count, std::vector<char>(bytes));
+  std::vector<int> arrived;
+  size_t sent = 0;
+  for (size_t i = 0; i < count; ++i) mine.push_back(Pattern(Mpi().rank(), next_tag + i, bytes));
+  for (size_t i = 0; i < count; ++i) {
+    Mpi().ReceiveBulk(Other(), next_tag + i, got[i].data(), bytes, [&, i] { arrived.push_back(static_cast<int>(i)); });
+  }
+  Meet();
+  for (size_t i = 0; i < count; ++i) {
+    Mpi().SendBulk(Other(), next_tag + i, mine[i].data(), bytes, priorities[i], [&] { ++sent; });
+  }
+  PollUntil([&] { return sent == count && arrived.size() == count; }, "4 transfers");
+  EXPECT(arrived == expected, "the most urgent arrives first, and of equals the one that was sent first");
+  for (size_t i = 0; i < count; ++i) EXPECT(got[i] == Pattern(Other(), next_tag + i, bytes), std::to_string(i));
+  next_tag += count;
+  Meet();
+}
+
+TEST(ATransferIsNotOvertakenByOneOfItsWireTag) {
+  const uint32_t count = kWireTags + 3;  // the first is the least urgent, and two have its tag or the next one's
+  const size_t long_bytes = 3 * kPieceBytes, short_bytes = 4;
+  const bool sends = Mpi().rank() == 0;
+  std::vector<std::vector<char>> data;
+  size_t done = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const size_t bytes = i < 3 ? long_bytes : short_bytes;
+    data.push_back(sends ? Pattern(0, next_tag + i, bytes) : std::vector<char>(bytes));
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (sends) {
+      // Two pieces of the first one are under way when the others come.
+      Mpi().SendBulk(1, next_tag + i, data[i].data(), data[i].size(), i < 3 ? 9 : 1, [&] { ++done; });
+    } else {
+      Mpi().ReceiveBulk(0, next_tag + i, data[i].data(), data[i].size(), [&] { ++done; });
+    }
+  }
+  PollUntil([&] { return done == count; }, "all of them");
+  for (uint32_t i = 0; i < count; ++i) {
+    EXPECT(data[i] == Pattern(0, next_tag + i, data[i].size()), std::to_string(i));
+  }
   next_tag += count;
   Meet();
 }
@@ -119,7 +166,7 @@ TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
   std::vector<char> got_first(long_bytes), got_last(long_bytes);
   size_t done = 0;
   auto count = [&] { ++done; };
-  if (sends) Mpi().SendBulk(1, first, of_first.data(), long_bytes, count);
+  if (sends) Mpi().SendBulk(1, first, of_first.data(), long_bytes, 0, count);
   // All transfers in between, a window at a time. The first one is not received yet.
   const uint32_t window = 512;
   for (uint32_t begin = first + 1; begin < last; begin += window) {
@@ -131,7 +178,7 @@ TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
     }
     for (uint32_t i = 0; i < size; ++i) {
       if (sends) {
-        Mpi().SendBulk(1, begin + i, data[i].data(), short_bytes, [&] { ++moved; });
+        Mpi().SendBulk(1, begin + i, data[i].data(), short_bytes, 0, [&] { ++moved; });
       } else {
         Mpi().ReceiveBulk(0, begin + i, data[i].data(), short_bytes, [&] { ++moved; });
       }
@@ -141,7 +188,7 @@ TEST(ATransferOfTheSameWireTagWaitsUntilTheEarlierOneIsAskedFor) {
     Meet();
   }
   if (sends) {
-    Mpi().SendBulk(1, last, of_last.data(), long_bytes, count);
+    Mpi().SendBulk(1, last, of_last.data(), long_bytes, 0, count);
     Meet();
   } else {
     Mpi().ReceiveBulk(0, last, got_last.data(), long_bytes, count);

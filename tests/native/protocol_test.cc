@@ -452,10 +452,10 @@ TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
   }
 }
 
-TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
+TEST(UrgentExchangesStartBesideOthers) {
   Options options = Alone::SmallOptions();
   options.servers = {1};
-  options.kv_pair_bytes = 512 << 10;  // half of one is as much as may be in flight
+  options.kv_pair_bytes = 512 << 10;  // two are as much as may be in flight beside more urgent ones
   Alone alone(options);
   const std::vector<std::tuple<std::string, int, size_t>> submitted = {
       // name, priority, KV pairs; in the order in which they are submitted
@@ -486,11 +486,15 @@ TEST(UrgentExchangesOvertakeOthersBetweenKvPairs) {
       if (frame.header.site == Hash(name)) names.push_back(name);
     }
   }
-  // A KV pair was under way before anything else was there.
-  const std::vector<std::string> expected = {"last",   "metric", "first", "first", "as first", "middle",
-                                             "middle", "last",   "last",  "last",  "last",     "last"};
+  const std::vector<std::string> expected = {"last",   "last",     "middle", "middle", "first", "first",
+                                             "metric", "as first", "last",   "last",   "last",  "last"};
   EXPECT_EQ(names.size(), expected.size(), "all have left");
-  EXPECT(names == expected, "the most urgent leaves next, and otherwise the one that came first");
+  EXPECT(names == expected, "the most urgent starts next, and otherwise the one that came first");
+  const std::map<std::string, int> priorities = {
+      {"last", 3}, {"middle", 2}, {"first", 1}, {"metric", 0}, {"as first", 1}};
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(alone.transport->sends[i].priority, priorities.at(names[i]), "the transport knows what is urgent");
+  }
 }
 
 // ---- ranks that fail, leave or are late

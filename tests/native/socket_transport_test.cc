@@ -115,7 +115,7 @@ TEST(APeerThatClosesBeforeWhatItIsSentLeavesItsLastWord) {
   alone.Write(Message(kPacket, 0, 6, "reason"));
   alone.CloseOther();
   const std::string data(1 << 20, 'x');
-  alone.transport->SendBulk(1, 0, data.data(), data.size(), [] {});  // the peer does not read it
+  alone.transport->SendBulk(1, 0, data.data(), data.size(), 0, [] {});  // the peer does not read it
   EXPECT_HOLDS(alone.Poll(), "it has closed the connection");
   EXPECT_EQ(alone.packets.size(), size_t{1}, "its reason was read first");
 }

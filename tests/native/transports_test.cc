@@ -134,7 +134,7 @@ TEST(BulkTransfersArriveWheneverTheyAreAskedFor) {
         for (size_t i = 0; i < sizes.size(); ++i) receive(i);
       }
       for (size_t i = 0; i < sizes.size(); ++i) {
-        transports[0]->SendBulk(1, tag + i, sent[i].data(), sizes[i], [&] { ++left; });
+        transports[0]->SendBulk(1, tag + i, sent[i].data(), sizes[i], 0, [&] { ++left; });
         transports[0]->SendPacket(1, {'p'});
       }
       const size_t before = packets.empty() ? 0 : packets[1].size();
@@ -167,7 +167,7 @@ TEST(BothDirectionsFlowAtTheSameTime) {
     std::string got[] = {std::string(bytes, 0), std::string(bytes, 0)};
     int done = 0;
     for (int rank : {0, 1}) {
-      transports[rank]->SendBulk(1 - rank, 0, data[rank].data(), bytes, [&] { ++done; });
+      transports[rank]->SendBulk(1 - rank, 0, data[rank].data(), bytes, 0, [&] { ++done; });
       transports[rank]->ReceiveBulk(1 - rank, 0, got[rank].data(), bytes, [&] { ++done; });
     }
     std::vector<std::vector<Packet>> packets;
@@ -184,7 +184,7 @@ TEST(ACompletionMayStartTheNextTransfer) {
     std::function<void()> send, receive;
     send = [&] {
       if (left < 20)
-        transports[0]->SendBulk(1, left, data.data(), data.size(), [&] {
+        transports[0]->SendBulk(1, left, data.data(), data.size(), 0, [&] {
           ++left;
           send();
         });
@@ -215,7 +215,7 @@ TEST(ATransferOfAnotherSizeThanItsReceiverIsRefused) {
       auto receive = [&] { pair[1]->ReceiveBulk(0, 0, got.data(), 200, [] { check::Fail("", 0, "received", ""); }); };
       try {
         if (asks_first) receive();
-        pair[0]->SendBulk(1, 0, data.data(), 100, [] {});
+        pair[0]->SendBulk(1, 0, data.data(), 100, 0, [] {});
         pair[0]->SendPacket(1, {'p'});
         PollUntil(pair, &packets, [&] { return !packets[1].empty(); }, kind);
         receive();
@@ -238,7 +238,7 @@ TEST(WhatArrivesIsHeardWithoutPackets) {
     const std::string sent = Pattern(1, 5000000);
     std::string got(sent.size(), 'x');
     int done = 0, heard_before = 0;
-    transports[0]->SendBulk(1, 0, sent.data(), sent.size(), [&] { ++done; });
+    transports[0]->SendBulk(1, 0, sent.data(), sent.size(), 0, [&] { ++done; });
     transports[1]->ReceiveBulk(0, 0, got.data(), got.size(), [&] {
       ++done;
       heard_before = heard[0];

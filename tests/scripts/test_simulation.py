@@ -164,10 +164,9 @@ def cases_of_cutting():
 
 @pytest.mark.parametrize("case", cases_of_cutting(), ids=lambda case: "-".join(map(str, case.values())))
 def test_tensors_are_cut_as_the_runtime_does(case):
-    kv_pair_bytes = case["kv_pair_bytes"] or planning.default_kv_pair_bytes(case["servers"])
-    assert transfers.cut(case["tensor_bytes"], kv_pair_bytes, case["servers"]) == case["pairs"]
-    placement = transfers._Placement(machines(case["servers"]), inputs.System(
-        kv_pair_bytes=case["kv_pair_bytes"] or None))
+    arguments = case["tensor_bytes"], case["kv_pair_bytes"], case["servers"]
+    assert transfers.cut(*arguments) == case["pairs"]
+    placement = transfers._Placement(machines(case["servers"]), inputs.System(kv_pair_bytes=case["kv_pair_bytes"]))
     owners = [owner for part in placement.pairs(case["tensor_bytes"], case["tensor_bytes"]) for owner in part.owners]
     assert len(owners) == case["pairs"]
     assert len(set(owners)) == min(case["pairs"], case["servers"])

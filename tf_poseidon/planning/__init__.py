@@ -6,7 +6,6 @@ depends only on its arguments.
 """
 
 from tf_poseidon.planning.cluster import Cluster
-from tf_poseidon.planning.cluster import default_kv_pair_bytes
 from tf_poseidon.planning.cluster import describe
 from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
@@ -30,5 +29,5 @@ from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
-           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "default_kv_pair_bytes", "dense_bytes",
-           "describe", "least_saving", "make_plan", "unmatched_pins"]
+           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
+           "least_saving", "make_plan", "unmatched_pins"]

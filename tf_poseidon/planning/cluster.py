@@ -86,11 +86,6 @@ class Cluster:
         """The values on which the cutting and routing of tensors depend: (workers, servers, ranks that combine)."""
         return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
 
-    @property
-    def kv_pair_bytes(self) -> int:
-        """Largest size of a KV pair, where nothing else is asked for."""
-        return default_kv_pair_bytes(self.servers)
-
     def send_seconds(self, num_bytes: float) -> float:
         """Returns how long a node takes to send `num_bytes` while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
@@ -107,15 +102,6 @@ class Cluster:
         return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
                 f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else "")
                 + (f", \N{PLUS-MINUS SIGN}{100 * self.uncertainty:.2g} %" if self.uncertainty else ""))
-
-
-def default_kv_pair_bytes(servers: int) -> int:
-    """Returns the largest size of a KV pair by the number of servers.
-
-    The paper's 2 MiB for few. A rank sends one to each server at once, and what is needed first waits for all that have
-    begun: for up to 8 MiB altogether. kernels/communicator/kv_pairs.cc does the same.
-    """
-    return max(256 << 10, min(2 << 20, (8 << 20) // servers))
 
 
 def describe(shape: Shape) -> str:

@@ -47,6 +47,11 @@ class Message(typing.NamedTuple):
     ways: int = 1
 
 
+# What travels to another node at a time, and nothing interrupts: kPiecesAtOnce of kMpiPieceBytes in
+# kernels/communicator/mpi_transport.cc.
+_PIECE_BYTES = 256 << 10
+
+
 def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
              cluster: Cluster) -> list[Message]:
     """Returns the `Message`s of a step.
@@ -57,19 +62,12 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    # A KV pair to each other node travels at a time. Other messages are not cut.
-    pairs = cluster.send_seconds(cluster.kv_pair_bytes * (cluster.nodes - 1))
-    found = []
-    for decision, site in zip(decisions, sites, strict=True):
-        if decision.cost is None or decision.leader:
-            continue
-        piece, ways = math.inf, 1
-        if decision.scheme == PS:
-            piece, ways = decision.cost.transfer / 2, 2
-            piece /= max(1, math.ceil(piece / pairs)) if pairs else 1
-        found.append(Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for,
-                             site.is_waited_for, piece or math.inf, ways))
-    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True)
+    piece = cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1)) or math.inf
+    found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
+                     piece, 2 if decision.scheme == PS else 1)
+             for decision, site in zip(decisions, sites, strict=True)
+             if decision.cost is not None and not decision.leader]
+    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
