@@ -42,8 +42,9 @@ namespace {
 // flow control, so the number bounds memory, not correctness.
 constexpr int kRingSize = 8;
 
-// How many pieces a transfer has, unless they would be too large; how many are under way to a rank.
-constexpr size_t kMostPieces = 64, kPiecesAtOnce = 2;
+// How many pieces a transfer should have, and has at most, as far as their sizes allow; how many are under way to a
+// rank.
+constexpr size_t kWantedPieces = 16, kMostPieces = 64, kPiecesAtOnce = 2;
 
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -56,11 +57,13 @@ void Check(int code, const char* call) {
 // Tags that every MPI accepts: the standard only promises 0 to 32767.
 constexpr uint32_t kTags = 1 << 15;
 
+size_t CeilDiv(size_t a, size_t b) { return a / b + (a % b != 0); }
+
 int WireTag(uint32_t tag) { return static_cast<int>(tag % kTags); }
 
 class MpiTransport : public Transport {
  public:
-  explicit MpiTransport(size_t piece_bytes) : piece_bytes_(piece_bytes) {
+  MpiTransport(size_t piece_bytes, bool shares_memory) : piece_bytes_(piece_bytes), shares_memory_(shares_memory) {
     if (piece_bytes_ < 1 || piece_bytes_ > INT_MAX) {
       throw TransportError("The MPI transport got pieces of " + std::to_string(piece_bytes_) +
                            " bytes, expected 1 to " + std::to_string(INT_MAX) +
@@ -257,13 +260,17 @@ class MpiTransport : public Transport {
           "MPI_Irecv");
   }
 
-  // Returns a transfer, cut into pieces; none of bytes is one too. Larger transfers have larger pieces, since each
-  // takes a request of MPI.
+  // Returns a transfer, cut into pieces; none of bytes is one too.
   std::shared_ptr<Transfer> Pieces(int peer, bool is_sent, size_t bytes, Completion done) const {
-    const size_t wanted = bytes / kMostPieces + (bytes % kMostPieces != 0);
-    const size_t piece_bytes = std::max(piece_bytes_, std::min(wanted, kMostMpiPieceBytes));
-    const size_t pieces = std::max<size_t>(1, bytes / piece_bytes + (bytes % piece_bytes != 0));
+    const size_t piece_bytes = PieceBytes(peer, bytes), pieces = std::max<size_t>(1, CeilDiv(bytes, piece_bytes));
     return std::make_shared<Transfer>(Transfer{peer, is_sent, bytes, piece_bytes, pieces, 0, 0, std::move(done)});
+  }
+
+  // The size of the pieces of a transfer, the same on both ranks. Memory that ranks share has no queue to wait in.
+  size_t PieceBytes(int peer, size_t bytes) const {
+    if (nodes_[peer] == nodes_[rank_] && shares_memory_) return kMostMpiPieceBytes;
+    const size_t wanted = std::clamp(CeilDiv(bytes, kWantedPieces), piece_bytes_, 4 * piece_bytes_);
+    return std::min(std::max(wanted, CeilDiv(bytes, kMostPieces)), kMostMpiPieceBytes);
   }
 
   // Begins the next piece of a transfer, whose request is then the last one, and returns its bytes.
@@ -278,10 +285,11 @@ class MpiTransport : public Transport {
   // Sends pieces to a rank as long as few bytes are under way to it: enough that the connection does not run dry.
   void SendPieces(int peer) {
     Outbox& outbox = outboxes_[peer];
-    while (!outbox.waiting.empty() && outbox.bytes_under_way < kPiecesAtOnce * piece_bytes_) {
+    while (!outbox.waiting.empty()) {
       const auto next = outbox.Next();
       const Send& send = next->second;
       const Transfer& transfer = *send.transfer;
+      if (outbox.bytes_under_way >= kPiecesAtOnce * transfer.piece_bytes) return;
       const size_t begin = transfer.begun * transfer.piece_bytes, length = Begin(send.transfer);
       outbox.bytes_under_way += length;
       Check(MPI_Isend(send.data + begin, static_cast<int>(length), MPI_BYTE, peer, WireTag(send.tag), bulk_,
@@ -335,6 +343,7 @@ class MpiTransport : public Transport {
   }
 
   const size_t piece_bytes_;
+  const bool shares_memory_;
   bool owns_mpi_ = false;  // whether we started MPI, and so finalize it
   MPI_Comm packets_, bulk_;
   int rank_ = 0, size_ = 1;
@@ -352,7 +361,9 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes) { return std::make_unique<MpiTransport>(piece_bytes); }
+std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes, bool shares_memory) {
+  return std::make_unique<MpiTransport>(piece_bytes, shares_memory);
+}
 
 }  // namespace poseidon
 
@@ -361,7 +372,7 @@ std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes) { return std::ma
 extern "C" __attribute__((visibility("default"))) poseidon::Transport* poseidon_open_mpi_transport(char* error,
                                                                                                    size_t error_bytes) {
   try {
-    return poseidon::MakeMpiTransport(poseidon::kMpiPieceBytes).release();
+    return poseidon::MakeMpiTransport(poseidon::kMpiPieceBytes, /*shares_memory=*/true).release();
   } catch (const std::exception& e) {
     std::strncpy(error, e.what(), error_bytes - 1);
     error[error_bytes - 1] = '\0';

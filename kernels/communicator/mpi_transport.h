@@ -10,18 +10,19 @@
 
 namespace poseidon {
 
-// A bulk transfer travels in pieces, of which two are under way at a time: with less than 256 KiB a connection over TCP
-// runs dry between them, and what is urgent waits for what is under way to all ranks.
-inline constexpr size_t kMpiPieceBytes = size_t{128} << 10;
+// A bulk transfer to another node travels in pieces, of which two are under way at a time: enough that a connection
+// over TCP does not run dry, and little since what is urgent waits for it. Transfers of 1 MiB and less have pieces of
+// this size, and larger ones pieces of up to four times as much, since each piece takes processor time.
+inline constexpr size_t kMpiPieceBytes = size_t{64} << 10;
 
 // The largest piece of very large transfers. Less than the int with which MPI counts bytes: whoever waits for a large
 // transfer hears of its sender with each piece, and at 0.1 Gbit/s this one takes 1.3 s.
 inline constexpr size_t kMostMpiPieceBytes = size_t{16} << 20;
 
-// Starts MPI on the calling thread unless it runs already, and returns this rank's transport. Bulk transfers travel as
-// messages of `piece_bytes`, or larger ones where they would be too many; it must be the same on all ranks. Throws
+// Starts MPI on the calling thread unless it runs already, and returns this rank's transport. `piece_bytes` must be the
+// same on all ranks. `shares_memory` is false where ranks of one node should exchange pieces as others do. Throws
 // TransportError.
-std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes);
+std::unique_ptr<Transport> MakeMpiTransport(size_t piece_bytes, bool shares_memory);
 
 }  // namespace poseidon
 

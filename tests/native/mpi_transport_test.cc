@@ -18,7 +18,7 @@ constexpr size_t kPieceBytes = 1000;
 constexpr uint32_t kWireTags = 1 << 15;  // after this many transfers, MPI's tags repeat
 
 Transport& Mpi() {
-  static Transport* transport = poseidon::MakeMpiTransport(kPieceBytes).release();
+  static Transport* transport = poseidon::MakeMpiTransport(kPieceBytes, /*shares_memory=*/false).release();
   return *transport;
 }
 
