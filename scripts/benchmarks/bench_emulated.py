@@ -91,6 +91,7 @@ PARTS = {
         *(Run("resnet50", hosts, gbps, _OVERLAP, profile="titan_x_tf", dilation=4, shrink=4)
           for hosts, gbps in ((4, 2.5), (4, 1), (4, 5), (2, 2.5), (4, 10))),
         Run("vgg19", 4, 10, _OVERLAP, shrink=16), Run("mlp", 4, 1, _OVERLAP, dilation=4, steps=3),
+        Run("mlp", 4, 10, _OVERLAP, dilation=40, steps=3),
     ],
     # Zeros of factors, and gradients that were cast.
     "bytes": [

@@ -425,21 +425,17 @@ def test_auto_plans_with_what_the_next_step_hides():
     assert overlapping.step_seconds < single.step_seconds
 
 
-def test_a_kv_pair_that_travels_is_not_overtaken():
-    """Three peers get 2 MiB each at a time, in 50.3 ms, so what is needed first begins up to so much later."""
+def test_a_piece_that_travels_is_not_overtaken():
+    """Three peers get 256 KiB each at a time, in 6.3 ms: what is needed first leaves after those that have begun."""
     first = planning.Site("first", "float32", 4, (1000,), operations=1e9, needed=0.0)
-    large = planning.Site("large", "float32", 4, (100 << 20,), operations=9.9e8)
+    large = planning.Site("large", "float32", 4, (3 << 20,), operations=9.9e8)
     cluster = planning.Cluster(4, bandwidth_gbps=1, latency_us=0, gflops=1)
     alone, both = (planning.make_plan(sites, "ps", cluster, operations=1e9, steps=2).step_seconds
                    for sites in ([first], [first, large]))
-    pair = 3 * (2 << 20) * 8 / 1e9
-    link = 1.5 * (400 << 20) * 8 / 1e9
-    # The first step's large gradient has begun 10 ms before; in the end, both steps' have travelled.
-    assert alone < 1.001 and both == pytest.approx((0.99 + 2 * link + 2 * 1.5 * 4000 * 8 / 1e9) / 2)
-    late = planning.make_plan([first, dataclasses.replace(large, shape=(3 << 20,))], "ps", cluster, operations=1e9,
-                              steps=2).step_seconds
-    # Of 12 MiB, each server has two KV pairs of 1.5 MiB.
-    assert late == pytest.approx((1 + pair * 3 / 4 - 0.01 + 1 + 1.5 * (12 << 20) * 8 / 1e9 - 0.01) / 2, rel=1e-3)
+    piece, way = 3 * (256 << 10) * 8 / 1e9, 1.5 * (6 << 20) * 8 / 1e9  # to the servers, and as long back
+    assert way == pytest.approx(12 * piece)
+    # The large gradient has begun 10 ms before, so that a second piece is under way.
+    assert alone < 1.001 and both == pytest.approx((1 + 2 * piece - 0.01 + 1 - 0.01 + 2 * way) / 2, rel=1e-4)
 
 
 def test_what_rows_wait_for_does_not_wait_for_gradients_of_the_step_before():
@@ -468,7 +464,7 @@ def random_case(seed):
 # Cases in which choosing gradient by gradient takes more than 5 % longer.
 @pytest.mark.parametrize("steps, seeds", [
     (1, (176, 241, 285, 361, 402, 525, 642, 770, 836, 966, 976, 1003, 1224, 1225, 1230, 1341, 1377, 1483)),
-    (8, (176, 241, 278, 514, 525, 642, 658, 771, 836, 883, 976, 1003, 1062, 1224, 1225, 1321, 1341, 1377))])
+    (8, (176, 241, 396, 514, 525, 642, 658, 771, 836, 924, 976, 1003, 1062, 1224, 1225, 1321, 1341, 1377))])
 def test_auto_on_accelerators_is_as_fast_as_any_choice(steps, seeds):
     """Of all combinations of schemes, which are all tried here."""
     for seed in seeds:
