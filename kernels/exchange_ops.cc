@@ -71,7 +71,7 @@ site: The path of the variable, and which synchronisation of it within the step 
 shape: The gradient's shape, as far as it is known.
 wire_dtype: The type that the gradient and its sum travel in; empty for their own. Rounds both.
 eager: Whether Python waits for it and computes nothing meanwhile, which timelines want to know.
-priority: Exchanges with smaller numbers overtake it on their way, at the next KV pair.
+priority: Exchanges with smaller numbers overtake it on their way, at its next piece.
 )doc");
 
 REGISTER_OP("PoseidonAllReduce")

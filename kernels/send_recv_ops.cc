@@ -63,7 +63,7 @@ strict: Whether to fail where ranks do not have the same factors.
 scheme: "ps" sums over the sharded parameter server; "sfb" gives all ranks the factors of all.
 group: If not empty, it waits a short while for the other exchanges of this group, and leaves with them.
 group_size: The number of exchanges in the group, per step.
-priority: Exchanges with smaller numbers overtake it on their way, at the next KV pair.
+priority: Exchanges with smaller numbers overtake it on their way, at its next piece.
 least_saving: A factor travels without its zeros if at least this share of its bytes is saved, which each rank finds
   out for itself; 1 for always as it is. Not among ranks of one node.
 float_sum: Whether the sum of gradients in half or bfloat16 is a float, not rounded; only with "ps". Each rank decides

@@ -336,8 +336,7 @@ def test_plans_expect_what_is_simulated(nodes, steps, gbps):
     assert plan.step_seconds == pytest.approx(simulated, rel=0.03)
 
 
-SLOWER = policy_table.Case("googlenet", 8, 1, "titan_x", 8)  # the only one of all cases
-SOME_CASES = [case for case in policy_table.cases()[::11] if case != SLOWER]
+SOME_CASES = policy_table.cases()[::11]
 
 
 @pytest.mark.parametrize("model", sorted({case.model for case in SOME_CASES}))
@@ -521,8 +520,6 @@ def test_agrees_with_what_was_measured(entry):
 
 
 OVERLAPPING = json.loads((ROOT / "docs/results/overlap.json").read_text())
-# Steps of eight are 5.7 % longer than simulated there, for a reason that is not known.
-LESS_ALIKE_OVERLAPPING = {("resnet50", 1): 0.06}
 
 
 @pytest.mark.parametrize("entry", OVERLAPPING, ids=emulated_name)
@@ -535,8 +532,7 @@ def test_agrees_with_what_was_measured_of_steps_that_overlap(entry):
     steps = {row["system"]: row["step"]["median_ms"] for row in entry["results"] if row["system"] in systems}
     simulated = {name: 1e3 * simulation.simulate(work, there, systems[name]).step_seconds for name in steps}
     assert len(steps) == 2
-    tolerance = LESS_ALIKE_OVERLAPPING.get((entry["run"]["model"], entry["run"]["gbps"]), 0.05)
-    assert simulated == pytest.approx(steps, rel=tolerance)
+    assert simulated == pytest.approx(steps, rel=0.05)
 
 
 def test_enough_was_measured():
