@@ -122,6 +122,8 @@ class MpiTransport : public Transport {
     SendPieces(peer);
   }
 
+  bool overtakes() const override { return true; }
+
   void ReceiveBulk(int peer, uint32_t tag, void* data, size_t bytes, Completion done) override {
     orders_[peer].Add(tag, {data, bytes, std::move(done)}, [&](uint32_t tag, Receive receive) {
       const auto transfer = Pieces(peer, /*is_sent=*/false, receive.bytes, std::move(receive.done));
@@ -208,7 +210,7 @@ class MpiTransport : public Transport {
       return first->first.second - oldest < kTags ? first : waiting.find({priority, oldest});
     }
 
-    size_t bytes_under_way = 0;
+    size_t bytes_under_way = 0, pieces_under_way = 0;
     uint64_t count = 0;  // of transfers
     std::map<Place, Send> waiting;
     std::map<uint64_t, int> priorities;  // of those that wait, by number
@@ -289,9 +291,12 @@ class MpiTransport : public Transport {
       const auto next = outbox.Next();
       const Send& send = next->second;
       const Transfer& transfer = *send.transfer;
-      if (outbox.bytes_under_way >= kPiecesAtOnce * transfer.piece_bytes) return;
+      if (outbox.pieces_under_way >= kPiecesAtOnce && outbox.bytes_under_way >= kPiecesAtOnce * transfer.piece_bytes) {
+        return;
+      }
       const size_t begin = transfer.begun * transfer.piece_bytes, length = Begin(send.transfer);
       outbox.bytes_under_way += length;
+      ++outbox.pieces_under_way;
       Check(MPI_Isend(send.data + begin, static_cast<int>(length), MPI_BYTE, peer, WireTag(send.tag), bulk_,
                       &requests_.back()),
             "MPI_Isend");
@@ -317,6 +322,7 @@ class MpiTransport : public Transport {
       Transfer& transfer = *piece.transfer;
       if (transfer.is_sent) {
         outboxes_[transfer.peer].bytes_under_way -= piece.bytes;
+        --outboxes_[transfer.peer].pieces_under_way;
         sent_to.insert(transfer.peer);
       } else {
         Heard(transfer.peer);
@@ -337,8 +343,8 @@ class MpiTransport : public Transport {
     }
     requests_.resize(kept);
     pieces_.resize(kept);
-    for (int peer : sent_to) SendPieces(peer);
     for (Completion& completion : done) completion();
+    for (int peer : sent_to) SendPieces(peer);  // after what these have sent, which may be more urgent
     return true;
   }
 

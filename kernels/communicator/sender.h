@@ -1,5 +1,5 @@
 // Sends frames: stamps them, keeps small payloads in the packet, and starts bulk transfers, the most urgent first and a
-// limited number of bytes at a time. Those that have started overtake each other in the transport.
+// limited number of bytes at a time. Those that have started overtake each other in the transport, if it can.
 
 #ifndef POSEIDON_COMMUNICATOR_SENDER_H_
 #define POSEIDON_COMMUNICATOR_SENDER_H_
@@ -82,21 +82,27 @@ class Sender {
   // With less in flight a connection over TCP runs dry: the receiver's word that it is ready for the next transfer
   // comes behind what fills the buffers of its own connection.
   static constexpr size_t kLeastInFlight = size_t{256} << 10;
+  static constexpr size_t kMostCredits = 4;
 
   using Place = std::pair<int, uint64_t>;  // priority, and when it came
   using Waiting = std::map<Place, Bulk>;
 
-  // How many bytes in flight to a peer let no transfer start that is not more urgent than they are; the last one may
-  // exceed it. The peer must hold them in memory if it has not started the exchange yet.
-  size_t Credit() const { return std::max(2 * kv_pair_bytes_, kLeastInFlight); }
-
-  // Whether the most urgent transfer that waits for `peer` may start.
+  // Whether the most urgent transfer that waits for `peer` may start; it may exceed the limit. The peer must hold in
+  // memory what is in flight if it has not started the exchange yet.
+  //
+  // Where transfers overtake each other, less urgent ones hold up nothing, unless there are very many. Where they do
+  // not, an urgent one waits for all that is in flight, so those that have priorities keep the link busy with little.
   bool MayStart(int peer) const {
     if (waiting_[peer].empty()) return false;
     const int priority = waiting_[peer].begin()->first.first;
-    size_t bytes = 0;
-    for (const auto& [other, in_flight] : in_flight_[peer]) bytes += other <= priority ? in_flight : 0;
-    return bytes < Credit();
+    size_t before = 0, all = 0;
+    for (const auto& [other, bytes] : in_flight_[peer]) {
+      all += bytes;
+      if (other <= priority) before += bytes;
+    }
+    const size_t credit = std::max(2 * kv_pair_bytes_, kLeastInFlight);
+    if (transport_->overtakes()) return before < credit && all < kMostCredits * credit;
+    return all < (priority == 0 ? credit : std::max(kv_pair_bytes_ / 2, kLeastInFlight));
   }
 
   void Append(int peer, const FrameHeader& header, const void* data) {

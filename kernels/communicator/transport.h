@@ -46,8 +46,11 @@ class Transport {
 
   // Sends `bytes` bytes to `peer`, to the ReceiveBulk of the same tag. The tags of what is sent to one peer
   // count from 0, and from 0 again after 2^32. `data` must stay unchanged until `done` is called, from Poll.
-  // A transport may let what has a smaller `priority` overtake what was sent before.
+  // What has a smaller `priority` overtakes what was sent before, if the transport can.
   virtual void SendBulk(int peer, uint32_t tag, const void* data, size_t bytes, int priority, Completion done) = 0;
+
+  // Whether bulk transfers overtake others by their priority.
+  virtual bool overtakes() const { return false; }
 
   // Receives the bulk transfer `tag` of `peer` into `data`; `done` is called from Poll. Transfers may be
   // asked for in any order, before or after they are sent, but all of them must be asked for in the end.

@@ -220,10 +220,10 @@ checked, {agree} agree within 5 %**; so do {agree_d} of {checked_d} that follow 
   and has {poseidon_32:.2f}x. Factors gain where links are slower or accelerators faster: over 10 GbE, and in the
   last section.
 * **Where ours is slower:** by at most {slower:.1%} against the best of all other systems, {where}.
-  `auto` starts from the fastest scheme of each gradient by itself, and changes it only for a gain of 5 % of a step.
+  `auto` starts from the fastest scheme of each gradient by itself, and changes it where that shortens the step.
 
 "Poseidon" is Algorithm 1 of the paper; "ours" is the policy `auto` for a cluster with accelerators
-(`Cluster(accelerators=True)`; `calibrate()` measures a cluster of processors). It makes another plan at {differ}
+(`Cluster(accelerators=True)`). It makes another plan at {differ}
 of the points below."""
 
 RATES = """\

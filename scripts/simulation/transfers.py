@@ -9,7 +9,7 @@ import math
 from tf_poseidon import planning
 from tf_poseidon.errors import PoseidonError
 
-PIECE_BYTES = 256 << 10  # kPiecesAtOnce of kMpiPieceBytes in mpi_transport.cc: what nothing interrupts
+PIECE_BYTES = 256 << 10  # what nothing interrupts: two pieces of 2 MiB, see mpi_transport.cc
 _MIN_KV_PAIR_BYTES = 16 << 10  # kMinKvPairBytes in kv_pairs.cc
 _BLOCK_BYTES = 64  # kBlock
 STEADY = 6  # steps without a barrier, until one repeats the one before

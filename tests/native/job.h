@@ -75,6 +75,7 @@ class ScriptedTransport : public Transport {
     return false;
   }
   bool Flushed() const override { return true; }
+  bool overtakes() const override { return can_overtake; }
   void Close(bool) override {}
 
   // The next Poll delivers a packet, or a part of a transfer, or completes one.
@@ -85,6 +86,7 @@ class ScriptedTransport : public Transport {
   std::vector<std::pair<int, size_t>> packets;  // sent: peer and bytes
   std::vector<Frame> sent;
   std::vector<Bulk> sends, receives;
+  bool can_overtake = false;
 
  private:
   const int rank_, size_;

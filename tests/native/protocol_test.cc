@@ -452,11 +452,13 @@ TEST(TransfersToOneRankAreTaggedInTheOrderInWhichTheyAreSent) {
   }
 }
 
-TEST(UrgentExchangesStartBesideOthers) {
+// Submits exchanges of several priorities, and expects their transfers to start in an order.
+void StartsInOrder(bool can_overtake, const std::vector<std::string>& expected) {
   Options options = Alone::SmallOptions();
   options.servers = {1};
   options.kv_pair_bytes = 512 << 10;  // two are as much as may be in flight beside more urgent ones
   Alone alone(options);
+  alone.transport->can_overtake = can_overtake;
   const std::vector<std::tuple<std::string, int, size_t>> submitted = {
       // name, priority, KV pairs; in the order in which they are submitted
       {"last", 3, 6},
@@ -486,8 +488,6 @@ TEST(UrgentExchangesStartBesideOthers) {
       if (frame.header.site == Hash(name)) names.push_back(name);
     }
   }
-  const std::vector<std::string> expected = {"last",   "last",     "middle", "middle", "first", "first",
-                                             "metric", "as first", "last",   "last",   "last",  "last"};
   EXPECT_EQ(names.size(), expected.size(), "all have left");
   EXPECT(names == expected, "the most urgent starts next, and otherwise the one that came first");
   const std::map<std::string, int> priorities = {
@@ -495,6 +495,17 @@ TEST(UrgentExchangesStartBesideOthers) {
   for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_EQ(alone.transport->sends[i].priority, priorities.at(names[i]), "the transport knows what is urgent");
   }
+}
+
+TEST(UrgentExchangesStartBesideOthersWhereTransfersOvertake) {
+  StartsInOrder(true, {"last", "last", "middle", "middle", "first", "first", "metric", "as first", "last", "last",
+                       "last", "last"});
+}
+
+TEST(OtherwiseTheyOvertakeBetweenKvPairs) {
+  // A KV pair was under way before anything else was there.
+  StartsInOrder(false, {"last", "metric", "first", "first", "as first", "middle", "middle", "last", "last", "last",
+                        "last", "last"});
 }
 
 // ---- ranks that fail, leave or are late

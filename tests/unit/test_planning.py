@@ -496,8 +496,11 @@ def test_auto_changes_nothing_for_a_gain_that_is_not_certain(uncertainty, expect
 def test_no_plan_is_faster_than_bytes_and_arithmetic(steps):
     for seed in range(200):
         sites, cluster, operations = random_case(seed)
-        for policy in ("auto", "ps", "sfb"):
-            plan = planning.make_plan(sites, policy, cluster, operations=operations, steps=steps)
+        rows = planning.Exchange("rows", "gather", "float32", 4, (2 ** (seed % 24),), operations=operations / 2,
+                                 is_waited_for=True)
+        sites[0] = dataclasses.replace(sites[0], is_waited_for=seed % 3 == 0)
+        for policy, others in itertools.product(("auto", "ps", "sfb"), ((), (rows,))):
+            plan = planning.make_plan(sites, policy, cluster, operations=operations, exchanges=others, steps=steps)
             assert plan.least_seconds <= plan.step_seconds * (1 + 1e-9), f"seed {seed}"
 
 

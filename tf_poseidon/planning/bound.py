@@ -2,7 +2,8 @@
 
 A step is no shorter than its arithmetic with all rebuilding, and no shorter than all transfers, which begin when the
 first of them is ready. No choice of schemes makes both of these short: so neither any mean of them, which is least if
-each gradient has the scheme with the least share of it. The bound is the largest of these means.
+each gradient has the scheme with the least share of it. The bound is the largest of these means, or the arithmetic with
+the transfers for which it stops.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,16 @@ def least_seconds(sites: Sequence[Site], exchanges: Sequence[Exchange], cluster:
         operations: Additions and multiplications of a step.
         steps: How many steps overlap.
     """
-    # (seconds of the processor, seconds of the link) of each scheme, without those that are worse in both.
-    choices = [[(cost.rebuild + (cost.transfer if site.is_waited_for else 0.0), cost.transfer) for cost in costs]
-               for site in sites if site.bias_of is None and (costs := costs_of(site, cluster).values())]
+    # (seconds of the processor, seconds of the link) of each scheme.
+    free = [site for site in sites if site.bias_of is None]
+    choices = [[(cost.rebuild, cost.transfer) for cost in costs] for site in free
+               if (costs := costs_of(site, cluster).values())]
     others = [(exchange, cost) for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
-    processor = cluster.compute_seconds(operations) + sum(e.is_waited_for * cost.transfer for e, cost in others)
-    link = sum(cost.transfer for _, cost in others)
+    processor, link = cluster.compute_seconds(operations), sum(cost.transfer for _, cost in others)
+    # Meanwhile what has arrived may be rebuilt.
+    stopped = sum(e.is_waited_for * cost.transfer for e, cost in others) + sum(
+        min(cost.transfer for cost in costs) for site in free
+        if site.is_waited_for and (costs := costs_of(site, cluster).values()))
     if cluster.nodes > 1:
         tensors: tuple[Site | Exchange, ...] = (*sites, *exchanges)
         ready = min((tensor.operations for tensor in tensors), default=0.0)
@@ -43,7 +48,7 @@ def least_seconds(sites: Sequence[Site], exchanges: Sequence[Exchange], cluster:
         return ((1 - weight) * processor + weight * link + sum(part for part, _ in parts),
                 link - processor + sum(slope for _, slope in parts))
 
-    low, high, best = 0.0, 1.0, 0.0
+    low, high, best = 0.0, 1.0, processor + stopped
     for weight in (low, high):
         best = max(best, mean(weight)[0])
     for _ in range(_HALVINGS):  # the mean is concave

@@ -47,7 +47,7 @@ class Message(typing.NamedTuple):
     ways: int = 1
 
 
-# What travels to another node at a time, and nothing interrupts: kPiecesAtOnce of kMpiPieceBytes in
+# What travels to another node at a time, and nothing interrupts: two pieces of a transfer of 2 MiB, see PieceBytes in
 # kernels/communicator/mpi_transport.cc.
 _PIECE_BYTES = 256 << 10
 
@@ -207,8 +207,8 @@ class _ByPriority:
 
     def next_arrival(self, until: float) -> _Arrival | None:
         """Returns the next message that arrives until then, if none is sent before that; None if none does."""
-        while self._waiting and not self._arrivals and self._now < until:
-            self._carry(until)
+        while self._waiting and self._now < (end := min(until, self._arrivals[0][0] if self._arrivals else math.inf)):
+            self._carry(end)
         return heapq.heappop(self._arrivals) if self._arrivals and self._arrivals[0][0] <= until else None
 
     def _push(self, name: Hashable, message: Message, key: "_Key", more: int) -> None:
