@@ -32,7 +32,7 @@ _K, _SIZE, _SIZE_ON_GPU = 128, 1024, 4096
 _AT_A_TIME_ON_GPU = 20
 _COMPUTE_S = 0.1
 # Sums during which products are timed, and what these may take at most, if sums do not disturb them.
-_SUMS_AT_ONCE = 3
+_SUMS_AT_ONCE = 10
 _UNDISTURBED = 1.1
 
 # The exchanges of the measurement, which are not part of training.
@@ -55,8 +55,8 @@ def calibrate(**options: Any) -> planning.Cluster:
 
     Returns:
         A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the
-        additions. Its uncertainty is how much repeated measurements differed. Where ranks compute on GPUs, it has
-        accelerators if sums do not slow these down.
+        additions. Its uncertainty is how much repeated measurements differed. Where rank 0 computes on a GPU, it has
+        accelerators if sums do not slow that down.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ends.
@@ -89,11 +89,12 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
     latency = _latency(time_sums)
     bandwidth = _bandwidth(communicator, time_sums, cluster, latency)
     communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
-    times = _product_times(_seconds_passed(_COMPUTE_S))
+    time_product = _product_timer()
+    times = _product_times(time_product)
     is_gpu = np.array([ops.multiplying_device().device_type == "GPU"])
     # All ranks exchange, or none.
     accelerators = communicator.broadcast("calibration/is_gpu", is_gpu)[0] and is_undisturbed(
-        times, functools.partial(time_sums, bandwidth.num_bytes, _SUMS_AT_ONCE))
+        times, functools.partial(time_sums, bandwidth.num_bytes, _SUMS_AT_ONCE), time_product)
     mine = np.array([latency * 1e6, bandwidth.bits_per_second / 1e9, _gflops(times),
                      math.hypot(bandwidth.spread, _spread(times)), accelerators])
     latency_us, bandwidth_gbps, gflops, uncertainty, accelerators = communicator.broadcast("calibration", mine)
@@ -107,37 +108,53 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
 
 def measure_gflops() -> float:
     """Returns how fast this process multiplies factors, in 10^9 operations per second."""
-    return _gflops(_product_times(_seconds_passed(_COMPUTE_S)))
+    return _gflops(_product_times(_product_timer()))
 
 
-def is_undisturbed(alone: Sequence[float], exchange: Callable[[], object]) -> bool:
+def is_undisturbed(alone: Sequence[float], exchange: Callable[[], object],
+                   time_product: Callable[[], float]) -> bool:
     """Returns whether products take no longer while this rank exchanges something.
 
     Args:
-        alone: Seconds of products without exchanges, of `_product_times`.
+        alone: Seconds of products without exchanges.
         exchange: Exchanges something for longer than a few products take; called in another thread.
+        time_product: Computes a product and returns its seconds.
     """
+    meanwhile = []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         exchanging = pool.submit(exchange)
-        meanwhile = _product_times(exchanging.done)
+        while not exchanging.done():
+            seconds = time_product()
+            if not exchanging.done():
+                meanwhile.append(seconds)
         exchanging.result()
-    return statistics.median(meanwhile) < _UNDISTURBED * statistics.median(alone)
+    return len(meanwhile) >= 3 and statistics.median(meanwhile) < _UNDISTURBED * statistics.median(alone)
 
 
-def _product_times(is_over: Callable[[], bool]) -> list[float]:
-    """Returns the seconds of products of factors, at least three, until a function says that it is over."""
+def _product_times(time_product: Callable[[], float]) -> list[float]:
+    """Returns the seconds of several products."""
+    times, end = [], time.perf_counter() + _COMPUTE_S
+    while time.perf_counter() < end or len(times) < 3:
+        times.append(time_product())
+    return times
+
+
+def _product_timer() -> Callable[[], float]:
+    """Returns a function that multiplies factors and returns how long that takes."""
     rng = np.random.default_rng(0)
     kind = ops.multiplying_device().device_type
     size, count = _products()
     with tf.device(f"{kind}:0"):
         u, v = (tf.constant(rng.normal(size=(_K, size)), tf.float32) for _ in "uv")
-        _multiply(u, v, count)
-        times: list[float] = []
-        while len(times) < 3 or not is_over():
-            begin = time.perf_counter()
+
+    def time_product() -> float:
+        begin = time.perf_counter()
+        with tf.device(f"{kind}:0"):
             _multiply(u, v, count)
-            times.append(time.perf_counter() - begin)
-    return times
+        return time.perf_counter() - begin
+
+    time_product()  # the first is cold
+    return time_product
 
 
 def _products() -> tuple[int, int]:
@@ -155,12 +172,6 @@ def _spread(times: Sequence[float]) -> float:
     """Returns half of the distance of the quartiles as a share of the median."""
     low, median, high = statistics.quantiles(times, n=4, method="inclusive")
     return (high - low) / 2 / median
-
-
-def _seconds_passed(seconds: float) -> Callable[[], bool]:
-    """Returns a function that says whether so many seconds have passed since now."""
-    end = time.perf_counter() + seconds
-    return lambda: time.perf_counter() >= end
 
 
 def _multiply(u: tf.Tensor, v: tf.Tensor, count: int) -> None:

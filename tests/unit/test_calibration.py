@@ -1,6 +1,7 @@
 """Measuring the speeds of a job."""
 
 import re
+import threading
 import time
 
 import launch
@@ -38,21 +39,22 @@ def test_alone_there_is_only_arithmetic():
     assert poseidon.calibrate() is cluster
 
 
-@pytest.mark.parametrize("meanwhile, is_undisturbed", [(1.0, True), (1.05, True), (1.2, False)])
-def test_computing_is_undisturbed_if_products_take_no_longer_meanwhile(monkeypatch, meanwhile, is_undisturbed):
-    exchanged = []
+@pytest.mark.parametrize("meanwhile, number, is_undisturbed", [
+    (1.0, 5, True), (1.05, 5, True), (1.2, 5, False), (1.0, 2, False)])  # two are too few to say
+def test_computing_is_undisturbed_if_products_take_no_longer_meanwhile(meanwhile, number, is_undisturbed):
+    is_over, products = threading.Event(), []
 
-    def product_times(is_over):
-        while not is_over():
-            time.sleep(0.01)
-        assert exchanged
-        return [meanwhile] * 3
+    def time_product():
+        products.append(meanwhile)
+        if len(products) > number:
+            is_over.set()
+            time.sleep(0.2)  # the exchange ends before this product
+            return 100.0
+        return meanwhile
 
-    monkeypatch.setattr(calibration, "_product_times", product_times)
-    assert calibration.is_undisturbed([1.0] * 3, lambda: exchanged.append(1)) == is_undisturbed
-    exchanged.append(1)
+    assert calibration.is_undisturbed([1.0] * 3, is_over.wait, time_product) == is_undisturbed
     with pytest.raises(ZeroDivisionError):
-        calibration.is_undisturbed([1.0] * 3, lambda: 1 / 0)
+        calibration.is_undisturbed([1.0] * 3, lambda: 1 / 0, time_product)
 
 
 @pytest.mark.parametrize("times, spread", [([2.0, 2.0, 2.0], 0), ([1.0, 2.0, 4.0], 0.375), ([4.0, 1.0, 2.0], 0.375)])
