@@ -46,6 +46,17 @@ class Message(typing.NamedTuple):
     piece: float = math.inf
     ways: int = 1
 
+    def in_pieces(self, number: int) -> "Message":
+        """Returns it with so many pieces in place of each."""
+        whole = (self.cost.transfer or math.inf) if math.isinf(self.piece) else self.piece
+        *others, _, ways = self
+        return Message(*others, whole / number, ways)
+
+    def slowed(self, factor: float) -> "Message":
+        """Returns it with a transfer that takes `factor` times as long."""
+        cost, *others = self
+        return Message(dataclasses.replace(cost, transfer=factor * cost.transfer), *others)
+
 
 # What travels to another node at a time, and nothing interrupts: two pieces of a transfer of 2 MiB, see PieceBytes in
 # kernels/communicator/mpi_transport.cc.
@@ -113,11 +124,10 @@ def uncertain_seconds(sent: Sequence[Message], cluster: Cluster, operations: flo
     """
     versions = [list(sent)]
     if steps > 1:
-        versions.append([message._replace(piece=(message.cost.transfer or math.inf) / _MANY if math.isinf(message.piece)
-                                          else message.piece / _MANY) for message in sent])
-    for factor in (1 + cluster.uncertainty, 1 / (1 + cluster.uncertainty)) if cluster.uncertainty else ():
-        versions.append([message._replace(cost=dataclasses.replace(
-            message.cost, transfer=factor * message.cost.transfer)) for message in sent])
+        versions.append([message.in_pieces(_MANY) for message in sent])
+    if cluster.uncertainty:
+        factor = 1 + cluster.uncertainty
+        versions += [[message.slowed(slower) for message in sent] for slower in (factor, 1 / factor)]
     return [step_seconds(version, cluster, operations, steps)[0] for version in versions]
 
 
