@@ -49,13 +49,15 @@ class Message(typing.NamedTuple):
     def in_pieces(self, number: int) -> "Message":
         """Returns it with so many pieces in place of each."""
         whole = (self.cost.transfer or math.inf) if math.isinf(self.piece) else self.piece
-        *others, _, ways = self
-        return Message(*others, whole / number, ways)
+        return self._with(self.cost, whole / number)
 
     def slowed(self, factor: float) -> "Message":
         """Returns it with a transfer that takes `factor` times as long."""
-        cost, *others = self
-        return Message(dataclasses.replace(cost, transfer=factor * cost.transfer), *others)
+        return self._with(dataclasses.replace(self.cost, transfer=factor * self.cost.transfer), self.piece)
+
+    def _with(self, cost: Cost, piece: float) -> "Message":
+        return Message(cost, self.operations, self.needed, self.depth, self.is_waited_for, self.is_urgent, piece,
+                       self.ways)
 
 
 # What travels to another node at a time, and nothing interrupts: two pieces of a transfer of 2 MiB, see PieceBytes in
