@@ -48,8 +48,7 @@ class Message(typing.NamedTuple):
 
     def in_pieces(self, number: int) -> "Message":
         """Returns it with so many pieces in place of each."""
-        whole = (self.cost.transfer or math.inf) if math.isinf(self.piece) else self.piece
-        return self._with(self.cost, whole / number)
+        return self._with(self.cost, self.piece / number)
 
     def slowed(self, factor: float) -> "Message":
         """Returns it with a transfer that takes `factor` times as long."""
