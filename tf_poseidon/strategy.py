@@ -102,8 +102,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         startup_timeout_s: Longest wait, in seconds, for all ranks to create their strategy.
         heartbeat_timeout_s: Longest silence of another rank, in seconds, more than 1. A rank that computes is not
             silent; one is whose host is down, frozen or cut off, and then the job ends with a message that names it.
-            Heartbeats wait behind what is under way, of which each piece counts as heard: up to 256 KiB, for transfers
-            of more than 16 MiB up to 16 MiB. Give more where one takes that long.
+            Heartbeats wait behind what is under way, of which each piece counts as heard: of transfers of more than
+            16 MiB these have up to 16 MiB. Give more where one takes that long.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never

@@ -25,6 +25,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -45,6 +46,9 @@ constexpr int kRingSize = 8;
 // How many pieces a transfer should have, and has at most, as far as their sizes allow; how many are under way to a
 // rank.
 constexpr size_t kWantedPieces = 16, kMostPieces = 64, kPiecesAtOnce = 2;
+
+// What nodes send each other to find out how fast their links are.
+constexpr int kMeasuredBytes = 512 << 10, kMeasuredRounds = 4;
 
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -91,6 +95,7 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_rank(packets_, &rank_), "MPI_Comm_rank");
     Check(MPI_Comm_size(packets_, &size_), "MPI_Comm_size");
     FindNodes();
+    MeasurePieces();
     ForgetSharedMemory();
     orders_.assign(size_, TagOrder<Receive>(kTags));
     outboxes_.resize(size_);
@@ -245,6 +250,32 @@ class MpiTransport : public Transport {
     Check(MPI_Allgather(&first, 1, MPI_INT, nodes_.data(), 1, MPI_INT, packets_), "MPI_Allgather");
   }
 
+  // Lets pieces be larger where links are fast. These calls block, but all ranks are here.
+  //
+  // All nodes send to the next one at the same time, and the slowest counts, so that all ranks cut alike.
+  void MeasurePieces() {
+    const std::set<int> firsts(nodes_.begin(), nodes_.end());
+    if (firsts.size() == 1) return;
+    double seconds = 0;
+    if (nodes_[rank_] == rank_) {
+      const auto own = firsts.find(rank_);
+      const int next = std::next(own) == firsts.end() ? *firsts.begin() : *std::next(own);
+      const int before = own == firsts.begin() ? *firsts.rbegin() : *std::prev(own);
+      std::vector<char> sent(kMeasuredBytes), received(kMeasuredBytes);
+      for (int round = 0; round < kMeasuredRounds; ++round) {
+        const double begin = MPI_Wtime();
+        Check(MPI_Sendrecv(sent.data(), kMeasuredBytes, MPI_BYTE, next, 0, received.data(), kMeasuredBytes, MPI_BYTE,
+                           before, 0, bulk_, MPI_STATUS_IGNORE),
+              "MPI_Sendrecv");
+        const double took = MPI_Wtime() - begin;
+        seconds = round == 0 ? took : std::min(seconds, took);  // the first makes the connections
+      }
+    }
+    Check(MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, bulk_), "MPI_Allreduce");
+    const double bytes = std::min(kMeasuredBytes * kPieceSeconds / seconds, double{kMostMpiPieceBytes});
+    piece_bytes_ = std::max(piece_bytes_, static_cast<size_t>(bytes));
+  }
+
   // Removes the names of the memory that MPICH shares between the ranks of a node, which all of them have mapped by
   // now: a job that does not end well would leave it for ever, and /dev/shm is small in containers.
   static void ForgetSharedMemory() {
@@ -348,7 +379,7 @@ class MpiTransport : public Transport {
     return true;
   }
 
-  const size_t piece_bytes_;
+  size_t piece_bytes_;
   const bool shares_memory_;
   bool owns_mpi_ = false;  // whether we started MPI, and so finalize it
   MPI_Comm packets_, bulk_;
