@@ -70,6 +70,8 @@ def _functions() -> ctypes.CDLL:
         ("submit_factors", handle, [handle, text, text, number, ctypes.POINTER(handle),
                                     ctypes.POINTER(ctypes.c_int64),
                                     ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)]),
+        ("submit_ping", handle, [handle, number, ctypes.c_int64]),
+        ("ping_seconds", ctypes.c_double, [handle]),
         ("wait", number, [handle, ctypes.c_double, text]),
         ("has_factors", ctypes.c_bool, [handle]),
         ("factor_bytes", ctypes.c_int64, [handle, number]),
@@ -221,6 +223,16 @@ class Communicator:
         if self.rank == root:
             buffer[:] = np.frombuffer(data, np.uint8)
         return self.broadcast(f"{site}/text", buffer, root).tobytes().decode()
+
+    def ping(self, peer: int, num_bytes: int = 0) -> float:
+        """Returns the seconds from sending bytes to another rank to hearing that it has them.
+
+        Args:
+            peer: The other rank, which need not do anything.
+            num_bytes: How many, at most 64 MiB.
+        """
+        handle = self._lib.poseidon_submit_ping(self._handle, peer, num_bytes)
+        return self._waiting(handle, (), lambda: self._lib.poseidon_ping_seconds(handle))()
 
     def use_for_ops(self) -> None:
         """Makes the ops of this process exchange over this communicator."""

@@ -68,12 +68,14 @@ struct Waiter {
   bool is_done = false;
   std::string error;
   GatheredFactors gathered;
+  double seconds = 0;  // of a ping
 
-  void Finish(const std::string& reason, GatheredFactors factors) {
+  void Finish(const std::string& reason, GatheredFactors factors, double took = 0) {
     std::lock_guard<std::mutex> lock(mutex);
     is_done = true;
     error = reason;
     gathered = std::move(factors);
+    seconds = took;
     changed.notify_all();
   }
 };
@@ -188,6 +190,16 @@ void* poseidon_submit_factors(Communicator* communicator, const char* site, cons
                               });
   return handle;
 }
+
+void* poseidon_submit_ping(Communicator* communicator, int32_t peer, int64_t bytes) {
+  auto* handle = new poseidon::Handle(std::make_shared<Waiter>());
+  communicator->SubmitPing(
+      peer, static_cast<size_t>(bytes),
+      [waiter = *handle](const std::string& error, double seconds) { waiter->Finish(error, {}, seconds); });
+  return handle;
+}
+
+double poseidon_ping_seconds(void* handle) { return poseidon::Of(handle).seconds; }
 
 int32_t poseidon_wait(void* handle, double seconds, char* error) {
   Waiter& waiter = poseidon::Of(handle);

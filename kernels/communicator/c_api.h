@@ -75,6 +75,11 @@ void* poseidon_submit_factors(poseidon::Communicator* communicator, const char* 
                               int32_t num_parts, const void* const* data, const int64_t* rows, const int64_t* row_bytes,
                               const int64_t* element_bytes);
 
+// Sends `bytes` bytes to `peer`, another rank, and waits for its answer, see poseidon::Pings. Returns a handle for
+// poseidon_wait; then poseidon_ping_seconds says how long it took.
+void* poseidon_submit_ping(poseidon::Communicator* communicator, int32_t peer, int64_t bytes);
+double poseidon_ping_seconds(void* handle);
+
 // Waits at most `seconds` and returns 1 when the exchange is complete, -1 when it failed, 0 when
 // it still runs.
 int32_t poseidon_wait(void* handle, double seconds, char* error);

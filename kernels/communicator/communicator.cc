@@ -343,6 +343,11 @@ void Communicator::SubmitFactors(Factors factors, FactorsDone done) {
   impl_->Submit(
       {site, group, std::move(start), [done = std::move(done)](const std::string& error) { done(error, {}); }});
 }
+void Communicator::SubmitPing(int peer, size_t bytes, PingDone done) {
+  auto start = [peer, bytes, done](Protocol* protocol) { protocol->StartPing(peer, bytes, done); };
+  impl_->Submit(
+      {"a ping", {}, std::move(start), [done = std::move(done)](const std::string& error) { done(error, 0); }});
+}
 void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }
 std::string Communicator::failure() const { return impl_->failure(); }

@@ -10,7 +10,7 @@
 // Files, in the order in which data passes through them: communicator (the thread), protocol (hands over what is
 // submitted and what arrives), dense_exchanges (the worker's side), kv_pairs (cutting), routes (from node to node),
 // server (collecting), sum, factors (sufficient factor broadcasting), agreement, sender, packets, frame and
-// frame_checks (what is sent), transport (what sends it).
+// frame_checks (what is sent), transport (what sends it). Beside them: heartbeats, and pings (measuring links).
 
 #ifndef POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
 #define POSEIDON_COMMUNICATOR_COMMUNICATOR_H_
@@ -23,6 +23,7 @@
 #include "event_log.h"
 #include "exchange.h"
 #include "factors.h"
+#include "pings.h"
 #include "protocol.h"
 #include "transport.h"
 
@@ -51,6 +52,9 @@ class Communicator {
   // an error they must stay valid for ever, since the network may still use them.
   void Submit(Exchange exchange, Done done);
   void SubmitFactors(Factors factors, FactorsDone done);
+
+  // Measures the way to `peer`, another rank, with `bytes` bytes, at most kMaxPingBytes.
+  void SubmitPing(int peer, size_t bytes, PingDone done);
 
   // Ends every exchange of all ranks with an error that holds `reason`, and returns when the
   // other ranks have been told or `seconds` have passed.

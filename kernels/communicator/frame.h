@@ -21,6 +21,8 @@ enum class FrameKind : uint8_t {
   kAbort,         // the sender failed; the payload is the reason
   kGoodbye,       // the sender has reached the end of its program
   kAlive,         // the sender is alive; see heartbeats.h
+  kPing,          // bytes of no meaning, to be answered; see pings.h
+  kPong,          // the sender has all of the ping `step`
 };
 
 enum class Scheme : uint8_t {
@@ -39,7 +41,7 @@ struct FrameHeader {
   uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange
   int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
   uint64_t site;       // hash of the site's name
-  uint64_t step;       // how often this site was exchanged before
+  uint64_t step;       // how often this site was exchanged before; of a ping and its answer, a number
   uint64_t plan;       // digest of everything that decides how bytes are cut and routed
   uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
@@ -61,6 +63,9 @@ inline constexpr size_t kMaxPacketBytes = size_t{160} << 10;
 
 // The longest reason that an abort frame carries.
 inline constexpr size_t kMaxReasonBytes = size_t{16} << 10;
+
+// The largest payload of a ping.
+inline constexpr size_t kMaxPingBytes = size_t{64} << 20;
 
 }  // namespace poseidon
 

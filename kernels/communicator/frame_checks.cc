@@ -20,8 +20,15 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
       return WrongFactors(peer, header);
     case FrameKind::kRefusal:
       return header.length == 0 ? "" : Text("a refusal of ", header.length, " bytes, expected none");
+    case FrameKind::kPing:
+      return header.length <= kMaxPingBytes
+                 ? ""
+                 : Text("a ping of ", header.length, " bytes, expected at most ", kMaxPingBytes);
+    case FrameKind::kPong:
+      return header.length == 0 ? "" : Text("an answer of ", header.length, " bytes to a ping, expected none");
     default:
-      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected 0 to 3");
+      return Text("a frame of kind ", static_cast<int>(header.kind), ", expected 0 to ",
+                  static_cast<int>(FrameKind::kPong));
   }
 }
 

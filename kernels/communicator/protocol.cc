@@ -25,6 +25,7 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
+      pings_(transport_.get(), &sender_),
       broadcasting_(transport_.get(), &routes_, &sender_, statistics_,
                     [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
@@ -63,6 +64,12 @@ void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point
   FailIfLeftBehind();
 }
 
+void Protocol::StartPing(int peer, size_t bytes, PingDone done) {
+  if (has_failed()) return done(failure_, 0);
+  pings_.Start(peer, bytes, std::move(done));
+  FailIfLeftBehind();
+}
+
 // ---- what arrives ---------------------------------------------------------------------------
 
 bool Protocol::Poll() {
@@ -95,6 +102,10 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
       return FailIf(broadcasting_.OnFactors(peer, header, payload));
     case FrameKind::kRefusal:
       return broadcasting_.OnRefusal(peer, header);
+    case FrameKind::kPing:
+      return pings_.OnPing(peer, header);
+    case FrameKind::kPong:
+      return FailIf(pings_.OnPong(peer, header));
     default:
       dense_.OnFrame(peer, header, payload);
       return FailIfLeftBehind();
@@ -149,6 +160,7 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
   }
   dense_.Fail(reason);
   broadcasting_.Fail(reason);
+  pings_.Fail(reason);
 }
 
 void Protocol::FailIf(const std::string& disagreement) {
@@ -161,6 +173,7 @@ void Protocol::FailIfLeftBehind() {
   if (auto found = broadcasting_.FindLeftBehind(has_left_)) {
     FailIf(LeftBehind(found->missing, rank_, "'" + found->site + "'"));
   }
+  if (auto peer = pings_.FindLeftBehind(has_left_)) FailIf(LeftBehind(*peer, rank_, "a ping"));
 }
 
 void Protocol::CheckDeadlines() {
@@ -168,11 +181,12 @@ void Protocol::CheckDeadlines() {
   CheckHeartbeats(now);
   if (has_failed()) return;
   if (auto overdue = dense_.FindOverdue(now)) {
-    return FailOverdue(overdue->site, overdue->scheme, overdue->ranks);
+    return FailOverdue(Text("exchange '", overdue->site, "' (", overdue->scheme, ")"), overdue->ranks);
   }
   if (auto overdue = broadcasting_.FindOverdue(now, options_.timeout_s)) {
-    FailOverdue(overdue->site, "sfb", overdue->ranks);
+    return FailOverdue(Text("exchange '", overdue->site, "' (sfb)"), overdue->ranks);
   }
+  if (auto peer = pings_.FindOverdue(now, options_.timeout_s)) FailOverdue("answer a ping", {*peer});
 }
 
 void Protocol::CheckHeartbeats(Clock::time_point now) {
@@ -197,9 +211,9 @@ void Protocol::CheckHeartbeats(Clock::time_point now) {
               "heartbeat_timeout_s."));
 }
 
-void Protocol::FailOverdue(const std::string& site, const std::string& scheme, const std::vector<int>& ranks) {
-  FailIf(Text("Rank ", rank_, " waited ", options_.timeout_s, " s for ", RankList(ranks), " to exchange '", site, "' (",
-              scheme, "). Look at the output of ", RankList(ranks),
+void Protocol::FailOverdue(const std::string& what, const std::vector<int>& ranks) {
+  FailIf(Text("Rank ", rank_, " waited ", options_.timeout_s, " s for ", RankList(ranks), " to ", what,
+              ". Look at the output of ", RankList(ranks),
               "; if it is only slow, give PoseidonStrategy a larger timeout_s."));
 }
 

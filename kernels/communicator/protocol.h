@@ -15,6 +15,7 @@
 #include "frame_checks.h"
 #include "heartbeats.h"
 #include "options.h"
+#include "pings.h"
 #include "routes.h"
 #include "sender.h"
 #include "statistics.h"
@@ -32,6 +33,7 @@ class Protocol {
   // Starts an exchange that was submitted at `submitted`.
   void Start(Exchange exchange, Done done, Clock::time_point submitted);
   void StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
+  void StartPing(int peer, size_t bytes, PingDone done);
 
   // Handles what has arrived; returns whether anything had.
   bool Poll();
@@ -54,7 +56,7 @@ class Protocol {
   void Close();
 
   bool has_failed() const { return !failure_.empty(); }
-  bool is_waiting() const { return dense_.is_waiting() || broadcasting_.is_waiting(); }
+  bool is_waiting() const { return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting(); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
   bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on(); }
 
@@ -64,7 +66,7 @@ class Protocol {
   void FailIf(const std::string& disagreement);
   void FailIfLeftBehind();
   void CheckHeartbeats(Clock::time_point now);
-  void FailOverdue(const std::string& site, const std::string& scheme, const std::vector<int>& ranks);
+  void FailOverdue(const std::string& what, const std::vector<int>& ranks);
 
   const std::unique_ptr<Transport> transport_;
   const int rank_, size_;
@@ -80,6 +82,7 @@ class Protocol {
   const FrameChecks checks_;
   Heartbeats heartbeats_;
   Sender sender_;
+  Pings pings_;
   FactorBroadcasting broadcasting_;
   DenseExchanges dense_;
 };

@@ -20,14 +20,14 @@ using namespace poseidon;
 
 namespace {
 
-constexpr int kPrograms = 3000;
+constexpr int kPrograms = 3000, kEvents = 14;
 constexpr size_t kCounts[] = {1, 700, 50000};  // floats of sums: in the packet, in the packet, in KV pairs of their own
 constexpr size_t kFactorRows = 96, kFactorColumns = 200;
 
-// One of two ranks, and what it exchanges: sums, a broadcast, and factors.
+// One of two ranks, and what it exchanges: sums, a broadcast, factors, and a ping.
 class Exchanging {
  public:
-  explicit Exchanging(int rank) : factors_(kFactorRows * kFactorColumns, 1), broadcast_(3, 2) {
+  explicit Exchanging(int rank) : rank_(rank), factors_(kFactorRows * kFactorColumns, 1), broadcast_(3, 2) {
     Options options;
     options.kv_pair_bytes = 64 << 10;
     auto owned = std::make_unique<ScriptedTransport>(rank, 2);
@@ -40,7 +40,7 @@ class Exchanging {
   }
 
   // The number of exchanges that `Start` can start.
-  static constexpr int kExchanges = static_cast<int>(std::size(kCounts)) + 2;
+  static constexpr int kExchanges = static_cast<int>(std::size(kCounts)) + 3;
 
   void Start(int which) {
     Protocol& protocol = *rank->protocol;
@@ -50,6 +50,8 @@ class Exchanging {
       Exchange exchange = Of("broadcast", &broadcast_, &broadcast_);
       exchange.root = 1;
       protocol.Start(exchange, Ignored(), Clock::now());
+    } else if (which == static_cast<int>(std::size(kCounts)) + 1) {
+      protocol.StartPing(1 - rank_, 100000, [](const std::string&, double) {});
     } else {
       Factors factors;
       factors.site = "factors";
@@ -68,12 +70,12 @@ class Exchanging {
     }
   }
 
-  // What all exchanges together may receive: contributions and results of sums, the broadcast, and factors of the other
-  // rank, of which it says how many rows it has.
+  // What all exchanges together may receive: contributions and results of sums, the broadcast, and factors and pings of
+  // the other rank, of which it says how large they are.
   size_t LargestReceived() const {
     size_t floats = broadcast_.size();
     for (size_t count : kCounts) floats += 2 * count;
-    return floats * sizeof(float) + kMostFactorBytes;
+    return floats * sizeof(float) + kMostFactorBytes + kEvents * kMaxPingBytes;
   }
   static constexpr size_t kMostFactorBytes = size_t{1} << 31;
 
@@ -93,6 +95,7 @@ class Exchanging {
     return exchange;
   }
 
+  const int rank_;
   std::vector<std::vector<float>> values_, results_;
   std::vector<float> factors_, broadcast_;
 };
@@ -133,7 +136,7 @@ void Change(Frame* frame, std::mt19937* random) {
   const uint64_t number = kInteresting[(*random)() % std::size(kInteresting)];
   switch ((*random)() % 10) {
     case 0:
-      header->kind = static_cast<FrameKind>((*random)() % 8);
+      header->kind = static_cast<FrameKind>((*random)() % 10);
       break;
     case 1:
       header->scheme = static_cast<Scheme>((*random)() % 4);
@@ -182,7 +185,7 @@ TEST(HostilePacketsEndTheJobOrAreTaken) {
     std::shuffle(frames.begin(), frames.end(), random);
     size_t finished = 0, finished_sends = 0, received_at_failure = 0, bytes = 0;
     uint32_t tag = 0;
-    for (int event = 0; event < 14; ++event) {
+    for (int event = 0; event < kEvents; ++event) {
       const bool had_failed = mine.rank->protocol->has_failed();
       switch (random() % 4) {
         case 0:
