@@ -13,8 +13,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SERIES := $(shell sed -n 's/^TENSORFLOW_SERIES = "\(.*\)"/\1/p' tf_poseidon/supported.py)
-KERAS := $(shell sed -n 's/^KERAS_\(FROM\|BELOW\) = "\(.*\)"/\2/p' tf_poseidon/supported.py)
+supported = $(shell $(PYTHON) -c "from runpy import run_path; print(run_path('tf_poseidon/supported.py')$(1))")
+SERIES = $(call supported,['TENSORFLOW_SERIES'][-1])
+KERAS = $(call supported,['KERAS'])
 
 # Tests run in two processes, one file at a time in each, in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
@@ -33,8 +34,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml setup.py tf_poseidon/supported.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
-	$(BIN)/python -m pip install --quiet "tensorflow-cpu==$(SERIES).*" "mpich>=5" \
-	  "keras>=$(word 1,$(KERAS)),<$(word 2,$(KERAS))"
+	$(BIN)/python -m pip install --quiet "tensorflow-cpu==$(SERIES).*" "mpich>=5" "$(KERAS)"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[test,bench]"
 	touch $@
 

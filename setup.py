@@ -1,7 +1,8 @@
 """Builds the op library and the MPI transport with g++ against the installed wheels.
 
 The op library gets GPU kernels where there is nvcc, and a TensorFlow that runs on GPUs to build against.
-TF_POSEIDON_CUDA=0 builds none all the same; 1 insists on them.
+TF_POSEIDON_CUDA=0 builds none all the same; 1 insists on them. With TF_POSEIDON_TENSORFLOW there is an op library for
+each of several TensorFlows: that is how scripts/build_wheel.sh makes one wheel for all.
 """
 
 import concurrent.futures
@@ -14,12 +15,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import typing
 
 import setuptools
+from setuptools.command import bdist_wheel
 from setuptools.command import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
 SUPPORTED = runpy.run_path(str(ROOT / "tf_poseidon" / "supported.py"))
+NEWEST = SUPPORTED["TENSORFLOW_SERIES"][-1]
 
 # Warnings are ours alone: -isystem keeps TensorFlow's own headers quiet.
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra",
@@ -39,36 +43,57 @@ def relative(paths):
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
-MPI_SOURCES = ["kernels/communicator/mpi_transport.cc"]
+COMMUNICATOR = "kernels/communicator"
+COMMUNICATOR_FLAGS = [f"-I{COMMUNICATOR}"]  # it knows no TensorFlow
+MPI_SOURCES = [f"{COMMUNICATOR}/mpi_transport.cc"]
+COMMUNICATOR_SOURCES = [path for path in relative(ROOT.glob(f"{COMMUNICATOR}/*.cc")) if path not in MPI_SOURCES]
 GPU_SOURCES = relative([*ROOT.glob("kernels/**/*.cu.cc"), *ROOT.glob("kernels/*_gpu.cc")])
-OP_SOURCES = [
-    path for path in relative([*ROOT.glob("kernels/**/*.cc"), *ROOT.glob("graph_passes/*.cc")])
-    if path not in MPI_SOURCES + GPU_SOURCES
+OP_SOURCES = COMMUNICATOR_SOURCES + [
+    path for path in relative([*ROOT.glob("kernels/*.cc"), *ROOT.glob("graph_passes/*.cc")])
+    if path not in GPU_SOURCES
 ]
 
 
-def installed_tensorflow():
-    """Returns (distribution, version) of the TensorFlow to build against."""
+class TensorFlow(typing.NamedTuple):
+    """A TensorFlow to build against.
+
+    Attributes:
+        name: Of its distribution.
+        series: Its version, without the patch level, as those in supported.py.
+        package: Its folder.
+    """
+
+    name: str
+    series: str
+    package: pathlib.Path
+
+
+def tensorflow_in(path):
+    """Returns the TensorFlow in a list of folders like sys.path, None if there is none; importing it takes seconds."""
     for name in ("tensorflow-cpu", "tensorflow"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if not version.startswith(SUPPORTED["TENSORFLOW_SERIES"] + "."):
-            sys.exit(f"tf_poseidon: {name} is {version}, but tf_poseidon supports "
-                     f"{SUPPORTED['TENSORFLOW_SERIES']}; install "
-                     f"{name}=={SUPPORTED['TENSORFLOW_SERIES']}.*.")
-        return name, version
-    return "tensorflow-cpu", None
+        for found in importlib.metadata.distributions(name=name, path=path):
+            series = ".".join(found.version.split(".")[:2])
+            if series not in SUPPORTED["TENSORFLOW_SERIES"]:
+                sys.exit(f"tf_poseidon: {name} is {found.version}, but tf_poseidon supports "
+                         f"{', '.join(SUPPORTED['TENSORFLOW_SERIES'])}; install {name}=={NEWEST}.*.")
+            return TensorFlow(name, series, pathlib.Path(found.locate_file("tensorflow")))
+    return None
 
 
-def tensorflow_package():
-    """Returns the folder of the installed TensorFlow; tf.sysconfig would import it, which takes seconds."""
-    return importlib.metadata.distribution(installed_tensorflow()[0]).locate_file("tensorflow")
+def tensorflows():
+    """Returns those to build against: in the folders that TF_POSEIDON_TENSORFLOW lists, or that of this Python."""
+    folders = os.environ.get("TF_POSEIDON_TENSORFLOW")
+    if not folders:
+        return [each for each in [tensorflow_in(sys.path)] if each]
+    found = {folder: tensorflow_in([folder]) for folder in folders.split(os.pathsep)}
+    if missing := [folder for folder, each in found.items() if each is None]:
+        sys.exit(f"tf_poseidon: TF_POSEIDON_TENSORFLOW lists {missing[0]}, expected a folder into which a wheel of "
+                 "TensorFlow is installed or unpacked.")
+    return list(found.values())
 
 
-def find_nvcc():
-    """Returns the path of nvcc if GPU kernels are to be built, else None."""
+def find_nvcc(tensorflow):
+    """Returns the path of nvcc if GPU kernels are to be built for a TensorFlow, else None."""
     wish = os.environ.get("TF_POSEIDON_CUDA", "")
     if wish not in ("", "0", "1"):
         sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA={wish}, expected 0, 1, or nothing to build GPU kernels where "
@@ -77,10 +102,10 @@ def find_nvcc():
         return None
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=home and os.path.join(home, "bin"))
-    info = runpy.run_path(str(tensorflow_package() / "python" / "platform" / "build_info.py"))
+    info = runpy.run_path(str(tensorflow.package / "python" / "platform" / "build_info.py"))
     if not info["build_info"]["is_cuda_build"]:
         problem = ("the installed TensorFlow runs on CPUs only; install "
-                   f"'tensorflow[and-cuda]=={SUPPORTED['TENSORFLOW_SERIES']}.*' in its place")
+                   f"'tensorflow[and-cuda]=={tensorflow.series}.*' in its place")
     elif nvcc is None:
         problem = (f"there is no nvcc in {os.path.join(home, 'bin') if home else 'PATH'}; set CUDA_HOME to the "
                    "folder of a CUDA toolkit")
@@ -119,39 +144,44 @@ class BuildLibraries(build_ext.build_ext):
     def get_export_symbols(self, ext):
         return ext.export_symbols
 
+    def run(self):
+        if not TENSORFLOWS:
+            sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
+                     f"'tensorflow-cpu=={NEWEST}.*' first.")
+        super().run()
+
     def build_extension(self, ext):
-        compiler, compile_flags, link_flags, nvcc = {
-            "libposeidon_ops": self.tensorflow_toolchain,
-            "libposeidon_mpi": self.mpi_toolchain,
-        }[ext.name.rpartition(".")[2]]()
+        tensorflow = next((each for each in TENSORFLOWS if ext.name.endswith(SUPPORTED["library"](each.series))), None)
+        compiler, compile_flags, link_flags, nvcc = (
+            self.tensorflow_toolchain(tensorflow) if tensorflow else self.mpi_toolchain())
         command = [*compiler, *COMPILE_FLAGS, *compile_flags]
-        commands = {source: [nvcc, *NVCC_FLAGS] if source.endswith(".cu.cc") else command
-                    for source in [*ext.sources, *(GPU_SOURCES if nvcc else ())]}
+        sources = dict.fromkeys([*ext.sources, *(GPU_SOURCES if nvcc else ())], command)
+        sources |= {source: [nvcc, *NVCC_FLAGS] for source in sources if source.endswith(".cu.cc")}
+        folders = dict.fromkeys(sources, os.path.join(self.build_temp, ext.name.rpartition(".")[2]))
+        for source in COMMUNICATOR_SOURCES:  # once for all TensorFlows
+            if source in sources:
+                sources[source] = [*compiler, *COMPILE_FLAGS, *COMMUNICATOR_FLAGS]
+                folders[source] = self.build_temp
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(self.compile, commands.values(), commands))
+            objects = list(pool.map(self.compile, sources.values(), sources, folders.values()))
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         self.run_if_stale([*compiler, *objects, *LINK_FLAGS, *link_flags, "-o", str(library)],
                           library, objects)
 
-    def tensorflow_toolchain(self):
-        """Returns compiler, compile flags and link flags of the op library, and nvcc if it gets GPU kernels."""
-        _, version = installed_tensorflow()
-        if version is None:
-            sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
-                     f"'tensorflow-cpu=={SUPPORTED['TENSORFLOW_SERIES']}.*' first.")
-        package, nvcc = tensorflow_package(), find_nvcc()
+    def tensorflow_toolchain(self, tensorflow):
+        """Returns compiler, compile flags and link flags of an op library, and nvcc if it gets GPU kernels."""
+        nvcc = find_nvcc(tensorflow)
         return (shlex.split(os.environ.get("CXX", "g++")),
-                ["-isystem", f"{package}/include", "-Ikernels", "-Ikernels/communicator",
-                 "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1",
-                 f'-DPOSEIDON_TENSORFLOW_VERSION="{version}"'],
-                [f"-L{package}", "-l:libtensorflow_framework.so.2",
+                ["-isystem", f"{tensorflow.package}/include", "-Ikernels", *COMMUNICATOR_FLAGS,
+                 "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1"],
+                [f"-L{tensorflow.package}", "-l:libtensorflow_framework.so.2",
                  *(cuda_link_flags(nvcc) if nvcc else ())], nvcc)
 
     def mpi_toolchain(self):
         """Returns compiler, compile flags and link flags of the MPI transport, and None."""
         if "MPICXX" in os.environ:  # a cluster's own MPI: its wrapper knows everything
-            return shlex.split(os.environ["MPICXX"]), ["-Ikernels/communicator"], [], None
+            return shlex.split(os.environ["MPICXX"]), COMMUNICATOR_FLAGS, [], None
         header, library = mpich_wheel("mpi.h"), mpich_wheel("libmpi.so.12")
         if header is None or library is None:
             sys.exit("tf_poseidon: no MPI to build against; run pip install mpich, or set MPICXX "
@@ -159,11 +189,11 @@ class BuildLibraries(build_ext.build_ext):
         # Not the wheel's mpicxx: it would write the path of this (perhaps temporary) environment
         # into the library. tf_poseidon/engines/mpi.py finds libmpi when it runs.
         return (shlex.split(os.environ.get("CXX", "g++")),
-                ["-Ikernels/communicator", "-isystem", os.path.dirname(header)], [library], None)
+                [*COMMUNICATOR_FLAGS, "-isystem", os.path.dirname(header)], [library], None)
 
-    def compile(self, command, source):
-        """Compiles one source unless its object is newer than all it includes."""
-        object_file = pathlib.Path(self.build_temp, source).with_suffix(".o")
+    def compile(self, command, source, folder):
+        """Compiles one source unless its object is newer than all it includes; returns the object, in a folder."""
+        object_file = pathlib.Path(folder, source).with_suffix(".o")
         object_file.parent.mkdir(parents=True, exist_ok=True)
         dependencies = object_file.with_suffix(".d")
         inputs = [source]
@@ -175,7 +205,7 @@ class BuildLibraries(build_ext.build_ext):
 
     def run_if_stale(self, command, output, inputs):
         """Runs `command` unless `output` was made by the same command from older inputs."""
-        stamp = pathlib.Path(self.build_temp, output.name + ".command")
+        stamp = pathlib.Path(self.build_temp, str(output).replace(os.sep, "_") + ".command")
         text = shlex.join(command)
         if not self.force and output.exists() and stamp.exists() and stamp.read_text() == text:
             made = output.stat().st_mtime
@@ -195,14 +225,23 @@ def mpich_wheel(name):
     return next((str(f.locate().resolve()) for f in files if f.name == name), None)
 
 
-tensorflow, _ = installed_tensorflow()
+class Wheel(bdist_wheel.bdist_wheel):
+    """A wheel of any Python 3: the libraries do not know Python."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+TENSORFLOWS = tensorflows()
+# Built against one TensorFlow, it needs that; with a library for each, any of them, which the user may have already.
+NEEDED = [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"]
 setuptools.setup(
-    # The wheel is tied to the TensorFlow that it was built against, whatever its name.
     install_requires=["absl-py", "mpich>=5", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
-                      f"{tensorflow}=={SUPPORTED['TENSORFLOW_SERIES']}.*"],
+                      *(NEEDED if len(NEEDED) == 1 else ())],
     ext_modules=[
-        setuptools.Extension("tf_poseidon.ops.libposeidon_ops", OP_SOURCES),
+        *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
+          for each in TENSORFLOWS),
         setuptools.Extension("tf_poseidon.engines.libposeidon_mpi", MPI_SOURCES),
     ],
-    cmdclass={"build_ext": BuildLibraries},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
 )

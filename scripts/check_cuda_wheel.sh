@@ -6,13 +6,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-supported() { sed -n "s/^$1 = \"\(.*\)\"/\1/p" tf_poseidon/supported.py; }
+supported() { "$python" -c "from runpy import run_path; print(run_path('tf_poseidon/supported.py')$1)"; }
 folder=$PWD/build/cuda
 python=$folder/venv/bin/python
 
 test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
-"$python" -m pip install --quiet "tensorflow==$(supported TENSORFLOW_SERIES).*" "mpich>=5" "setuptools>=77" pytest rich \
-  "keras>=$(supported KERAS_FROM),<$(supported KERAS_BELOW)"
+"$python" -m pip install --quiet "tensorflow==$(supported "['TENSORFLOW_SERIES'][-1]").*" "mpich>=5" "setuptools>=77" \
+  "$(supported "['KERAS']")" pytest rich
 TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --build-lib "$folder/lib"
 
 # Not from the root: there Python would import this source tree, whose library is for CPUs.

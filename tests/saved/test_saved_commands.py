@@ -201,7 +201,7 @@ def have_loaded_ops(path):
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             if str(path).encode() in (process / "cmdline").read_bytes():
-                count += "libposeidon_ops.so" in (process / "maps").read_text()
+                count += "libposeidon_ops_" in (process / "maps").read_text()
     return count
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import tf_poseidon
 from tf_poseidon import engines
+from tf_poseidon import supported
 from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.ops import library
@@ -41,15 +42,20 @@ def test_the_communicator_includes_no_tensorflow_header():
         assert '#include "tensorflow' not in path.read_text(), path
 
 
-def test_library_names_its_tensorflow():
-    import tensorflow as tf
-    assert library.built_for(library._PATH.read_bytes()) == tf.__version__
-
-
-def test_library_for_another_tensorflow_is_refused():
-    with pytest.raises(PoseidonError, match=r"built for TensorFlow 2\.20\.0, but TensorFlow "
-                                            r"2\.21\.0 is running\. Rebuild it"):
-        library.check_version("2.20.0", "2.21.0")
+@pytest.mark.parametrize("built, running, expected", [
+    (["2.21"], "2.21.0", "libposeidon_ops_2_21.so"), (["2.20", "2.21"], "2.20.1", "libposeidon_ops_2_20.so"),
+    (["2.21"], "2.21.0-rc1", "libposeidon_ops_2_21.so"),
+    (["2.20"], "2.21.0", r"built for TensorFlow 2\.20, but TensorFlow 2\.21\.0 is running\. Build it"),
+    (["2.19", "2.2"], "2.2.1", r"built for TensorFlow 2\.19, but TensorFlow 2\.2\.1 is running\."),
+    ([], "2.21.0", "has none. Run `make setup`")])
+def test_each_tensorflow_has_its_library(built, running, expected, tmp_path):
+    for series in built:
+        (tmp_path / f"{supported.library(series)}.so").touch()
+    if expected.endswith(".so"):
+        assert library.path_for(running, tmp_path).name == expected
+    else:
+        with pytest.raises(PoseidonError, match=expected):
+            library.path_for(running, tmp_path)
 
 
 @pytest.mark.parametrize("wish, problem", [

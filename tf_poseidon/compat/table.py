@@ -8,6 +8,7 @@ import inspect
 from typing import Any
 
 from packaging import requirements
+from packaging import version
 
 from tf_poseidon.errors import ConfigurationError
 
@@ -21,12 +22,14 @@ class Name:
         name: Its name there, with its class; may be an attribute that methods of the class assign to its objects.
         why: What we need it for, after "to".
         parameters: For a function: the parameters that it must have, or this version is not one that we know.
+        since: The first release series that has it, such as "3.15", and in which we need it; "" for all.
     """
 
     module: str
     name: str
     why: str
     parameters: tuple[str, ...] = ()
+    since: str = ""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" + (f"({', '.join(self.parameters)})" if self.parameters else "")
@@ -70,7 +73,12 @@ class Table:
         if not requirement.specifier.contains(self.version, prereleases=True):
             raise ConfigurationError(f"{self.library} {self.version} is installed, but tf_poseidon works with "
                                      f"'{self.requirement}' only; {self.remedy}.")
-        return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names}
+        return {f"{name.module.rpartition('.')[2]}.{name.name}": self.resolve(name)[2] for name in self.names
+                if self.has(name)}
+
+    def has(self, name: Name) -> bool:
+        """Whether the installed version should have a `Name`."""
+        return not name.since or version.Version(self.version).release >= version.Version(name.since).release
 
     @property
     def version(self) -> str:

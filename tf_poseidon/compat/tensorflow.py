@@ -49,8 +49,8 @@ _BEGIN_AT_ONCE = (*_BATCHES, *(kind for kind in _KEEP_ROWS if kind != "repeat_op
                   "range_op._RangeDataset", "zip_op._ZipDataset")
 
 TABLE = Table("TensorFlow", supported.TENSORFLOW, (
-    f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES}.*', or "
-    f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES}.*' for GPUs"), (
+    f"install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*', or "
+    f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES[-1]}.*' for GPUs"), (
     # ---- strategies: what `strategy.Extended` inherits, and what it overrides ----
     Name(_ONE_DEVICE, "OneDeviceExtended", "place variables and steps on the device of this process",
          ("container_strategy", "device")),

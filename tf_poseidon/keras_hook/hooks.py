@@ -36,7 +36,7 @@ def _always(wrapper: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     return {"wrapper": wrapper, "alone": wrapper}
 
 
-HOOKS = (
+HOOKS = tuple(hook for hook in (
     *(Hook(_TRAINER, f"TensorFlowTrainer.{name}",
            "refuse models that cannot be synchronised; coordinate callbacks; progress on rank 0 only",
            ("verbose", "callbacks"), wrapper=trainer.run, alone=resuming.alone if name == "fit" else None)
@@ -89,8 +89,8 @@ HOOKS = (
          ("self", "grads", "trainable_variables"), wrapper=optimizers.apply),
     Hook("keras.src.optimizers.multi_optimizer", "MultiOptimizer.apply",
          "in strategy.run, synchronise once for all inner optimizers", ("self", "grads", "trainable_variables"),
-         wrapper=optimizers.apply),
-)
+         since="3.15", wrapper=optimizers.apply),
+) if keras_compat.TABLE.has(hook))
 
 
 @contextlib.contextmanager

@@ -5,19 +5,19 @@ import ctypes
 import functools
 import logging
 import pathlib
-import re
 import types
 
 import tensorflow as tf
 
+from tf_poseidon import supported
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import ConfigurationError
 
 _log = logging.getLogger("tf_poseidon")
 _Warn = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_PATH = pathlib.Path(__file__).with_name("libposeidon_ops.so")
+_DIRECTORY = pathlib.Path(__file__).parent
 
-_REBUILD = ("Rebuild it for the installed TensorFlow: `pip install --no-build-isolation "
+_REBUILD = ("Build it for the installed TensorFlow: `pip install --no-build-isolation "
             "--force-reinstall --no-deps .` in its source tree.")
 
 
@@ -30,18 +30,13 @@ def load() -> tuple[types.ModuleType, ctypes.CDLL]:
         as a `ctypes.CDLL` for its C functions.
 
     Raises:
-        PoseidonError: If the library is missing, or built for another TensorFlow; or if the installed TensorFlow is
-            not supported.
+        PoseidonError: If the installed TensorFlow is not supported; or if there is no library for it.
     """
-    if not _PATH.exists():
-        raise ConfigurationError(
-            f"tf_poseidon's op library is missing: {_PATH} does not exist. Run `make setup`, or "
-            "`pip install .`, in its source tree.")
-    check_version(built_for(_PATH.read_bytes()), tf.__version__)
     tf_compat.TABLE.check()
+    path = path_for(tf.__version__)
     try:
         # TensorFlow first: it creates wrappers only for ops that its own loading registers.
-        ops, functions = tf.load_op_library(str(_PATH)), ctypes.CDLL(str(_PATH))
+        ops, functions = tf.load_op_library(str(path)), ctypes.CDLL(str(path))
     except (tf.errors.NotFoundError, OSError) as error:
         raise ConfigurationError(f"tf_poseidon's op library cannot be loaded beside TensorFlow "
                                  f"{tf.__version__}: {error}. {_REBUILD}") from error
@@ -57,14 +52,25 @@ def _warn(text: bytes) -> None:
     _log.warning("%s", text.decode(errors="replace"))
 
 
-def built_for(library_bytes: bytes) -> str:
-    """Returns the TensorFlow version that the library's file names (kernels/version.cc)."""
-    return re.search(rb"poseidon built for TensorFlow ([\w.+-]+)", library_bytes)[1].decode()
+def built_for(directory: pathlib.Path = _DIRECTORY) -> dict[str, pathlib.Path]:
+    """Returns {series of TensorFlow: the op library that was built for it}, as they were installed."""
+    paths = {series: directory / f"{supported.library(series)}.so" for series in supported.TENSORFLOW_SERIES}
+    return {series: path for series, path in paths.items() if path.exists()}
 
 
-def check_version(built_for_version: str, running: str) -> None:
-    """Raises PoseidonError unless the library was built for the TensorFlow that runs."""
-    if built_for_version != running:
+def path_for(version: str, directory: pathlib.Path = _DIRECTORY) -> pathlib.Path:
+    """Returns the op library for a version of TensorFlow; another series' may not survive being loaded.
+
+    Raises:
+        PoseidonError: If there is none.
+    """
+    built = built_for(directory)
+    if not built:
         raise ConfigurationError(
-            f"tf_poseidon's op library was built for TensorFlow {built_for_version}, but "
-            f"TensorFlow {running} is running. {_REBUILD}")
+            f"tf_poseidon's op library is missing: {directory} has none. Run `make setup`, or "
+            "`pip install .`, in its source tree.")
+    series = ".".join(version.split(".")[:2])
+    if series not in built:
+        raise ConfigurationError(
+            f"tf_poseidon was built for TensorFlow {', '.join(built)}, but TensorFlow {version} is running. {_REBUILD}")
+    return built[series]
