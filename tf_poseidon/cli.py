@@ -6,6 +6,8 @@
     tf-poseidon strip OUT BACK
     mpiexec -n 2 tf-poseidon verify IN OUT
     tf-poseidon run -n 4 --restarts 3 -- python train.py
+    tf-poseidon doctor --hosts a,b
+    mpiexec -n 4 -hosts a,b tf-poseidon selftest
 
 Exit statuses are those of `Status`.
 """
@@ -45,15 +47,15 @@ class Status(enum.IntEnum):
     """How the command ended."""
 
     DONE = 0
-    DIFFERS = 1
+    DIFFERS = 1  # graphs, or what verify, doctor or selftest looks at from what it should be
     MISTAKE = 2  # in the command line; argparse has the same
     REFUSED = 3
     OWN_ERROR = 70  # EX_SOFTWARE of sysexits.h
     INTERRUPTED = 128 + signal.SIGINT
 
 
-_STATUSES = """exit status: 0 done; 1 graphs differ, or verify found an error; 2 a mistake in the command line;
-3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted; that of the job for run"""
+_STATUSES = """exit status: 0 done; 1 graphs differ, or verify, doctor or selftest found an error; 2 a mistake in the
+command line; 3 refused, with the reason; 70 an error of tf-poseidon itself; 130 interrupted; that of the job for run"""
 
 
 def explain(given: argparse.Namespace) -> Status:
@@ -166,6 +168,41 @@ def run(given: argparse.Namespace) -> int:
         raise _Mistake("there is no program; give run a command: tf-poseidon run -n 4 -- python train.py.")
     return launching.run(program, given.n, given.hosts, given.restarts, given.mpiexec,
                          lambda text: print(f"tf-poseidon run: {text}", file=sys.stderr, flush=True))
+
+
+def doctor(given: argparse.Namespace) -> Status:
+    """Prints what is installed, and what would keep a job from running here and on other hosts, with remedies."""
+    from tf_poseidon import progress
+    with progress.shown() as show:
+        show("looking")
+        from tf_poseidon import doctor as doctor_lib
+        report = doctor_lib.examine(given.hosts, given.mpiexec)
+    with _printing(report):
+        pass
+    return Status.DIFFERS if report.has_problems else Status.DONE
+
+
+def selftest(given: argparse.Namespace) -> int:
+    """Compares every scheme with one process, and measures links: on the ranks that mpiexec has started, or its own."""
+    launched = engines.launch(given.engine).size > 1
+    if launched and (given.n or given.hosts):
+        raise _Mistake("-n and --hosts are for a selftest that starts its ranks itself; omit them, or mpiexec.")
+    if not launched and given.n != 1:
+        engine = ["--engine", given.engine] if given.engine else []
+        again = [sys.executable, "-m", "tf_poseidon.cli", "selftest", *engine]
+        return launching.run(again, given.n or max(2, len(given.hosts)), given.hosts, 0, given.mpiexec,
+                             lambda text: None)  # its ranks have said everything
+    from tf_poseidon import runtime
+    runtime.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
+    import tensorflow as tf
+    tf.get_logger().setLevel("ERROR")
+    from tf_poseidon.selftest import running
+    report = running.run(given.engine)
+    communicator = runtime.communicator()
+    if communicator is None or communicator.rank == 0:
+        with _printing(report):
+            pass
+    return Status.DIFFERS if report.problems else Status.DONE
 
 
 class _Mistake(Exception):
@@ -328,13 +365,24 @@ def _parser() -> argparse.ArgumentParser:
                         help="how often the job may be started again, without hosts that are gone; the program resumes "
                         "where its BackupAndRestore has written (%(default)s). TF_POSEIDON_RESTARTS tells it how often "
                         "it was")
-    starts.add_argument("--mpiexec", default="", metavar="PATH", help="the launcher, by default that of this Python")
     starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
+    examines = command(doctor, "tf-poseidon doctor --hosts a,b")
+    examines.add_argument("--hosts", "-hosts", type=_names, default=[], metavar="HOST,...",
+                          help="other hosts of a job: can they be reached, and have they the same versions?")
+    tests = command(selftest, "mpiexec -n 4 -hosts a,b tf-poseidon selftest")
+    tests.add_argument("-n", type=_at_least(1), default=0, metavar="RANKS",
+                       help="number of ranks to start, without mpiexec (2, or as many as hosts)")
+    tests.add_argument("--hosts", "-hosts", type=_names, default=[], metavar="HOST,...",
+                       help="where to start them, by default here")
+    for launches in (starts, examines, tests):
+        launches.add_argument("--mpiexec", default="", metavar="PATH",
+                              help="the launcher, by default that of this Python")
+    for runs in (rewrites, verifies, tests):
+        runs.add_argument("--engine", choices=engines.names(), help="engine whose ops move gradients; by default "
+                          "'mpi', and for verify and selftest that of the launcher")
     for runs in (rewrites, verifies):
         runs.add_argument("--train_op", type=_names, default=[], metavar="NAME,...",
                           help="ops that make a training step, of TensorFlow 1")
-        runs.add_argument("--engine", choices=engines.names(), help="engine whose ops move gradients; by default "
-                          "'mpi', and for verify that of the launcher")
     return parser
 
 
@@ -384,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = parser.parse_args(arguments)
     interrupts.note()
     try:
-        if given.run not in (verify, run):
+        if given.run not in (verify, run, selftest):
             _check_alone(given.command)
         status = given.run(given)
     except (PoseidonError, _Mistake) as error:

@@ -51,7 +51,7 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
     Raises:
         ConfigurationError: If there is no launcher, or fewer ranks than hosts.
     """
-    launcher = _find(mpiexec)
+    launcher = find(mpiexec)
     places = _places(ranks, hosts)
     for start in range(1, restarts + 2):
         status, is_interrupted = _run_once(launcher, command, ranks, places, start - 1)
@@ -75,7 +75,8 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
     return status
 
 
-def _find(mpiexec: str) -> str:
+def find(mpiexec: str = "") -> str:
+    """Returns the path of the launcher, `mpiexec` as in `run`; raises ConfigurationError if there is none."""
     beside = os.path.join(sysconfig.get_path("scripts"), "mpiexec")
     found = shutil.which(mpiexec or beside) or shutil.which("mpiexec")
     if mpiexec and shutil.which(mpiexec) is None or found is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import logging
 import os
 import re
@@ -62,6 +63,17 @@ def ranks_that_combine() -> int:
     """Returns how many ranks of a node combine their contributions, 1 if they do not."""
     ranks = collections.Counter(_communicator.nodes if _communicator else (0,))
     return max(ranks.values()) if len(ranks) > 1 else 1
+
+
+def described() -> str:
+    """Returns what has joined this job: ranks, hosts, the library between them, and the versions of others."""
+    import tensorflow as tf  # loaded with the ops
+    ranks = _communicator.size if _communicator else 1
+    hosts = len(set(_communicator.nodes)) if _communicator else 1
+    who = (f"{ranks} ranks on {hosts} hosts" if hosts > 1 else f"{ranks} ranks on one host") if ranks > 1 else (
+        "one process")
+    through = f" over {engine().library()}" if ranks > 1 else ""
+    return f"{who}{through}, TensorFlow {tf.__version__}, Keras {importlib.metadata.version('keras')}"
 
 
 def engine() -> engines.Engine:

@@ -31,6 +31,13 @@ class Engine(typing.Protocol):
 
     writer: "type[SiteWriter]"
 
+    def library(self) -> str:
+        """Returns the library that moves bytes, with its version; this process need not have joined a job.
+
+        Raises:
+            PoseidonError: If it cannot be loaded.
+        """
+
     def launched_size(self, environment: Mapping[str, str]) -> tuple[int, str | None]:
         """Returns (processes, variable): how many its launcher has started, and the environment variable with it.
 

@@ -7,6 +7,7 @@ connections of our own (`connections.py`); ranks exchange the addresses over Hor
 
 from collections.abc import Mapping
 import dataclasses
+import importlib.metadata
 import json
 import os
 import secrets
@@ -33,6 +34,14 @@ _SIZE_VARIABLE = "HOROVOD_SIZE"
 
 # How long the program may take to end after the job has failed.
 _GRACE_S = 10.0
+
+
+def library() -> str:
+    """Returns the version of Horovod, and what it was built with."""
+    hvd = _horovod()
+    over = [name for name, is_built in (("Gloo", hvd.gloo_built()), ("MPI", hvd.mpi_built()),
+                                        ("NCCL", hvd.nccl_built())) if is_built]
+    return f"Horovod {importlib.metadata.version('horovod')} over {', '.join(over)}"
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:

@@ -34,10 +34,28 @@ _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
 # On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
 _UCX_NOTES = "UCX_RCACHE_MAX_UNRELEASED", "16m"
 
+_VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING
+
 # hydra's process on each host, and what the other ranks there have to print their last words.
 _PROXY, _LAST_WORDS_S = "hydra_pmi_proxy", 1.0
 
 writer = send_receive.SendReceive
+
+
+def library() -> str:
+    """Returns which MPI this process uses, such as "MPICH 5.0.2 (ch4:ofi)"."""
+    if not _TRANSPORT.exists():
+        raise _missing()
+    _load_mpich_wheel()
+    text, length = ctypes.create_string_buffer(_VERSION_BYTES), ctypes.c_int()
+    try:
+        ctypes.CDLL(str(_TRANSPORT)).MPI_Get_library_version(text, ctypes.byref(length))
+    except OSError as error:
+        raise _not_found(error) from error
+    lines = dict(line.partition(":")[::2] for line in text.value.decode(errors="replace").splitlines())
+    if "MPICH Version" in lines:
+        return f"MPICH {lines['MPICH Version'].strip()} ({lines.get('MPICH Device', '').strip()})"
+    return next(iter(text.value.decode(errors="replace").splitlines()), "").partition(",")[0]
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
@@ -61,8 +79,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
             number of processes than the launcher.
     """
     if not _TRANSPORT.exists():
-        raise JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip "
-                       "install .` in its source tree, or `make setup`.")
+        raise _missing()
     _check_was_launched()
     _check_shared_memory()
     os.environ.setdefault(*_UCX_NOTES)
@@ -75,9 +92,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
         joined = communicator.join_mpi(_TRANSPORT, options)
     except PoseidonError as error:
         if "cannot open shared object file" in str(error):
-            raise JobError(f"MPI was not found: {error}. Install it with `pip install "
-                           "mpich`, or build tf_poseidon with MPICXX set to your cluster's "
-                           "mpicxx and keep its library in LD_LIBRARY_PATH.") from error
+            raise _not_found(error) from error
         raise
     if joined.size != size:
         raise JobError(
@@ -135,6 +150,16 @@ def _name_of(process: int) -> str:
 def sum_in_place(communicator: "communicator.Communicator", site: str, value: np.ndarray) -> None:
     """Sums an array over all ranks, as gradients are summed."""
     communicator.submit(site, value, out=value)()
+
+
+def _missing() -> JobError:
+    return JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip install .` in its source tree, "
+                    "or `make setup`.")
+
+
+def _not_found(error: Exception) -> JobError:
+    return JobError(f"MPI was not found: {error}. Install it with `pip install mpich`, or build tf_poseidon with "
+                    "MPICXX set to your cluster's mpicxx and keep its library in LD_LIBRARY_PATH.")
 
 
 def _check_was_launched() -> None:

@@ -22,6 +22,7 @@ from tf_poseidon.planning.policies import unmatched_pins
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
+from tf_poseidon.planning.schemes import SPARSE
 from tf_poseidon.planning.schemes.factor_broadcasting import least_saving
 from tf_poseidon.planning.site import Factors
 from tf_poseidon.planning.site import Site
@@ -29,5 +30,5 @@ from tf_poseidon.planning.site import Slices
 from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
-           "Planner", "SCHEMES", "SFB", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
+           "Planner", "SCHEMES", "SFB", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
            "least_saving", "make_plan", "unmatched_pins"]

@@ -1,0 +1,306 @@
+"""`tf-poseidon doctor`: what is installed and what this machine allows; with a remedy where something is wrong.
+
+Each check looks at one thing, and none relies on another one: where nothing works, all that is wrong should be told.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent import futures
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+
+from packaging import requirements
+
+from tf_poseidon import engines
+from tf_poseidon import launching
+from tf_poseidon import supported
+from tf_poseidon import tables
+from tf_poseidon.errors import PoseidonError
+
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
+_PACKAGES = ("tf_poseidon", *_TENSORFLOWS, "keras", "numpy", "mpich")
+_INSTALL = (f"pip install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*', or "
+            f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES[-1]}.*' for GPUs")
+# What launchers say of themselves.
+_LAUNCHERS = {"Intel MPI": ("Intel",), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"), "MPICH": ("HYDRA",)}
+_ANSWER_S = 60.0  # longest time for another program to answer
+_FEW_FILES = 1024
+_SHARED_BYTES = 64 << 20  # enough for ten ranks
+
+
+class Kind(enum.Enum):
+    """How bad a finding is."""
+
+    FINE = "ok"
+    NOTE = "note"  # it works, but perhaps not as well as it could
+    PROBLEM = "PROBLEM"  # something will not work
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What it is.
+        value: What was found.
+        kind: How bad that is.
+        remedy: What to do, where it is not fine.
+    """
+
+    subject: str
+    value: str
+    kind: Kind = Kind.FINE
+    remedy: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All findings. `print(report)` shows them."""
+
+    findings: Sequence[Finding]
+
+    @property
+    def has_problems(self) -> bool:
+        return any(finding.kind is Kind.PROBLEM for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = tables.aligned([(each.kind.value, each.subject, each.value) for each in self.findings], left=(0, 1, 2))
+        shown = [line for each, row in zip(self.findings, lines)
+                 for line in (row, *([f"{'':9}-> {each.remedy}"] if each.remedy else []))]
+        counts = {kind: sum(each.kind is kind for each in self.findings) for kind in (Kind.PROBLEM, Kind.NOTE)}
+        verdict = ", ".join(f"{count} {kind.name.lower()}{'s' * (count != 1)}" for kind, count in counts.items())
+        return "\n".join([*shown, verdict])
+
+
+def examine(hosts: Sequence[str] = (), mpiexec: str = "") -> Report:
+    """Returns what is found on this machine, and on others.
+
+    Args:
+        hosts: Machines that a job shall use, which are reached as mpiexec reaches them.
+        mpiexec: Same as in `launching.run`.
+    """
+    checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
+        ("Python", _python), ("TensorFlow", _tensorflow), ("Keras", _keras), ("op library", _op_library),
+        ("MPI", _mpi), ("launcher", lambda: _launcher(mpiexec)), ("GPUs", _gpus), ("network", _network),
+        ("limits", _limits), ("hosts", lambda: _hosts(hosts, mpiexec))]
+    return Report([finding for subject, check in checks for finding in _findings(subject, check)])
+
+
+def _findings(subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Returns what a check finds; an error of it is a problem of its subject."""
+    found = []
+    try:
+        for finding in check():  # what it has found before stays
+            found.append(finding)
+    except PoseidonError as error:
+        value, _, remedy = str(error).partition("; ")
+        found.append(Finding(subject, value, Kind.PROBLEM, remedy))
+    except Exception as error:  # whatever is broken
+        found.append(Finding(subject, f"{type(error).__name__}: {error}".splitlines()[0], Kind.PROBLEM))
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that have to be the same on all hosts; imports none of these packages."""
+    installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
+    return {"Python": platform.python_version(), **installed}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Iterator[Finding]:
+    libc, version = platform.libc_ver()
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable}), {platform.system()} "
+                            f"{platform.machine()}, {libc} {version}")
+    yield Finding("tf_poseidon", f"{_version('tf_poseidon')} ({pathlib.Path(__file__).parent})")
+
+
+def _tensorflow() -> Iterator[Finding]:
+    installed = {name: version for name in _TENSORFLOWS if (version := _version(name)) is not None}
+    if len(installed) > 1:
+        yield Finding("TensorFlow", " and ".join(f"{name} {version}" for name, version in installed.items()),
+                      Kind.PROBLEM, "each has overwritten files of the other: pip uninstall both, then install one")
+        return
+    for name, version in installed.items():
+        yield _in_range("TensorFlow", f"{version} ({name})", version, supported.TENSORFLOW, _INSTALL)
+    if not installed:
+        yield Finding("TensorFlow", "not installed", Kind.PROBLEM, _INSTALL)
+
+
+def _keras() -> Iterator[Finding]:
+    version = _version("keras")
+    install = f"pip install '{supported.KERAS}'"
+    yield (Finding("Keras", "not installed", Kind.PROBLEM, install) if version is None else
+           _in_range("Keras", version, version, supported.KERAS, install))
+    settings = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json").expanduser()
+    backend = os.environ.get("KERAS_BACKEND") or json.loads(_read(settings) or "{}").get("backend", "tensorflow")
+    if backend != "tensorflow":
+        yield Finding("Keras' backend", backend, Kind.PROBLEM, f"set KERAS_BACKEND=tensorflow, or edit {settings}")
+
+
+def _in_range(subject: str, value: str, version: str, requirement: str, remedy: str) -> Finding:
+    specifier = requirements.Requirement(requirement).specifier
+    if specifier.contains(version, prereleases=True):
+        return Finding(subject, f"{value}, supported: {specifier}")
+    return Finding(subject, f"{value}, but tf_poseidon works with {specifier} only", Kind.PROBLEM, remedy)
+
+
+def _op_library() -> Iterator[Finding]:
+    from tf_poseidon.ops import library
+    built = library.built_for()
+    yield Finding("op library", f"built for TensorFlow {', '.join(built) or 'none'}")
+    library.load()
+    yield Finding("op library", "loads")
+
+
+def _mpi() -> Iterator[Finding]:
+    mpi = engines.load("mpi")
+    yield Finding("MPI", mpi.library())
+    wheel = _version("mpich")
+    yield Finding("MPI", f"that of the mpich wheel, {wheel}" if wheel else "the one that MPICXX named at the build")
+
+
+def _launcher(mpiexec: str) -> Iterator[Finding]:
+    found = launching.find(mpiexec)
+    answer = _answer([found, "--version"])
+    kind = next((kind for kind, words in _LAUNCHERS.items() if any(word in answer for word in words)), "another MPI")
+    value = f"{found}, of {kind}"
+    library = engines.load("mpi").library()
+    if kind in ("MPICH", "Open MPI") and kind.split()[-1] not in library:
+        yield Finding("launcher", f"{value}, but tf_poseidon uses {library}", Kind.PROBLEM,
+                      "launch with the mpiexec of that MPI; its ranks would not see each other")
+    else:
+        yield Finding("launcher", value)
+    in_path = shutil.which("mpiexec")
+    if not mpiexec and in_path and os.path.realpath(in_path) != os.path.realpath(found):
+        yield Finding("launcher", f"PATH has another one, {in_path}", Kind.NOTE,
+                      f"activate this environment, or launch with {found}, or with tf-poseidon run")
+    if shutil.which("srun"):
+        yield Finding("launcher", f"srun, {_answer(['srun', '--version']).strip()}; "
+                                  f"{' '.join(_answer(['srun', '--mpi=list']).split())}")
+    size = engines.launch().size
+    yield Finding("this process", f"one of {size}" if size > 1 else "started alone")
+
+
+def _gpus() -> Iterator[Finding]:
+    present = [line for line in _answer(["nvidia-smi", "-L"]).splitlines() if line.startswith("GPU")]
+    import tensorflow as tf
+    seen = tf.config.list_physical_devices("GPU")
+    if present and not seen:
+        what = "sees none" if tf.test.is_built_with_cuda() else "runs on CPUs only"
+        yield Finding("GPUs", f"{len(present)}, but TensorFlow {what}", Kind.PROBLEM, _INSTALL)
+        return
+    yield Finding("GPUs", ", ".join(device.name for device in seen) or "none")
+    if seen:
+        from tf_poseidon import ops
+        own = ops.multiplying_device().device_type == "GPU"
+        yield _unless(own, "GPU kernels", "built" if own else "not built: the CPU rebuilds gradients from factors",
+                      Kind.NOTE, "build from source where nvcc is in PATH: TF_POSEIDON_CUDA=1 pip install "
+                      "--no-build-isolation .")
+
+
+def _network() -> Iterator[Finding]:
+    for interface in sorted(pathlib.Path("/sys/class/net").glob("*")):
+        if interface.name != "lo" and _read(interface / "operstate") == "up":
+            speed = _read(interface / "speed")
+            known = speed.isdecimal() and int(speed) > 0
+            yield Finding(f"interface {interface.name}", f"{int(speed) / 1000:g} Gbit/s" if known else "unknown speed")
+    for device in sorted(pathlib.Path("/sys/class/infiniband").glob("*")):
+        yield Finding(f"InfiniBand {device.name}", ", ".join(
+            f"port {port.name}: {_read(port / 'state')}, {_read(port / 'rate')}" for port in device.glob("ports/*")))
+        locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        if locked != resource.RLIM_INFINITY:
+            yield Finding("locked memory", f"at most {locked >> 20} MiB", Kind.PROBLEM,
+                          "InfiniBand needs it: ulimit -l unlimited, or in /etc/security/limits.conf; containers: "
+                          "--ulimit memlock=-1")
+    chosen = {name: value for name, value in os.environ.items()
+              if name.startswith(("UCX_", "FI_", "MPIR_CVAR_")) or name == "TF_POSEIDON_INTERFACE"}
+    if chosen:
+        yield Finding("chosen transport", ", ".join(f"{name}={value}" for name, value in sorted(chosen.items())))
+
+
+def _limits() -> Iterator[Finding]:
+    cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    yield _unless(usable == cores, "processors", f"{usable} of {cores}", Kind.NOTE,
+                  "ranks that are bound to few cores compute slowly: mpiexec -bind-to none")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield _unless(files >= _FEW_FILES, "open files", f"at most {files}", Kind.NOTE,
+                  "a large job has a connection per rank: ulimit -n 65536")
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError as error:
+        yield Finding("/dev/shm", error.strerror, Kind.NOTE, "ranks of a machine exchange over loopback without it")
+        return
+    free = room.f_bavail * room.f_frsize
+    yield _unless(free >= _SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free", Kind.PROBLEM,
+                  "MPI shares 6 MiB there for each rank: remove what ended programs have left "
+                  "('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
+
+
+def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
+    if not hosts:
+        return
+    launcher = launching.find(mpiexec)
+    mine = versions()
+    with futures.ThreadPoolExecutor(len(hosts)) as pool:
+        for host, answer in zip(hosts, pool.map(lambda host: _versions_on(host, launcher), hosts)):
+            if isinstance(answer, str):
+                yield Finding(f"host {host}", answer, Kind.PROBLEM,
+                              f"'ssh {host} {sys.executable} --version' has to work without a password")
+            elif answer != mine:
+                names = sorted(name for name in {*answer, *mine} if answer.get(name) != mine.get(name))
+                yield Finding(f"host {host}", ", ".join(f"{name} {answer.get(name, 'missing')}, here "
+                                                        f"{mine.get(name, 'missing')}" for name in names),
+                              Kind.PROBLEM, "install the same versions on all hosts")
+            else:
+                yield Finding(f"host {host}", "reached; has the same versions")
+
+
+def _versions_on(host: str, launcher: str) -> dict[str, str] | str:
+    """Returns what `versions` does on another host, or why that is not known."""
+    program = "import json; from tf_poseidon import doctor; print(json.dumps(doctor.versions()))"
+    try:
+        done = subprocess.run([launcher, "-n", "1", "-hosts", host, sys.executable, "-c", program], text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_ANSWER_S:.0f} s"
+    if done.returncode:
+        return (done.stderr.strip() or f"ended with status {done.returncode}").splitlines()[-1]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _unless(is_fine: bool, subject: str, value: str, kind: Kind, remedy: str) -> Finding:
+    return Finding(subject, value) if is_fine else Finding(subject, value, kind, remedy)
+
+
+def _answer(command: Sequence[str]) -> str:
+    """Returns what a program prints; nothing if there is no such program."""
+    try:
+        done = subprocess.run(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=_ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

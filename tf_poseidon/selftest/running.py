@@ -1,0 +1,27 @@
+"""Runs a self-test on the ranks of this job."""
+
+import time
+
+from tf_poseidon import runtime
+from tf_poseidon import strategy as strategy_lib
+from tf_poseidon.selftest import links
+from tf_poseidon.selftest import report
+from tf_poseidon.selftest import schemes
+
+
+def run(engine: str | None = None) -> report.Report:
+    """Returns the `Report` of this job; all ranks must call it.
+
+    Args:
+        engine: Same as in `PoseidonStrategy`.
+
+    Raises:
+        PoseidonError: If the job cannot be joined.
+    """
+    begin = time.monotonic()
+    # A policy that compares no times: nothing has to be measured first.
+    strategy = strategy_lib.PoseidonStrategy("ps", engine=engine, pins=schemes.PINS)
+    results = schemes.check(strategy)
+    communicator = runtime.communicator()
+    found = [] if communicator is None else links.measure(communicator)
+    return report.Report(runtime.described(), results, found, time.monotonic() - begin)

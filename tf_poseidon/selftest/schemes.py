@@ -1,0 +1,187 @@
+"""Training steps whose gradients travel by each scheme, compared with the same steps in one process, bit for bit.
+
+All numbers are small integers, so no order of additions rounds.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_poseidon import distribution
+from tf_poseidon import planning
+from tf_poseidon import strategy as strategy_lib
+
+_ROWS_PER_RANK = 8
+_INPUTS, _OUTPUTS, _WORDS = 96, 80, 50
+
+# Of variables, inputs and targets; returns a loss, a sum over rows.
+_Loss = Callable[[Sequence[tf.Variable], tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def _dense(variables: Sequence[tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    kernel, bias = variables
+    return tf.reduce_sum((tf.matmul(x, kernel) + bias) * y)
+
+
+def _half(variables: Sequence[tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    product = tf.matmul(tf.cast(x, tf.bfloat16), tf.cast(variables[0], tf.bfloat16))
+    return tf.reduce_sum(tf.cast(product, tf.float32) * y)
+
+
+def _lookup(variables: Sequence[tf.Variable], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    words = tf.cast(tf.abs(x[:, :3]) * 20 + tf.range(3.0), tf.int32)
+    return tf.reduce_sum(tf.gather(variables[0], words) * y[:, tf.newaxis, :])
+
+
+class _Part(NamedTuple):
+    """A part of the training step.
+
+    Attributes:
+        what: What it is.
+        name: Of its variables.
+        scheme: How its gradients travel.
+        shapes: Of its variables.
+        loss: Its `_Loss`, a term of that of the step.
+    """
+
+    what: str
+    name: str
+    scheme: str
+    shapes: tuple[tuple[int, ...], ...]
+    loss: _Loss
+
+
+_KERNEL = (_INPUTS, _OUTPUTS)
+_PARTS = (
+    _Part("a dense layer", "dense", planning.PS, (_KERNEL, (_OUTPUTS,)), _dense),
+    _Part("a dense layer, by its factors", "factors", planning.SFB, (_KERNEL, (_OUTPUTS,)), _dense),
+    _Part("a layer in half precision", "half", planning.PS, (_KERNEL,), _half),
+    _Part("an embedding", "embedding", planning.SPARSE, ((_WORDS, _OUTPUTS),), _lookup),
+)
+PINS = {f"*/{part.name}/*": part.scheme for part in _PARTS}
+
+# How the step is written, and so how it comes to the ranks.
+PARTITIONED, LOOP = "partitioned by rows", "loop over strategy.run"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a part of a training step has shown.
+
+    Attributes:
+        step: PARTITIONED or LOOP.
+        what: What was trained.
+        scheme: How its gradients have travelled; "gather" where ranks exchange rows instead, "none" in one process.
+        problem: What is wrong, a sentence; "" if nothing is.
+    """
+
+    step: str
+    what: str
+    scheme: str
+    problem: str
+
+
+def check(strategy: strategy_lib.PoseidonStrategy) -> list[Result]:
+    """Runs both steps twice on all ranks, and compares; all ranks must call it.
+
+    Args:
+        strategy: A strategy with PINS.
+    """
+    return [*_check(PARTITIONED, strategy), *_check(LOOP, strategy)]
+
+
+def _check(how: str, strategy: strategy_lib.PoseidonStrategy) -> list[Result]:
+    here = _variables("here")
+    with strategy.scope():
+        shared = _variables(how.partition(" ")[0])
+    step = (_loop(shared, strategy) if how == LOOP else
+            distribution.distribute(tf.function(functools.partial(_step, shared)), strategy=strategy))
+    for seed in range(2):
+        x, y = _batch(seed, strategy.num_replicas_in_sync)
+        _step(here, x, y)
+        step(x, y)
+    return [_result(how, part, mine, theirs, strategy) for part, mine, theirs in zip(_PARTS, here, shared)]
+
+
+def _result(how: str, part: _Part, mine: Sequence[tf.Variable], theirs: Sequence[tf.Variable],
+            strategy: strategy_lib.PoseidonStrategy) -> Result:
+    is_alone = strategy.num_replicas_in_sync == 1
+    gathers = how == PARTITIONED and part.scheme == planning.SPARSE
+    scheme = "none" if is_alone else "gather" if gathers else part.scheme
+    for expected, variable in zip(mine, theirs):
+        wrong = np.flatnonzero(expected.numpy() != variable.numpy())
+        if len(wrong):
+            return Result(how, part.what, scheme, (
+                f"{len(wrong)} of the {tf.size(variable)} numbers of '{variable.name}' are not those of one process, "
+                f"the first is {variable.numpy().flat[wrong[0]]} instead of {expected.numpy().flat[wrong[0]]}"))
+    if is_alone or gathers:
+        return Result(how, part.what, scheme, "")
+    return Result(how, part.what, scheme, _otherwise(strategy.plan, theirs[0].name.partition(":")[0], scheme))
+
+
+def _otherwise(plan: planning.Plan | None, variable: str, scheme: str) -> str:
+    """Says so if a gradient travels in another way; then the bits above are right, but are not this scheme's."""
+    if plan is None or plan.refusal:
+        return f"the step was not rewritten: {plan.refusal if plan else 'TensorFlow has not called the pass'}"
+    decision = next((decision for decision in plan.decisions if decision.site.partition("#")[0] == variable), None)
+    if decision is None:
+        return f"'{variable}' is not in the plan"
+    return "" if decision.scheme == scheme else f"it has travelled by {decision.scheme}: {decision.reason}"
+
+
+def _variables(name: str) -> list[list[tf.Variable]]:
+    """Returns the variables of each part."""
+    return [[tf.Variable(tf.zeros(shape), name=f"{name}/{part.name}/{i}") for i, shape in enumerate(part.shapes)]
+            for part in _PARTS]
+
+
+def _batch(seed: int, ranks: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns inputs and targets of a global batch: small integers."""
+    rng = np.random.default_rng(seed)
+    rows = _ROWS_PER_RANK * ranks
+    return (tf.constant(rng.integers(-2, 3, (rows, _INPUTS)), tf.float32),
+            tf.constant(rng.integers(-2, 3, (rows, _OUTPUTS)), tf.float32))
+
+
+def _gradients(variables: Sequence[Sequence[tf.Variable]], x: tf.Tensor, y: tf.Tensor) -> list[Any]:
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([part.loss(each, x, y) for part, each in zip(_PARTS, variables)])
+    return tape.gradient(loss, _flat(variables))
+
+
+def _flat(variables: Sequence[Sequence[tf.Variable]]) -> list[tf.Variable]:
+    return [variable for each in variables for variable in each]
+
+
+def _apply(variables: Sequence[Sequence[tf.Variable]], gradients: Sequence[Any]) -> None:
+    for variable, gradient in zip(_flat(variables), gradients):
+        variable.assign_sub(tf.convert_to_tensor(gradient))
+
+
+def _step(variables: Sequence[Sequence[tf.Variable]], x: tf.Tensor, y: tf.Tensor) -> None:
+    """A training step of one process."""
+    _apply(variables, _gradients(variables, x, y))
+
+
+def _loop(variables: Sequence[Sequence[tf.Variable]],
+          strategy: strategy_lib.PoseidonStrategy) -> Callable[[tf.Tensor, tf.Tensor], None]:
+    """Returns a step of a loop over `strategy.run`, which takes global batches."""
+
+    def replica(x: tf.Tensor, y: tf.Tensor) -> None:
+        _apply(variables, strategy.synchronize(_gradients(variables, x, y), _flat(variables)))
+
+    @tf.function
+    def local_step(x: tf.Tensor, y: tf.Tensor) -> None:
+        strategy.run(replica, args=(x, y))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        own = slice(strategy.rank * _ROWS_PER_RANK, (strategy.rank + 1) * _ROWS_PER_RANK)
+        local_step(x[own], y[own])
+
+    return step
