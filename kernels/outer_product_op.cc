@@ -4,6 +4,7 @@
 #include "outer_product.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "dtypes.h"
@@ -133,8 +134,12 @@ class CpuOuterProductKernel : public OuterProductKernel {
       }
     };
     if (shards == 1) return run(0, 1);
-    workers->workers->ParallelFor(shards, tensorflow::thread::ThreadPool::SchedulingParams::Fixed(/*block_size=*/1),
-                                  run);
+    using tensorflow::thread::ThreadPool;
+    workers->workers->ParallelFor(
+        shards,
+        ThreadPool::SchedulingParams(ThreadPool::SchedulingStrategy::kFixedBlockSize, /*cost_per_unit=*/std::nullopt,
+                                     /*block_size=*/1),
+        run);
   }
 
  private:

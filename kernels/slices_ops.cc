@@ -156,11 +156,11 @@ struct Variable {
 // Calls run(i) for all i below `count`, on several threads where that pays.
 template <typename Run>
 void ForEach(OpKernelContext* context, int64_t count, int64_t cost, const Run& run) {
-  using tensorflow::thread::ThreadPool;
-  context->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(
-      count, ThreadPool::SchedulingParams::Adaptive(cost), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) run(i);
-      });
+  context->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(count, cost,
+                                                                           [&](int64_t begin, int64_t end) {
+                                                                             for (int64_t i = begin; i < end; ++i)
+                                                                               run(i);
+                                                                           });
 }
 
 // Adds up the rows with the same index.

@@ -43,7 +43,7 @@ rm -rf "$folder/dist"
 export TF_POSEIDON_TENSORFLOW TF_POSEIDON_CUDA=0
 TF_POSEIDON_TENSORFLOW=$(IFS=:; echo "${tensorflows[*]}")
 # First the source distribution, then from that the wheel: nothing of this folder gets into it unseen.
-"$python" -m build --no-isolation --outdir "$folder/dist" .
+"$python" -m build --no-isolation --skip-dependency-check --outdir "$folder/dist" .
 # Both are in the environment of whoever uses it, where tf_poseidon/ops and tf_poseidon/engines find them.
 "$python" -m auditwheel repair --exclude 'libtensorflow_framework.so.*' --exclude 'libmpi.so.*' \
   --wheel-dir "$folder/dist/named" "$folder"/dist/*.whl
