@@ -124,7 +124,9 @@ class Accelerator {
   void Work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-      has_work_.wait(lock, [this] { return !queue_.empty(); });
+      // Not wait(): what g++ 12 makes of it needs a libstdc++ that distributions of 2021 and 2022 do not have.
+      while (!has_work_.wait_for(lock, std::chrono::hours(1), [this] { return !queue_.empty(); })) {
+      }
       auto [span, done] = std::move(queue_.front());
       queue_.pop();
       lock.unlock();

@@ -1,0 +1,134 @@
+"""Tests each supported TensorFlow with each supported Keras, by the wheel that people install.
+
+    scripts/build_wheel.sh && python scripts/test_matrix.py --wheel dist/tf_poseidon-*.whl
+
+Each TensorFlow has an environment of its own in build/matrix, without this source tree; the releases of Keras take
+turns in it. Of each pair, the newest patch releases are tested: the self-test, the private names and hooks, the graph
+passes, the cover of the training table on two ranks, programs of one process, and saved graphs. Takes about three
+minutes for a pair on 2 cores. Results of pairs that are not tested again are kept.
+"""
+
+import json
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+import time
+import venv
+
+from absl import app
+from absl import flags
+import rich.console
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_SUPPORTED = runpy.run_path(str(_ROOT / "tf_poseidon" / "supported.py"))
+
+# In addition to what the wheel needs.
+_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "scikit-learn", "setuptools>=77")
+_CORE = (
+    "unit/test_compat.py", "unit/test_keras_hook.py", "unit/test_package.py", "graphs/test_passes.py",
+    "graphs/test_placement.py", "training/test_training.py::test_table", "training/test_distribution.py",
+    "training/test_rewritten.py", "saved/test_saved_graphs.py",
+)
+# Two ranks; and not the tests that look for what only a source tree has.
+_SELECTED = "not (3-ps or 3-sfb or 3-auto or 3-paper) and not requirements_are and not gpu_kernels_that_cannot"
+
+
+def keras_series():
+    """Returns the supported release series of Keras."""
+    major, first = _SUPPORTED["KERAS_FROM"].split(".")
+    return [f"{major}.{minor}" for minor in range(int(first), int(_SUPPORTED["KERAS_BELOW"].split(".")[1]))]
+
+
+def main(_):
+    wheel, path = pathlib.Path(_WHEEL.value).resolve(), pathlib.Path(_JSON.value)
+    results = {(row["series"], row["keras_series"]): row for row in
+               (json.loads(path.read_text()) if path.exists() else [])}
+    console, failed = rich.console.Console(stderr=True), False
+    for series in _TENSORFLOW.value:
+        python = environment(series, wheel)
+        for keras in _KERAS.value:
+            row = test(python, series, keras)
+            failed |= row["problem"] != ""
+            console.print(f"TensorFlow {series}, Keras {keras}:", row["problem"] or
+                          f"{row['passed']} tests passed in {row['seconds']:.0f} s")
+            results[series, keras] = row
+            path.write_text(json.dumps([results[key] for key in sorted(results)], indent=1) + "\n")
+    pathlib.Path(_MARKDOWN.value).write_text(markdown([results[key] for key in sorted(results)]))
+    return 1 if failed else 0
+
+
+def environment(series, wheel):
+    """Returns the Python of an environment with a TensorFlow and the wheel."""
+    folder = _ROOT / "build" / "matrix" / f"{series}-{sys.version_info.major}.{sys.version_info.minor}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    _run([python, "-m", "pip", "install", "--quiet", f"tensorflow-cpu=={series}.*", wheel, *_TOOLS], check=True)
+    _run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", wheel], check=True)
+    return python
+
+
+def test(python, series, keras):
+    """Returns the result of one pair, a row of the file."""
+    row = {"series": series, "keras_series": keras, "passed": 0, "problem": ""}
+    begin = time.monotonic()
+    installed = _run([python, "-m", "pip", "install", "--quiet", f"keras=={keras}.*"])
+    if installed.returncode:
+        return row | {"problem": installed.stderr.strip().splitlines()[-1]}
+    versions = ("import importlib.metadata as m, json, platform; print(json.dumps({'python': platform.python_version()} "
+                "| {name: m.version(name) for name in ('tensorflow-cpu', 'keras', 'numpy', 'mpich')}))")
+    row |= json.loads(_run([python, "-c", versions], check=True).stdout)
+    tests = _ROOT / "tests"  # from there: the source tree itself is not in Python's path
+    steps = {"selftest": [python.with_name("tf-poseidon"), "selftest"],
+             "tests": [python, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "-c", _ROOT / "pyproject.toml",
+                       "--rootdir", _ROOT, "--numprocesses=2", "--dist=loadfile", "-k", _SELECTED, *_CORE]}
+    for name, command in steps.items():
+        done = _run(command, cwd=tests)
+        log = python.parents[1] / f"{name}-{keras}.log"
+        log.write_text(done.stdout + done.stderr)
+        if done.returncode:
+            last = [line for line in done.stdout.splitlines() if re.match(r"FAILED|ERROR|WRONG|\d+ failed", line)]
+            return row | {"problem": f"{name}: {'; '.join(last[:3]) or f'status {done.returncode}'}; see {log.name}"}
+    row["passed"] = int(re.search(r"(\d+) passed", done.stdout)[1])
+    return row | {"seconds": round(time.monotonic() - begin)}
+
+
+def markdown(rows):
+    """Returns the table of results: a line per TensorFlow, a column per Keras."""
+    series = list(dict.fromkeys(row["series"] for row in rows))
+    columns = list(dict.fromkeys(row["keras_series"] for row in rows))
+    found = {(row["series"], row["keras_series"]): row for row in rows}
+
+    def cell(row):
+        if row is None:
+            return ""
+        return f"**fails**: {row['problem']}" if row["problem"] else f"{row['passed']} tests"
+
+    lines = [["TensorFlow", *(f"Keras {column}" for column in columns)], ["---"] * (len(columns) + 1)]
+    lines += [[each, *(cell(found.get((each, column))) for column in columns)] for each in series]
+    tested = {row["tensorflow-cpu"] for row in rows if "tensorflow-cpu" in row}, {
+        row["keras"] for row in rows if "keras" in row}, {row["python"] for row in rows if "python" in row}
+    return "\n".join([
+        "# Versions that were tested together", "",
+        "Made by `scripts/test_matrix.py`, which says what is tested. All pairs use the same wheel.", "",
+        *(f"| {' | '.join(line)} |" for line in lines), "",
+        "TensorFlow {}; Keras {}; Python {}.".format(*(", ".join(sorted(each)) for each in tested)), ""])
+
+
+def _run(command, **options):
+    # Of Python's path nothing that would hide the wheel.
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run([str(part) for part in command], text=True, stdin=subprocess.DEVNULL, capture_output=True,
+                          env=outside | {"TF_CPP_MIN_LOG_LEVEL": "3"}, **options)
+
+
+if __name__ == "__main__":
+    _WHEEL = flags.DEFINE_string("wheel", None, "The wheel to test, of scripts/build_wheel.sh.", required=True)
+    _TENSORFLOW = flags.DEFINE_list("tensorflow", list(_SUPPORTED["TENSORFLOW_SERIES"]), "Series to test.")
+    _KERAS = flags.DEFINE_list("keras", keras_series(), "Series to test.")
+    _JSON = flags.DEFINE_string("json", str(_ROOT / "docs/results/versions.json"), "File of the results.")
+    _MARKDOWN = flags.DEFINE_string("markdown", str(_ROOT / "docs/results/versions.md"), "File of the table.")
+    app.run(main)
