@@ -62,8 +62,9 @@ def own_lines(output: str) -> list[str]:
         if line.startswith("=====") or line.startswith("YOUR APPLICATION TERMINATED"):
             break
         line = re.sub(r"^\[\d+\]<std(out|err)>:", "", line)  # horovodrun prefixes lines with their rank
-        # "[[" is the second line of some of TensorFlow's.
-        if line.strip() and not line.startswith(("WARNING", "I0", "W0", "E0", "To enable the", "\t [[")):
+        # "[[" is the second line of some of TensorFlow's, which begin with a date before version 2.21.
+        is_log = re.match(r"WARNING|[IWE]0|To enable the|\t \[\[|\d{4}-\d\d-\d\d [\d:.]+ [IWE] ", line)
+        if line.strip() and not is_log:
             lines.append(line)
     return lines
 

@@ -19,7 +19,7 @@ class Jobs:
     the jobs (ranks, policy, repeat) of `ahead` are started too, in that order.
     """
 
-    def __init__(self, directory, full, ahead):
+    def __init__(self, directory, full, ahead, needed=None):
         self._directory = directory
         self._ahead = ahead
         self._started = {}
@@ -28,6 +28,8 @@ class Jobs:
         self._repeated = {}
         others = [(name, ranks, scenarios.OTHERS) for name, ranks in scenarios.others(full)]
         for name, ranks, policy in (*table(full), *wrapped(full), *others):
+            if needed is not None and name not in needed:
+                continue
             self._names.setdefault((ranks, policy), []).append(name)
             self._names.setdefault((1, ONE), []).append(name)
         for name, policy in repeated(full):
@@ -72,7 +74,7 @@ class Jobs:
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory, request):
     jobs = Jobs(tmp_path_factory.mktemp("jobs"), request.config.getoption("--full"),
-                ahead=[(1, ONE, 0), *wanted(request.session.items)])
+                ahead=[(1, ONE, 0), *wanted(request.session.items)], needed=needed(request.session.items))
     yield jobs
     jobs.stop()
 
@@ -83,6 +85,14 @@ def wanted(items):
               if "jobs" in item.fixturenames and hasattr(item, "callspec")]
     return [(v["ranks"], v.get("policy", scenarios.OTHERS), 0) for v in values if "ranks" in v] + [
         (3, v["policy"], 1) for v in values if "repeated" in v]
+
+
+def needed(items):
+    """Returns the scenarios that tests request; None for all, if some do not name theirs by a parameter."""
+    found = [{value for name, value in item.callspec.params.items()
+              if name in ("cell", "wrapper", "accumulating", "way")} if hasattr(item, "callspec") else set()
+             for item in items if "jobs" in item.fixturenames]
+    return set().union(*found) if all(found) else None
 
 
 # For programs written for one process: all combinations with --full.

@@ -649,7 +649,9 @@ class _BatchLoss(keras.layers.Layer):
 
 @program
 def keras_losses_in_layers():
-    return _keras(lambda: [keras.layers.Dense(6, "tanh", activity_regularizer="l2", kernel_regularizer="l1"),
+    # Not "l1", which before Keras 3.15 has single precision.
+    l1 = keras.regularizers.L1L2(0.01)
+    return _keras(lambda: [keras.layers.Dense(6, "tanh", activity_regularizer="l2", kernel_regularizer=l1),
                            _BatchLoss(), keras.layers.Dense(3)], _x, _y, keras.losses.Huber())
 
 

@@ -84,7 +84,7 @@ def clipped(strategy):
 def regularized(strategy):
     with strategy.scope():
         x = keras.Input((8,))
-        layer = keras.layers.Dense(3, kernel_regularizer="l2", bias_regularizer="l1")
+        layer = keras.layers.Dense(3, kernel_regularizer="l2", bias_regularizer=keras.regularizers.L1L2(0.01))
         model = keras.Model(x, layer(x))
         model.compile(OPTIMIZERS["sgd"](), "mse")
     x, y = make_data(model)
@@ -389,7 +389,8 @@ def float8(strategy):
         model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8, dtype="float8_from_float32")(x)))
         model.compile(OPTIMIZERS["sgd"](), "mse")
     x, y = make_data(model)
-    with warned(strategy, "was not partitioned: "):
+    can_inline = tf.__version__.startswith("2.18.")
+    with contextlib.nullcontext() if can_inline else warned(strategy, "was not partitioned: "):
         return result(model, **flat(model.fit(x, y, batch_size=BATCH, verbose=0)))
 
 

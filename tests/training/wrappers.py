@@ -55,8 +55,8 @@ WRAPPERS = {
     "accumulation": with_options(gradient_accumulation_steps=2),
     "accumulation_and_clipping": with_options(gradient_accumulation_steps=3, global_clipnorm=0.1),
     "accumulation_and_infinity": functools.partial(loss_scale, gradient_accumulation_steps=3),
-    "multi": multi,
-    "multi_accumulation": functools.partial(multi, gradient_accumulation_steps=3),
+    **({"multi": multi, "multi_accumulation": functools.partial(multi, gradient_accumulation_steps=3)}
+       if hasattr(keras.optimizers, "MultiOptimizer") else {}),  # since Keras 3.15
     "frozen": base,
     "without_gradient": base,
 }
