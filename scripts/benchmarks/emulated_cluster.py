@@ -50,7 +50,7 @@ import rich.table
 # `ip netns exec NAME` mounts the files in _NETNS/NAME over those in /etc.
 _DELAYED_LINK = pathlib.Path(__file__).with_name("delayed_link.py")
 _NAMES, _NETNS = pathlib.Path("/run/netns"), pathlib.Path("/etc/netns")
-_SWITCH_ADDRESS = "10.0.0.254"
+SWITCH_ADDRESS = "10.0.0.254"
 _FIRST_PORT = 2222  # of tf.distribute's workers; below the kernel's ephemeral ports
 
 # For horovodrun and mpiexec, which pass a host's name and a command line, as to ssh and rsh. It does not
@@ -233,8 +233,8 @@ class EmulatedCluster:
         _call("ip", "netns", "add", self._switch)
         _ip(self._switch, "link add name eth0 type bridge",
             "link set dev eth0 addrgenmode none", "link set dev eth0 up",
-            "link set dev lo up", f"address add {_SWITCH_ADDRESS}/24 dev eth0")
-        self._write_hosts(self._switch, _SWITCH_ADDRESS)
+            "link set dev lo up", f"address add {SWITCH_ADDRESS}/24 dev eth0")
+        self._write_hosts(self._switch, SWITCH_ADDRESS)
         for name, address, namespace, gbps in zip(self.names, self.addresses, self.namespaces,
                                                   self.gbps):
             _call("ip", "netns", "add", namespace)
@@ -358,7 +358,7 @@ class EmulatedCluster:
                     "--disable-cache", "--network-interfaces", "eth0", "-np", str(ranks),
                     "-H", ",".join(f"{name}:{ranks_per_host}" for name in self.names)]
         start = [_program("mpiexec", "install mpich by pip"), "-launcher", "rsh",
-                 "-launcher-exec", self._launch / "ssh", "-localhost", _SWITCH_ADDRESS,
+                 "-launcher-exec", self._launch / "ssh", "-localhost", SWITCH_ADDRESS,
                  "-hosts", ",".join(self.names), "-ppn", str(ranks_per_host), "-n", str(ranks)]
         if launcher == "mpiexec":
             return start

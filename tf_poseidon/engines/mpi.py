@@ -22,7 +22,8 @@ _TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 
 # Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,
 # Slurm's srun.
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS")
+_SRUN = "SLURM_STEP_NUM_TASKS"
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", _SRUN)
 
 # Where they give this process's number on its machine.
 _LOCAL_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
@@ -95,10 +96,12 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
             raise _not_found(error) from error
         raise
     if joined.size != size:
+        variable = launched_size()[1]
+        with_what = ("srun --mpi=pmi2 (`srun --mpi=list` shows what this Slurm has)" if variable == _SRUN else
+                     "the mpiexec of that MPI (for the mpich wheel, the one beside python)")
         raise JobError(
-            f"The launcher started {size} processes ({launched_size()[1]}={size}), but MPI sees "
-            f"{joined.size}: it belongs to a different MPI than tf_poseidon was built with. Launch "
-            "with the mpiexec of that MPI (for the mpich wheel, the one beside python).")
+            f"The launcher started {size} processes ({variable}={size}), but MPI sees {joined.size}: it belongs to a "
+            f"different MPI than tf_poseidon was built with, or does not speak to it. Launch with {with_what}.")
     return joined
 
 
