@@ -182,7 +182,7 @@ def _launcher(mpiexec: str) -> Iterator[Finding]:
     kind = next((kind for kind, words in _LAUNCHERS.items() if any(word in answer for word in words)), "another MPI")
     value = f"{found}, of {kind}"
     library = engines.load("mpi").library()
-    if kind in ("MPICH", "Open MPI") and kind.split()[-1] not in library:
+    if kind in ("MPICH", "Open MPI") and not library.startswith(kind):
         yield Finding("launcher", f"{value}, but tf_poseidon uses {library}", Kind.PROBLEM,
                       "launch with the mpiexec of that MPI; its ranks would not see each other")
     else:

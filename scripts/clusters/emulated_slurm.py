@@ -93,8 +93,9 @@ def configure(folder, cluster):
 
 def inside(folder, hosts, command):
     """Starts the daemons, and runs the command; called on the host beside the emulated ones."""
-    daemons = [["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", f"--key-file={folder}/munge.key",
-                f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
+    munge = {name: folder / f"munge.{name.partition('-')[0]}"
+             for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")}
+    daemons = [["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in munge.items())],
                ["slurmctld", "-D"],
                *(["ssh", f"host{host}", f"slurmd -D -N host{host}"] for host in range(hosts))]
     log = open(folder / "daemons.log", "w")

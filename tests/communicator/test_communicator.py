@@ -458,3 +458,12 @@ def test_last_word_of_a_rank_is_read_before_its_end_is_noticed():
     with pytest.raises(JobEndedError, match="^Rank 1 failed: ValueError: boom$"):
         wait()
     ranks[0].leave()
+
+
+def test_ping():
+    """The other rank need not do anything, and exchanges go on beside it."""
+    with job(3) as ranks:
+        sums = [rank.submit("x", np.ones(100000, np.float32)) for rank in ranks]
+        for num_bytes in (0, 1, 100_000, 3_000_000):
+            assert 0 < ranks[0].ping(2, num_bytes) < 60
+        assert all((wait() == 3).all() for wait in sums)

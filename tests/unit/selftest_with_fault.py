@@ -1,0 +1,32 @@
+"""Runs the self-test in a job that computes something wrong: selftest_with_fault.py FAULT"""
+
+import sys
+
+import tensorflow as tf
+
+import tf_poseidon as poseidon
+from tf_poseidon import cli
+from tf_poseidon.selftest import schemes
+
+
+def scale():
+    """Gradients of loops are twice as large."""
+    synchronize = poseidon.PoseidonStrategy.synchronize
+    poseidon.PoseidonStrategy.synchronize = lambda self, gradients, variables: [
+        2 * tf.convert_to_tensor(each) for each in synchronize(self, gradients, variables)]
+
+
+def lost():
+    """A partitioned step does not see the first row."""
+    step = schemes._step
+    schemes._step = lambda variables, x, y: step(variables, x[1:], y[1:]) if tf.inside_function() else step(
+        variables, x, y)
+
+
+def unplanned():
+    """Nothing travels as factors."""
+    schemes.PINS["*/factors/*"] = "ps"
+
+
+{"scale": scale, "lost": lost, "unplanned": unplanned}[sys.argv[1]]()
+sys.exit(cli.main(["selftest"]))

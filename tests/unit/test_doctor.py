@@ -1,0 +1,130 @@
+"""`tf-poseidon doctor`: what is wrong is named, with a remedy, and hides nothing else."""
+
+import importlib.metadata
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tf_poseidon import doctor
+from tf_poseidon.doctor import Finding
+from tf_poseidon.doctor import Kind
+from tf_poseidon.engines import mpi
+
+
+def of(findings, subject):
+    return [finding for finding in findings if finding.subject == subject]
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return str(path)
+
+
+def with_versions(monkeypatch, **versions):
+    """Lets packages have other versions; None: not installed."""
+    real = importlib.metadata.version
+
+    def version(name):
+        found = versions.get(name.replace("-", "_"), "real")
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name) if found == "real" else found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_this_environment_is_fine():
+    report = doctor.examine()
+    assert not report.has_problems, str(report)
+    assert of(report.findings, "MPI")[0].value == mpi.library()
+    assert "PROBLEM" not in str(report) and "0 problems" in str(report)
+
+
+@pytest.mark.parametrize("versions, says, remedy", [
+    (dict(tensorflow="2.17.1", tensorflow_cpu=None),
+     "2.17.1 (tensorflow), but tf_poseidon works with <2.22,>=2.18 only", "pip install 'tensorflow-cpu=="),
+    (dict(tensorflow=None, tensorflow_cpu="2.22.0"), "2.22.0 (tensorflow-cpu), but", "pip install 'tensorflow-cpu=="),
+    (dict(tensorflow=None, tensorflow_cpu=None), "not installed", "pip install 'tensorflow-cpu=="),
+    (dict(tensorflow="2.21.0", tensorflow_cpu="2.21.0"), "tensorflow 2.21.0 and tensorflow-cpu 2.21.0",
+     "uninstall both")])
+def test_tensorflow_that_does_not_fit(versions, says, remedy, monkeypatch):
+    with_versions(monkeypatch, **versions)
+    finding, = doctor._tensorflow()
+    assert finding.kind is Kind.PROBLEM and says in finding.value and remedy in finding.remedy
+
+
+@pytest.mark.parametrize("version, environment, settings, subject, says", [
+    ("3.11.3", {}, "", "Keras", "3.11.3, but tf_poseidon works with"), (None, {}, "", "Keras", "not installed"),
+    ("3.15.1", {"KERAS_BACKEND": "jax"}, "", "Keras' backend", "jax"),
+    ("3.15.1", {}, '{"backend": "torch"}', "Keras' backend", "torch"), ("3.15.1", {}, "{}", "", "")])
+def test_keras_that_does_not_fit(version, environment, settings, subject, says, monkeypatch, tmp_path):
+    with_versions(monkeypatch, keras=version)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    for name, value in {**environment, "KERAS_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "keras.json").write_text(settings)
+    problems = [finding for finding in doctor._keras() if finding.kind is Kind.PROBLEM]
+    assert [finding.subject for finding in problems] == ([subject] if subject else [])
+    assert all(says in finding.value and finding.remedy for finding in problems)
+
+
+@pytest.mark.parametrize("says, kind, problem", [
+    ("HYDRA build details:", "MPICH", ""), ("mpiexec (OpenRTE) 4.1.4", "Open MPI", "but tf_poseidon uses MPICH"),
+    ("Intel(R) MPI Library for Linux* OS, HYDRA", "Intel MPI", ""), ("version 1", "another MPI", "")])
+def test_launchers_of_another_mpi(says, kind, problem, tmp_path):
+    finding, *others = doctor._launcher(script(tmp_path / "mpiexec", f"echo '{says}'"))
+    assert f"of {kind}" in finding.value and problem in finding.value
+    assert (finding.kind is Kind.PROBLEM) == bool(problem)
+    assert others[-1].value == "started alone"
+
+
+def test_another_launcher_in_path(tmp_path, monkeypatch):
+    other = script(tmp_path / "mpiexec", "echo HYDRA")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    notes = [finding for finding in doctor._launcher("") if finding.kind is Kind.NOTE]
+    assert [finding.value for finding in notes] == [f"PATH has another one, {other}"]
+
+
+@pytest.mark.parametrize("answer, says", [
+    (None, "reached; has the same versions"), ({"numpy": "1.0"}, "numpy 1.0, here"), ("exit 7", "ended with status 7"),
+    ("echo No route to host >&2; exit 255", "No route to host")])
+def test_other_hosts(answer, says, tmp_path):
+    """The launcher stands for one that starts a process elsewhere."""
+    if not isinstance(answer, str):
+        answer = f"echo '{json.dumps({**doctor.versions(), **(answer or {})})}'"
+    finding, = doctor._hosts(["far"], script(tmp_path / "mpiexec", answer))
+    assert finding.subject == "host far" and says in finding.value
+    assert (finding.kind is Kind.FINE) == says.startswith("reached") == (finding.remedy == "")
+
+
+def test_this_host_is_reached_like_any_other():
+    assert [finding.value for finding in doctor._hosts(["localhost"], "")] == ["reached; has the same versions"]
+
+
+def test_what_is_broken_is_found_beside_everything_else(monkeypatch):
+    def breaks():
+        yield Finding("a", "found before")
+        raise RuntimeError("broken\nfor two lines")
+
+    found = doctor._findings("b", breaks)
+    assert [(each.subject, each.value, each.kind) for each in found] == [
+        ("a", "found before", Kind.FINE), ("b", "RuntimeError: broken", Kind.PROBLEM)]
+    monkeypatch.setattr(mpi, "_TRANSPORT", mpi._TRANSPORT.with_name("none.so"))
+    report = doctor.examine()
+    missing, = of(report.findings, "MPI")
+    assert "transport is missing" in missing.value and "pip install" in missing.remedy
+    assert report.has_problems and of(report.findings, "/dev/shm")
+    lines = str(report).splitlines()
+    assert any(line.startswith("PROBLEM") and "transport is missing" in line for line in lines)
+    assert any(line.strip().startswith("->") for line in lines)
+
+
+def test_versions_import_nothing():
+    program = ("import sys; from tf_poseidon import doctor; doctor.versions(); "
+               "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
