@@ -112,6 +112,14 @@ class TrainingOptions:
         """How many ranks of a node combine, according to plan or cluster; None if they leave that to the job."""
         return self.plan.cluster.ranks_per_node if self.plan else _ranks_per_node_of(self.cluster)
 
+    def described(self, cluster: planning.Cluster) -> str:
+        """Returns by what gradients are planned, in a few words; `cluster` is the one that they are planned for."""
+        if self.plan is not None:
+            return f"follows a plan by policy '{self.plan.policy}'"
+        speeds = (f" for {cluster.bandwidth_gbps:g} Gbit/s, {cluster.latency_us:g} µs and {cluster.gflops:g} GFLOP/s"
+                  if self.policy == "auto" or self.cluster else "")
+        return f"plans by policy '{self.policy}'{speeds}"
+
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
         """Refuses options that are not possible in a job; arguments as in `JobOptions.check`.
 

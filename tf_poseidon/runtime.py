@@ -46,6 +46,7 @@ _options = None
 _launch = None
 _pid = None  # of the process that has joined
 _exit = os._exit  # before it is guarded
+_is_announced = False
 failure_status = 1  # of a rank that ends with an exception
 
 
@@ -74,6 +75,24 @@ def described() -> str:
         "one process")
     through = f" over {engine().library()}" if ranks > 1 else ""
     return f"{who}{through}, TensorFlow {tf.__version__}, Keras {importlib.metadata.version('keras')}"
+
+
+def announce(how: str) -> None:
+    """Says on rank 0, once per process, what has joined the job, and `how` it trains; nothing in one process.
+
+    Not by the logger, which Python shows warnings of alone; but where that is told to be quiet, this is.
+    """
+    global _is_announced
+    is_first = _communicator is not None and _communicator.rank == 0 and not _is_announced
+    if is_first and _log.isEnabledFor(logging.WARNING):
+        print(f"tf_poseidon: {described()}; {how}", file=sys.stderr, flush=True)
+    _is_announced = True
+
+
+def announce_nothing() -> None:
+    """Lets a program that says itself what has joined begin without `announce`."""
+    global _is_announced
+    _is_announced = True
 
 
 def engine() -> engines.Engine:

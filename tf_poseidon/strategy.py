@@ -133,6 +133,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         keras_hook.install(alone=communicator is None)
         if communicator is not None:
             self.extended.graph_pass = self._rewriting(communicator, training)
+            runtime.announce(training.described(self.extended.graph_pass.session.planner.cluster))
         global _latest
         _latest = self
 
