@@ -181,7 +181,7 @@ class BuildLibraries(build_ext.build_ext):
     def mpi_toolchain(self):
         """Returns compiler, compile flags and link flags of the MPI transport, and None."""
         if "MPICXX" in os.environ:  # a cluster's own MPI: its wrapper knows everything
-            return shlex.split(os.environ["MPICXX"]), COMMUNICATOR_FLAGS, [], None
+            return shlex.split(os.environ["MPICXX"]), [*COMMUNICATOR_FLAGS, "-DPOSEIDON_OWN_MPI"], [], None
         header, library = mpich_wheel("mpi.h"), mpich_wheel("libmpi.so.12")
         if header is None or library is None:
             sys.exit("tf_poseidon: no MPI to build against; run pip install mpich, or set MPICXX "

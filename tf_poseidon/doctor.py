@@ -172,8 +172,8 @@ def _op_library() -> Iterator[Finding]:
 def _mpi() -> Iterator[Finding]:
     mpi = engines.load("mpi")
     yield Finding("MPI", mpi.library())
-    wheel = _version("mpich")
-    yield Finding("MPI", f"that of the mpich wheel, {wheel}" if wheel else "the one that MPICXX named at the build")
+    yield Finding("MPI", "the one that MPICXX named at the build" if mpi.is_own() else
+                  f"that of the mpich wheel, {_version('mpich')}")
 
 
 def _launcher(mpiexec: str) -> Iterator[Finding]:

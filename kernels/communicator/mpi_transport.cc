@@ -16,6 +16,8 @@
 
 #include "mpi_transport.h"
 
+#define OMPI_SKIP_MPICXX 1  // the C interface alone, which all have
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #include <unistd.h>
 
@@ -35,6 +37,12 @@
 
 #include "frame.h"
 #include "tag_order.h"
+
+#ifdef POSEIDON_OWN_MPI
+// tf_poseidon/engines/mpi.py looks for this in the file: then it does not load the MPI of the mpich wheel.
+extern "C" __attribute__((used, visibility("default"))) const char poseidon_own_mpi[] =
+    "poseidon has an MPI of its own";
+#endif
 
 namespace poseidon {
 namespace {

@@ -38,8 +38,9 @@ FINE = (schemes.Result(schemes.LOOP, "a dense layer", "ps", ""),)
     (of("ab", local=True), "the slowest link is from a to b, 10 Gbit/s", "all wait for the slowest"),
     (of("a", local=True), "the slowest link is within a, 40 Gbit/s", "from"),
     (of("abcd", {("c", "b"): 0.9}), r"from c to b, 0.9 Gbit/s: others have 10, and all wait for the slowest", "WRONG"),
-    # All slow: then none is slower than others.
-    (of("ab", {("a", "b"): 0.1, ("b", "a"): 0.11}), "from a to b, 0.1 Gbit/s", "others have"),
+    # All slow: then none is slower than others. Of two, one differs from the other.
+    (of("abc", {(a, b): 0.1 + (b == "a") for a in "abc" for b in "abc"}), "from a to b, 0.1 Gbit/s", "others have"),
+    (of("ab", {("a", "b"): 0.1}), "from a to b, 0.1 Gbit/s", "others have"),
     (of("abcdefghijklmnop", {("c", "b"): 0.9}), "the 10 slowest links between 16 hosts", "WRONG"),
 ])
 def test_verdict_names_the_slowest_link(found, says, says_not):

@@ -35,6 +35,9 @@ _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
 # On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
 _UCX_NOTES = "UCX_RCACHE_MAX_UNRELEASED", "16m"
 
+# In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
+_OWN_MPI = b"poseidon has an MPI of its own"
+
 _VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING
 
 # hydra's process on each host, and what the other ranks there have to print their last words.
@@ -57,6 +60,11 @@ def library() -> str:
     if "MPICH Version" in lines:
         return f"MPICH {lines['MPICH Version'].strip()} ({lines.get('MPICH Device', '').strip()})"
     return next(iter(text.value.decode(errors="replace").splitlines()), "").partition(",")[0]
+
+
+def is_own() -> bool:
+    """Whether it is not the MPI of the mpich wheel, but the one whose MPICXX has built the transport."""
+    return _OWN_MPI in _TRANSPORT.read_bytes()
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
@@ -83,7 +91,8 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
         raise _missing()
     _check_was_launched()
     _check_shared_memory()
-    os.environ.setdefault(*_UCX_NOTES)
+    if not is_own():  # an older UCX would warn of it
+        os.environ.setdefault(*_UCX_NOTES)
     # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
     # itself: a child with the connection that outlives its rank for a moment would let the job hang.
     forks.keep_from_children(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)
@@ -209,11 +218,13 @@ def _check_only_mpi() -> None:
 
 
 def _load_mpich_wheel() -> None:
-    """Loads libmpi from the mpich wheel, where the dynamic linker does not look."""
+    """Loads libmpi from the mpich wheel, where the dynamic linker does not look, unless the transport has another."""
+    if is_own():
+        return  # a cluster's own, which the transport finds by its run path
     try:
         files = importlib.metadata.files("mpich") or []
     except importlib.metadata.PackageNotFoundError:
-        return  # the cluster's own MPI, which the transport finds by its run path
+        return
     for file in files:
         if file.name == "libmpi.so.12":
             ctypes.CDLL(str(pathlib.Path(file.locate()).resolve()), mode=ctypes.RTLD_LOCAL)

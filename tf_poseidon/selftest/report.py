@@ -8,8 +8,8 @@ from tf_poseidon import tables
 from tf_poseidon.selftest import links as links_lib
 from tf_poseidon.selftest import schemes
 
-# A link is slow if others are this many times as fast.
-_SLOW = 2.0
+# A link is slow if others, of which there are a few, are this many times as fast.
+_SLOW, _FEW = 2.0, 4
 # More hosts have more links than one looks at: then only the slowest are shown.
 _MOST_HOSTS, _MOST_LINKS = 12, 10
 
@@ -66,8 +66,9 @@ class Report:
             return f"{verdict}; one process has no links, and exchanges nothing"
         where = f"within {least.sender}" if least.is_local else f"from {least.sender} to {least.receiver}"
         shown = f"{verdict}; the slowest link is {where}, {least.gbps:.3g} Gbit/s"
-        usual = statistics.median(link.gbps for link in self.links if link.is_local == least.is_local)
-        if usual > _SLOW * least.gbps:
+        rates = [link.gbps for link in self.links if link.is_local == least.is_local]
+        usual = statistics.median(rates)
+        if len(rates) >= _FEW and usual > _SLOW * least.gbps:
             shown += (f": others have {usual:.3g}, and all wait for the slowest; look at what else uses it, at its "
                       "cable, and at which network MPI has chosen")
         return shown

@@ -1,0 +1,48 @@
+"""The MPI of a cluster in place of the mpich wheel: what MPICXX builds runs under that MPI's own launcher."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# By the suffix of its programs in Debian: what it calls itself, and what its mpiexec needs to be told on a small
+# machine, as root.
+MPIS = {"mpich": ("MPICH 4", []), "openmpi": ("Open MPI v4", ["--allow-run-as-root", "--oversubscribe"])}
+
+
+def run(command, **environment):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    return subprocess.run([str(part) for part in command], cwd=ROOT / "tests", env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_transport_of_another_mpi(mpi, tmp_path):
+    if not shutil.which(f"mpicxx.{mpi}"):
+        (pytest.fail if "CI" in os.environ else pytest.skip)(f"there is no mpicxx.{mpi}")
+    name, options = MPIS[mpi]
+    # Where all but the transport is built already, by the same commands, so with the same relative paths.
+    temp, = (ROOT / "build").glob("temp.*")
+    build = ["setup.py", "--quiet", "build", "--build-lib", tmp_path, "--build-temp", temp.relative_to(ROOT)]
+    built = subprocess.run([sys.executable, *build], cwd=ROOT, env={**os.environ, "MPICXX": f"mpicxx.{mpi}"}, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert built.returncode == 0, built.stdout
+    start = [f"mpiexec.{mpi}", *options, "-n", "2", sys.executable, "-m", "tf_poseidon.cli", "selftest"]
+    done = run(start, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert f"2 ranks on one host over {name}" in done.stdout and "\nall right, in" in done.stdout, done.stdout
+    # That of the wheel starts ranks, too, which do not find each other.
+    other = run([shutil.which("mpiexec", path=pathlib.Path(sys.executable).parent), *start[1 + len(options):]],
+                PYTHONPATH=str(tmp_path))
+    if mpi == "openmpi":
+        assert other.returncode != 0
+        assert "PMI_SIZE=2), but MPI sees 1" in other.stdout and "the mpiexec of that MPI" in other.stdout
+    # The doctor says so before.
+    doctor = run([sys.executable, "-m", "tf_poseidon.cli", "doctor"], PYTHONPATH=str(tmp_path))
+    assert "the one that MPICXX named at the build" in doctor.stdout, doctor.stdout
+    assert doctor.returncode == (1 if mpi == "openmpi" else 0), doctor.stdout
+    assert ("but tf_poseidon uses Open MPI" in doctor.stdout) == (mpi == "openmpi")
