@@ -26,6 +26,7 @@ from tf_poseidon.planning import Plan
 # Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
     "PoseidonStrategy": "strategy",
+    "Summary": "keras_hook.summary",
     "calibrate": "calibration",
     "diff": "saved_graphs.differences",
     "distribute": "distribution",

@@ -19,6 +19,7 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
 from tf_poseidon.keras_hook import resuming
+from tf_poseidon.keras_hook import summary
 
 _log = logging.getLogger("tf_poseidon")
 
@@ -28,7 +29,7 @@ _WRITERS = tuple(
                  "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
 
 # Classes whose batch methods never stop training; their subclasses may.
-_PASSIVE = {*_WRITERS, keras.callbacks.History, keras.callbacks.ProgbarLogger}
+_PASSIVE = {*_WRITERS, keras.callbacks.History, keras.callbacks.ProgbarLogger, summary.Summary}
 
 _BATCH_METHODS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),

@@ -1,0 +1,55 @@
+"""The summary after `fit`: its numbers are those of the steps, and it costs no exchange."""
+
+import re
+
+import launch
+import pytest
+
+from tf_poseidon import planning
+from tf_poseidon.keras_hook import callbacks
+from tf_poseidon.keras_hook import summary
+
+
+def plan(steps=1):
+    """Returns a plan whose step takes 10 ms on each of 4 ranks, and next to nothing for exchanges."""
+    return planning.Plan("ps", planning.Cluster(4, gflops=1.0), operations=1e7, steps=steps)
+
+
+@pytest.mark.parametrize("arguments, says, says_not", [
+    ((1, 10, 0.5, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
+    ((4, 10, 0.5, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest for "
+     "rank 2\n3.6 times as fast as one process, if that computes 4 times", "expects"),
+    ((4, 10, 0.5, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\n4 times", "longest"),
+    ((4, 10, 0.5, 0.05, {}, plan()), "3.6 times as fast as one process, if that computes 4 times as long without "
+     "waiting; the plan expects 4", "overlap"),
+    ((4, 16, 0.5, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows", "wait for other"),
+    ((2, 10, 0.5, 0.6, {}, None), "(1e+02 %)", "-"),  # clocks of two threads may differ
+])
+def test_text(arguments, says, says_not):
+    text = summary.summary(*arguments)
+    assert says in text and says_not not in text
+
+
+def test_it_is_no_callback_for_which_ranks_agree_after_each_batch():
+    assert not callbacks._acts_on_batches(summary.Summary(), "train")
+
+    class Other(summary.Summary):
+        pass
+
+    assert callbacks._acts_on_batches(Other(), "train")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_after_fit(ranks):
+    """Two epochs of 6 steps, of which the first is left out; rank 1 is slow."""
+    output = launch.run_ok(["train_with_summary.py"], ranks, timeout_s=60).output
+    steps, milliseconds = re.search(r"^(\d+) steps of ([\d.]+) ms (?:on 2 ranks|in one process)", output, re.M).groups()
+    assert int(steps) == 11 and output.count("after the first") == 1
+    seconds = float(re.search(r"^fit took ([\d.]+) s", output, re.M)[1])
+    assert 0 < 11e-3 * float(milliseconds) < seconds
+    if ranks:
+        share = float(re.search(r"\((\S+) %\) wait for other ranks, longest for rank 1$", output, re.M)[1])
+        gain = float(re.search(r"^([\d.]+) times as fast as one process", output, re.M)[1])
+        # Rank 1 sleeps for 50 ms in each step, except that it reads the first batch of an epoch ahead.
+        assert 20 < share <= 100 and gain == pytest.approx(2 * (1 - share / 100), abs=0.03)
+        assert float(milliseconds) >= 40
