@@ -148,7 +148,15 @@ class BuildLibraries(build_ext.build_ext):
         if not TENSORFLOWS:
             sys.exit("tf_poseidon: no TensorFlow to build against; run pip install "
                      f"'tensorflow-cpu=={NEWEST}.*' first.")
+        if "MPICXX" in os.environ:
+            check_own_mpi(os.environ["MPICXX"])
         super().run()
+        # What earlier builds for other TensorFlows have left would be installed, too, beside newer Python code.
+        built = {pathlib.Path(self.get_ext_fullpath(ext.name)) for ext in self.extensions}
+        for folder in {path.parent for path in built} | {pathlib.Path(self.build_lib, "tf_poseidon", "ops")}:
+            for path in folder.glob("libposeidon_ops*.so"):
+                if path.name not in {each.name for each in built}:
+                    path.unlink()
 
     def build_extension(self, ext):
         tensorflow = next((each for each in TENSORFLOWS if ext.name.endswith(SUPPORTED["library"](each.series))), None)
@@ -216,6 +224,14 @@ class BuildLibraries(build_ext.build_ext):
         stamp.write_text(text)
 
 
+def check_own_mpi(mpicxx):
+    """Refuses the compiler of the mpich wheel, which is the first one in the PATH of its environment."""
+    found = shutil.which(shlex.split(mpicxx)[0])
+    if found and os.path.realpath(found) == mpich_wheel("mpicxx"):
+        sys.exit(f"tf_poseidon: MPICXX={mpicxx} is {found}, which belongs to the mpich wheel; give the path of the "
+                 "cluster's, such as MPICXX=/usr/bin/mpicxx, or omit MPICXX to use the wheel.")
+
+
 def mpich_wheel(name):
     """Returns the path of a file of the mpich wheel, or None."""
     try:
@@ -236,8 +252,8 @@ TENSORFLOWS = tensorflows()
 # Built against one TensorFlow, it needs that; with a library for each, any of them, which the user may have already.
 NEEDED = [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"]
 setuptools.setup(
-    install_requires=["absl-py", "mpich>=5", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
-                      *(NEEDED if len(NEEDED) == 1 else ())],
+    install_requires=["absl-py", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
+                      *(() if "MPICXX" in os.environ else ["mpich>=5"]), *(NEEDED if len(NEEDED) == 1 else ())],
     ext_modules=[
         *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
           for each in TENSORFLOWS),

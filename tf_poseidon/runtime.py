@@ -13,7 +13,6 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import logging
 import os
 import re
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from tf_poseidon import engines
 from tf_poseidon import gpus
 from tf_poseidon import interrupts
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.options import JobOptions
@@ -69,12 +69,12 @@ def ranks_that_combine() -> int:
 def described() -> str:
     """Returns what has joined this job: ranks, hosts, the library between them, and the versions of others."""
     import tensorflow as tf  # loaded with the ops
-    ranks = _communicator.size if _communicator else 1
-    hosts = len(set(_communicator.nodes)) if _communicator else 1
-    who = (f"{ranks} ranks on {hosts} hosts" if hosts > 1 else f"{ranks} ranks on one host") if ranks > 1 else (
-        "one process")
-    through = f" over {engine().library()}" if ranks > 1 else ""
-    return f"{who}{through}, TensorFlow {tf.__version__}, Keras {importlib.metadata.version('keras')}"
+    who = "one process"
+    if _communicator:
+        hosts = len(set(_communicator.hosts or ()))
+        where = " on one host" if hosts == 1 else f" on {hosts} hosts" if hosts else ""
+        who = f"{_communicator.size} ranks{where} over {engine().library()}"
+    return f"{who}, TensorFlow {tf.__version__}, Keras {keras_compat.TABLE.version}"
 
 
 def announce(how: str) -> None:

@@ -1,6 +1,6 @@
 """The only place that defines which versions tf_poseidon supports (setup.py reads it too).
 
-scripts/test_matrix.py tests each pair of them: docs/versions.md.
+scripts/test_matrix.py tests pairs of them; docs/results/versions.md says which were.
 """
 
 # From the oldest to the newest. The op library is compiled for one of them each: their C++ interfaces differ.

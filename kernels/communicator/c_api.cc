@@ -152,6 +152,10 @@ int32_t poseidon_size(const Communicator* communicator) { return communicator->s
 void poseidon_nodes(const Communicator* communicator, int32_t* nodes) {
   for (int node : communicator->nodes()) *nodes++ = node;
 }
+bool poseidon_hosts(const Communicator* communicator, int32_t* hosts) {
+  for (int host : communicator->hosts()) *hosts++ = host;
+  return !communicator->hosts().empty();
+}
 
 void* poseidon_submit(Communicator* communicator, const char* site, int32_t input_dtype, int32_t dtype, int64_t count,
                       const void* input, void* output, bool contributes, int32_t root, bool is_gradient) {

@@ -61,8 +61,11 @@ void poseidon_set_process_ranks(int32_t size, poseidon::Communicator* const* ran
 int32_t poseidon_rank(const poseidon::Communicator* communicator);
 int32_t poseidon_size(const poseidon::Communicator* communicator);
 
-// Writes a number for each rank, the same for those that share a node.
+// Writes a number for each rank, the same for those that combine.
 void poseidon_nodes(const poseidon::Communicator* communicator, int32_t* nodes);
+
+// Writes a number for each rank, the same for those of one host; returns false if that is unknown.
+bool poseidon_hosts(const poseidon::Communicator* communicator, int32_t* hosts);
 
 // Starts an exchange, see poseidon::Exchange; input_dtype may be dtype. Returns a handle for poseidon_wait.
 void* poseidon_submit(poseidon::Communicator* communicator, const char* site, int32_t input_dtype, int32_t dtype,

@@ -74,6 +74,7 @@ class Communicator::Impl {
     if (transport) {
       rank_ = transport->rank();
       size_ = transport->size();
+      hosts_ = transport->nodes();
       nodes_ = NodesOf(options_, *transport);
     }
     changed_.notify_all();
@@ -155,6 +156,7 @@ class Communicator::Impl {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::vector<int>& nodes() const { return nodes_; }
+  const std::vector<int>& hosts() const { return hosts_; }
   std::string StatisticsJson() const { return statistics_.Json(); }
   EventLog& events() { return statistics_.events; }
   std::string failure() const {
@@ -294,7 +296,7 @@ class Communicator::Impl {
   const pid_t pid_ = getpid();
   Statistics statistics_;
   int rank_ = 0, size_ = 1;  // these are constant once the transport is open
-  std::vector<int> nodes_;
+  std::vector<int> nodes_, hosts_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable has_work_;
@@ -323,6 +325,7 @@ Communicator::~Communicator() { impl_->Stop(); }
 int Communicator::rank() const { return impl_->rank(); }
 int Communicator::size() const { return impl_->size(); }
 const std::vector<int>& Communicator::nodes() const { return impl_->nodes(); }
+const std::vector<int>& Communicator::hosts() const { return impl_->hosts(); }
 bool Communicator::is_on_one_node() const { return std::equal(nodes().begin() + 1, nodes().end(), nodes().begin()); }
 void Communicator::Submit(Exchange exchange, Done done) {
   const std::string site = exchange.site;

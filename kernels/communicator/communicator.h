@@ -45,7 +45,8 @@ class Communicator {
 
   int rank() const;
   int size() const;
-  const std::vector<int>& nodes() const;  // by rank, the same for ranks that share a node
+  const std::vector<int>& nodes() const;  // by rank, the same for ranks that combine, all or some of those of a node
+  const std::vector<int>& hosts() const;  // by rank, the same for ranks that share memory; empty if that is unknown
   bool is_on_one_node() const;
 
   // Starts one exchange and returns at once. Input and output must stay valid until `done`; after

@@ -22,9 +22,12 @@ void Pings::Start(int peer, size_t bytes, PingDone done) {
 
 void Pings::OnPing(int peer, const FrameHeader& header) {
   if (!header.is_bulk()) return Answer(peer, header.step);
-  const auto data = std::make_shared<std::vector<char>>(header.length);
-  transport_->ReceiveBulk(peer, header.tag, data->data(), header.length,
-                          [this, peer, number = header.step, data] { Answer(peer, number); });
+  const auto buffer = std::make_shared<BufferPool::Buffer>(buffers_.Take(header.length));
+  transport_->ReceiveBulk(peer, header.tag, buffer->data.get(), header.length,
+                          [this, peer, number = header.step, buffer] {
+                            Answer(peer, number);
+                            buffers_.Give(std::move(*buffer));
+                          });
 }
 
 void Pings::Answer(int peer, uint64_t number) {
@@ -35,11 +38,12 @@ void Pings::Answer(int peer, uint64_t number) {
 }
 
 std::string Pings::OnPong(int peer, const FrameHeader& header) {
-  auto found = waiting_.extract(header.step);
-  if (found.empty() || found.mapped().peer != peer) {
+  const auto found = waiting_.find(header.step);
+  if (found == waiting_.end() || found->second.peer != peer) {
     return Malformed(peer, Text("an answer to ping ", header.step, ", expected one that it was sent"));
   }
-  found.mapped().done("", Seconds(Clock::now() - found.mapped().start));
+  const Ping ping = std::move(waiting_.extract(found).mapped());
+  ping.done("", Seconds(Clock::now() - ping.start));
   return "";
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "buffer_pool.h"
 #include "frame.h"
 #include "sender.h"
 #include "statistics.h"
@@ -58,6 +59,7 @@ class Pings {
   Sender* const sender_;
   std::map<uint64_t, Ping> waiting_;  // by number
   uint64_t next_ = 0;
+  BufferPool buffers_;  // a fresh one would be measured, too
 };
 
 }  // namespace poseidon

@@ -462,11 +462,11 @@ def meet_other_mpi() -> None:
 
 def miss_mpi() -> None:
     """With a transport whose MPI library does not exist."""
-    from tf_poseidon.engines import mpi
+    from tf_poseidon import mpi_library
     name = f"{os.environ[FAULT_TIME]}.{os.getpid()}.so"
     with open(name, "wb") as file:
-        file.write(mpi._TRANSPORT.read_bytes().replace(b"libmpi.so.12", b"libmpX.so.12"))
-    mpi._TRANSPORT = type(mpi._TRANSPORT)(name)
+        file.write(mpi_library.TRANSPORT.read_bytes().replace(b"libmpi.so.12", b"libmpX.so.12"))
+    mpi_library.TRANSPORT = type(mpi_library.TRANSPORT)(name)
     note_fault()
     poseidon.PoseidonStrategy()
 

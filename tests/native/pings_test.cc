@@ -20,10 +20,10 @@ Exchange SumInPlace(const std::string& site, std::vector<float>* value) {
   return exchange;
 }
 
-// The reason with which rank 0's ping to rank 1 of 2 ends.
+// Rank 0's ping to rank 1 of 3, and the reason with which it ends.
 struct Pinging {
   explicit Pinging(Options options = {}) {
-    auto owned = std::make_unique<ScriptedTransport>(0, 2);
+    auto owned = std::make_unique<ScriptedTransport>(0, 3);
     transport = owned.get();
     rank = std::make_unique<Rank>(std::move(owned), options);
     rank->protocol->StartPing(1, 0, [this](const std::string& error, double) {
@@ -106,17 +106,19 @@ TEST(WrongPingsAndAnswersEndTheJob) {
   struct Case {
     FrameHeader header;
     const char* says;
+    int peer = 1;
   };
-  std::vector<Case> cases(3, {pong, ""});
+  std::vector<Case> cases(4, {pong, ""});
   cases[0].header.step = 1, cases[0].says = "an answer to ping 1, expected one that it was sent";
   cases[1].header.length = 3, cases[1].says = "an answer of 3 bytes to a ping, expected none";
   cases[2].header = ping, cases[2].header.length = kMaxPingBytes + 1, cases[2].says = "a ping of 67108865 bytes";
+  cases[3].peer = 2, cases[3].says = "an answer to ping 0, expected one that it was sent";
   for (const Case& each : cases) {
     Pinging pinging;
     FrameHeader header = each.header;
     header.plan = pinging.transport->sent.back().header.plan;
     const std::string payload(header.is_bulk() ? 0 : header.length, 'x');
-    pinging.transport->Arrive(1, Packet(header, payload));
+    pinging.transport->Arrive(each.peer, Packet(header, payload));
     pinging.rank->protocol->Poll();
     EXPECT_HOLDS(pinging.rank->failure, each.says);
     EXPECT_EQ(pinging.reason, pinging.rank->failure, "why the ping has ended");

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from tf_poseidon import doctor
+from tf_poseidon import mpi_library
 from tf_poseidon.doctor import Finding
 from tf_poseidon.doctor import Kind
-from tf_poseidon.engines import mpi
 
 
 def of(findings, subject):
@@ -41,13 +41,13 @@ def with_versions(monkeypatch, **versions):
 def test_this_environment_is_fine():
     report = doctor.examine()
     assert not report.has_problems, str(report)
-    assert of(report.findings, "MPI")[0].value == mpi.library()
+    assert of(report.findings, "MPI")[0].value == mpi_library.version()
     assert "PROBLEM" not in str(report) and "0 problems" in str(report)
 
 
 @pytest.mark.parametrize("versions, says, remedy", [
     (dict(tensorflow="2.17.1", tensorflow_cpu=None),
-     "2.17.1 (tensorflow), but tf_poseidon works with <2.22,>=2.18 only", "pip install 'tensorflow-cpu=="),
+     "2.17.1 (tensorflow), but tf_poseidon works with <2.22,>=2.18 only", "pip install 'tensorflow=="),
     (dict(tensorflow=None, tensorflow_cpu="2.22.0"), "2.22.0 (tensorflow-cpu), but", "pip install 'tensorflow-cpu=="),
     (dict(tensorflow=None, tensorflow_cpu=None), "not installed", "pip install 'tensorflow-cpu=="),
     (dict(tensorflow="2.21.0", tensorflow_cpu="2.21.0"), "tensorflow 2.21.0 and tensorflow-cpu 2.21.0",
@@ -90,16 +90,18 @@ def test_another_launcher_in_path(tmp_path, monkeypatch):
     assert [finding.value for finding in notes] == [f"PATH has another one, {other}"]
 
 
-@pytest.mark.parametrize("answer, says", [
-    (None, "reached; has the same versions"), ({"numpy": "1.0"}, "numpy 1.0, here"), ("exit 7", "ended with status 7"),
-    ("echo No route to host >&2; exit 255", "No route to host")])
-def test_other_hosts(answer, says, tmp_path):
+@pytest.mark.parametrize("answer, says, remedy", [
+    (None, "reached; has the same versions", ""), ({"numpy": "1.0"}, "numpy 1.0, here", "install the same versions"),
+    ("exit 7", "ended with status 7", "has to be there, too"), ("exit 0", "ended with status 0", "has to be there"),
+    ("echo No route to host >&2; exit 255", "No route to host", "'ssh far true'")])
+def test_other_hosts(answer, says, remedy, tmp_path):
     """The launcher stands for one that starts a process elsewhere."""
     if not isinstance(answer, str):
         answer = f"echo '{json.dumps({**doctor.versions(), **(answer or {})})}'"
     finding, = doctor._hosts(["far"], script(tmp_path / "mpiexec", answer))
     assert finding.subject == "host far" and says in finding.value
     assert (finding.kind is Kind.FINE) == says.startswith("reached") == (finding.remedy == "")
+    assert remedy in finding.remedy
 
 
 def test_this_host_is_reached_like_any_other():
@@ -114,7 +116,7 @@ def test_what_is_broken_is_found_beside_everything_else(monkeypatch):
     found = doctor._findings("b", breaks)
     assert [(each.subject, each.value, each.kind) for each in found] == [
         ("a", "found before", Kind.FINE), ("b", "RuntimeError: broken", Kind.PROBLEM)]
-    monkeypatch.setattr(mpi, "_TRANSPORT", mpi._TRANSPORT.with_name("none.so"))
+    monkeypatch.setattr(mpi_library, "TRANSPORT", mpi_library.TRANSPORT.with_name("none.so"))
     report = doctor.examine()
     missing, = of(report.findings, "MPI")
     assert "transport is missing" in missing.value and "pip install" in missing.remedy
@@ -122,6 +124,14 @@ def test_what_is_broken_is_found_beside_everything_else(monkeypatch):
     lines = str(report).splitlines()
     assert any(line.startswith("PROBLEM") and "transport is missing" in line for line in lines)
     assert any(line.strip().startswith("->") for line in lines)
+
+
+def test_without_tensorflow_the_rest_is_found():
+    program = ("import sys; sys.modules['tensorflow'] = None; from tf_poseidon import doctor, cli; "
+               "print(doctor.examine()); cli.main(['selftest'])")
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
+    assert "MPI             MPICH 5" in done.stdout and "mpiexec, of MPICH" in done.stdout, done.stdout
+    assert done.returncode == 3 and "TensorFlow is not installed; run pip install" in done.stderr, done.stderr
 
 
 def test_versions_import_nothing():

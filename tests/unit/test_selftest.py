@@ -34,7 +34,7 @@ FINE = (schemes.Result(schemes.LOOP, "a dense layer", "ps", ""),)
 
 
 @pytest.mark.parametrize("found, says, says_not", [
-    ([], "one process has no links", "Gbit/s"),
+    ([], "all right, in 1 s", "Gbit/s"),
     (of("ab", local=True), "the slowest link is from a to b, 10 Gbit/s", "all wait for the slowest"),
     (of("a", local=True), "the slowest link is within a, 40 Gbit/s", "from"),
     (of("abcd", {("c", "b"): 0.9}), r"from c to b, 0.9 Gbit/s: others have 10, and all wait for the slowest", "WRONG"),

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 import contextlib
-import ctypes
-import importlib.metadata
 import os
 import pathlib
 import signal
@@ -13,12 +11,11 @@ import numpy as np
 
 from tf_poseidon import communicator
 from tf_poseidon import forks
+from tf_poseidon import mpi_library
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import send_receive
 from tf_poseidon.options import JobOptions
-
-_TRANSPORT = pathlib.Path(__file__).with_name("libposeidon_mpi.so")
 
 # Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,
 # Slurm's srun.
@@ -35,11 +32,6 @@ _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
 # On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
 _UCX_NOTES = "UCX_RCACHE_MAX_UNRELEASED", "16m"
 
-# In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
-_OWN_MPI = b"poseidon has an MPI of its own"
-
-_VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING
-
 # hydra's process on each host, and what the other ranks there have to print their last words.
 _PROXY, _LAST_WORDS_S = "hydra_pmi_proxy", 1.0
 
@@ -48,23 +40,7 @@ writer = send_receive.SendReceive
 
 def library() -> str:
     """Returns which MPI this process uses, such as "MPICH 5.0.2 (ch4:ofi)"."""
-    if not _TRANSPORT.exists():
-        raise _missing()
-    _load_mpich_wheel()
-    text, length = ctypes.create_string_buffer(_VERSION_BYTES), ctypes.c_int()
-    try:
-        ctypes.CDLL(str(_TRANSPORT)).MPI_Get_library_version(text, ctypes.byref(length))
-    except OSError as error:
-        raise _not_found(error) from error
-    lines = dict(line.partition(":")[::2] for line in text.value.decode(errors="replace").splitlines())
-    if "MPICH Version" in lines:
-        return f"MPICH {lines['MPICH Version'].strip()} ({lines.get('MPICH Device', '').strip()})"
-    return next(iter(text.value.decode(errors="replace").splitlines()), "").partition(",")[0]
-
-
-def is_own() -> bool:
-    """Whether it is not the MPI of the mpich wheel, but the one whose MPICXX has built the transport."""
-    return _OWN_MPI in _TRANSPORT.read_bytes()
+    return mpi_library.version()
 
 
 def launched_size(environment: Mapping[str, str] = os.environ) -> tuple[int, str | None]:
@@ -87,22 +63,21 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
         PoseidonError: If there is no usable MPI, the ranks do not meet in time, or MPI sees a different
             number of processes than the launcher.
     """
-    if not _TRANSPORT.exists():
-        raise _missing()
+    mpi_library.check_transport()
     _check_was_launched()
     _check_shared_memory()
-    if not is_own():  # an older UCX would warn of it
+    if not mpi_library.is_own():  # an older UCX would warn of it
         os.environ.setdefault(*_UCX_NOTES)
     # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
     # itself: a child with the connection that outlives its rank for a moment would let the job hang.
     forks.keep_from_children(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)
-    _load_mpich_wheel()
+    mpi_library.load_wheel()
     _check_only_mpi()
     try:
-        joined = communicator.join_mpi(_TRANSPORT, options)
+        joined = communicator.join_mpi(mpi_library.TRANSPORT, options)
     except PoseidonError as error:
         if "cannot open shared object file" in str(error):
-            raise _not_found(error) from error
+            raise mpi_library.not_found(error) from error
         raise
     if joined.size != size:
         variable = launched_size()[1]
@@ -164,16 +139,6 @@ def sum_in_place(communicator: "communicator.Communicator", site: str, value: np
     communicator.submit(site, value, out=value)()
 
 
-def _missing() -> JobError:
-    return JobError(f"tf_poseidon's MPI transport is missing ({_TRANSPORT}); run `pip install .` in its source tree, "
-                    "or `make setup`.")
-
-
-def _not_found(error: Exception) -> JobError:
-    return JobError(f"MPI was not found: {error}. Install it with `pip install mpich`, or build tf_poseidon with "
-                    "MPICXX set to your cluster's mpicxx and keep its library in LD_LIBRARY_PATH.")
-
-
 def _check_was_launched() -> None:
     """Refuses a process that has a rank's environment, but was started by that rank: MPI would end it with its own."""
     connection = os.environ.get("PMI_FD")
@@ -215,17 +180,3 @@ def _check_only_mpi() -> None:
             f"Two MPI libraries are loaded into this process, {' and '.join(sorted(libraries))}, and would "
             "call each other's functions; build Horovod with the mpicxx of the MPI that tf_poseidon uses "
             "(scripts/install_horovod.sh), or without MPI.")
-
-
-def _load_mpich_wheel() -> None:
-    """Loads libmpi from the mpich wheel, where the dynamic linker does not look, unless the transport has another."""
-    if is_own():
-        return  # a cluster's own, which the transport finds by its run path
-    try:
-        files = importlib.metadata.files("mpich") or []
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for file in files:
-        if file.name == "libmpi.so.12":
-            ctypes.CDLL(str(pathlib.Path(file.locate()).resolve()), mode=ctypes.RTLD_LOCAL)
-            return

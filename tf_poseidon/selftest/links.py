@@ -1,7 +1,7 @@
 """Measures the links between the hosts of a job, in both directions, and within each host.
 
-Pairs that have no host in common measure at the same time, as in a tournament, so that many hosts take little longer
-than few. The bytes travel as gradients do.
+Pairs that have no host in common measure at the same time, as in a tournament, so the time grows with the number of
+hosts, not with that of pairs. The bytes travel as gradients do.
 """
 
 from collections.abc import Iterator
@@ -43,9 +43,14 @@ class Link:
 
 
 def measure(communicator: Communicator) -> list[Link]:
-    """Returns the links of a job; all ranks must call it, and get the same ones."""
-    nodes = communicator.nodes
-    members = [[rank for rank in range(communicator.size) if nodes[rank] == node] for node in sorted(set(nodes))]
+    """Returns the links of a job; all ranks must call it, and get the same ones.
+
+    None where hosts are unknown: there gradients travel by another library, over links of its own choice.
+    """
+    hosts = communicator.hosts
+    if hosts is None:
+        return []
+    members = [[rank for rank in range(communicator.size) if hosts[rank] == host] for host in sorted(set(hosts))]
     firsts = [ranks[0] for ranks in members]
     names = _names(communicator, firsts)
     found = np.zeros((communicator.size, communicator.size, 2))
@@ -56,7 +61,7 @@ def measure(communicator: Communicator) -> list[Link]:
                     found[sender, receiver] = _measure(communicator, receiver)
             communicator.sum("selftest/turn", np.zeros(1, np.float32))  # where all others wait
     found = communicator.sum("selftest/links", found)
-    name = {rank: names[node] for node, ranks in enumerate(members) for rank in ranks}
+    name = {rank: names[host] for host, ranks in enumerate(members) for rank in ranks}
     return [Link(name[sender], name[receiver], *found[sender, receiver])
             for sender, receiver in zip(*np.nonzero(found[:, :, 1]))]
 

@@ -21,7 +21,7 @@ class Report:
     Attributes:
         job: What the job is, a line.
         results: One per training step.
-        links: One per pair of hosts and direction; none in a job of one process.
+        links: One per pair of hosts and direction; none in a job of one process, or where they are unknown.
         seconds: How long it took.
     """
 
@@ -63,7 +63,7 @@ class Report:
         verdict = f"{'wrong' if self.problems else 'all right'}, in {self.seconds:.0f} s"
         least = links_lib.slowest(self.links)
         if least is None:
-            return f"{verdict}; one process has no links, and exchanges nothing"
+            return verdict
         where = f"within {least.sender}" if least.is_local else f"from {least.sender} to {least.receiver}"
         shown = f"{verdict}; the slowest link is {where}, {least.gbps:.3g} Gbit/s"
         rates = [link.gbps for link in self.links if link.is_local == least.is_local]

@@ -1,0 +1,66 @@
+"""Which MPI the transport uses, and how it is loaded: the mpich wheel's, or a cluster's own. Imports no TensorFlow."""
+
+import ctypes
+import importlib.metadata
+import pathlib
+
+from tf_poseidon.errors import JobError
+
+TRANSPORT = pathlib.Path(__file__).parent / "engines" / "libposeidon_mpi.so"
+
+# In the file of a transport that was built with MPICXX (kernels/communicator/mpi_transport.cc).
+_OWN = b"poseidon has an MPI of its own"
+
+_VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING
+
+
+def check_transport() -> None:
+    """Raises JobError if there is no transport."""
+    if not TRANSPORT.exists():
+        raise JobError(f"tf_poseidon's MPI transport is missing ({TRANSPORT}); run `pip install .` in its source tree, "
+                       "or `make setup`.")
+
+
+def is_own() -> bool:
+    """Whether it is not the MPI of the mpich wheel, but the one whose MPICXX has built the transport."""
+    return TRANSPORT.exists() and _OWN in TRANSPORT.read_bytes()
+
+
+def load_wheel() -> None:
+    """Loads libmpi from the mpich wheel, where the dynamic linker does not look, unless the transport has another."""
+    if is_own():
+        return  # a cluster's own, which the transport finds by its run path
+    try:
+        files = importlib.metadata.files("mpich") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name == "libmpi.so.12":
+            ctypes.CDLL(str(pathlib.Path(file.locate()).resolve()), mode=ctypes.RTLD_LOCAL)
+            return
+
+
+def version() -> str:
+    """Returns which MPI it is, such as "MPICH 5.0.2 (ch4:ofi)".
+
+    Raises:
+        JobError: If it cannot be loaded.
+    """
+    check_transport()
+    load_wheel()
+    text, length = ctypes.create_string_buffer(_VERSION_BYTES), ctypes.c_int()
+    try:
+        ctypes.CDLL(str(TRANSPORT)).MPI_Get_library_version(text, ctypes.byref(length))
+    except OSError as error:
+        raise not_found(error) from error
+    said = text.value.decode(errors="replace").splitlines() or [""]
+    lines = dict(line.partition(":")[::2] for line in said)
+    if "MPICH Version" in lines:
+        return f"MPICH {lines['MPICH Version'].strip()} ({lines.get('MPICH Device', '').strip()})"
+    return said[0].partition(",")[0]
+
+
+def not_found(error: Exception) -> JobError:
+    """Returns the error that says how to get an MPI; `error` is why there is none."""
+    return JobError(f"MPI was not found: {error}. Install it with `pip install mpich`, or build tf_poseidon with "
+                    "MPICXX set to your cluster's mpicxx and keep its library in LD_LIBRARY_PATH.")
