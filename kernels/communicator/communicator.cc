@@ -347,9 +347,10 @@ void Communicator::SubmitFactors(Factors factors, FactorsDone done) {
       {site, group, std::move(start), [done = std::move(done)](const std::string& error) { done(error, {}); }});
 }
 void Communicator::SubmitPing(int peer, size_t bytes, PingDone done) {
+  const Group alone;
   auto start = [peer, bytes, done](Protocol* protocol) { protocol->StartPing(peer, bytes, done); };
-  impl_->Submit(
-      {"a ping", {}, std::move(start), [done = std::move(done)](const std::string& error) { done(error, 0); }});
+  auto refuse = [done = std::move(done)](const std::string& error) { done(error, 0); };
+  impl_->Submit({"a ping", alone, std::move(start), std::move(refuse)});
 }
 void Communicator::Abort(const std::string& reason, double seconds) { impl_->Abort(reason, seconds); }
 std::string Communicator::Goodbye() { return impl_->Goodbye(); }

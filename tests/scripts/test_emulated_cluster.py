@@ -298,5 +298,6 @@ def test_ranks_of_a_host_combine(able, tmp_path):
             counted = sum(r["sites"][name]["network_bytes"] for r in host)
             assert counted == site["planned_bytes"] / 2
     planned = sum(site["planned_bytes"] for site in together[0]["sites"].values()) / 2
-    assert bytes_together == pytest.approx(planned, rel=0.08)  # headers, and the messages of ranks at the start
-    assert bytes_apart > 2 * bytes_together
+    measured = 4 * (512 << 10)  # by which hosts find out how fast their links are (mpi_transport.cc)
+    assert bytes_together - measured == pytest.approx(planned, rel=0.08)  # headers, and what else ranks say at the start
+    assert bytes_apart - measured > 2 * (bytes_together - measured)
