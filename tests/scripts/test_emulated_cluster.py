@@ -299,5 +299,6 @@ def test_ranks_of_a_host_combine(able, tmp_path):
             assert counted == site["planned_bytes"] / 2
     planned = sum(site["planned_bytes"] for site in together[0]["sites"].values()) / 2
     measured = 4 * (512 << 10)  # by which hosts find out how fast their links are (mpi_transport.cc)
-    assert bytes_together - measured == pytest.approx(planned, rel=0.08)  # headers, and what else ranks say at the start
+    # The rest: headers, and the messages of ranks at the start.
+    assert bytes_together - measured == pytest.approx(planned, rel=0.08)
     assert bytes_apart - measured > 2 * (bytes_together - measured)
