@@ -4,18 +4,17 @@
 #include "outer_product.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "dtypes.h"
 #include "outer_product_kernel.h"
 #include "process_communicator.h"
 #include "provenance.h"
+#include "sharding.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace poseidon {
 namespace {
@@ -134,12 +133,7 @@ class CpuOuterProductKernel : public OuterProductKernel {
       }
     };
     if (shards == 1) return run(0, 1);
-    using tensorflow::thread::ThreadPool;
-    workers->workers->ParallelFor(
-        shards,
-        ThreadPool::SchedulingParams(ThreadPool::SchedulingStrategy::kFixedBlockSize, /*cost_per_unit=*/std::nullopt,
-                                     /*block_size=*/1),
-        run);
+    poseidon::ForBlocks(workers->workers, shards, /*block_size=*/1, run);
   }
 
  private:

@@ -10,12 +10,12 @@
 #include "dtypes.h"
 #include "gathered_rows.h"
 #include "process_communicator.h"
+#include "sharding.h"
 #include "slices.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace poseidon {
 namespace {
@@ -156,11 +156,10 @@ struct Variable {
 // Calls run(i) for all i below `count`, on several threads where that pays.
 template <typename Run>
 void ForEach(OpKernelContext* context, int64_t count, int64_t cost, const Run& run) {
-  context->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(count, cost,
-                                                                           [&](int64_t begin, int64_t end) {
-                                                                             for (int64_t i = begin; i < end; ++i)
-                                                                               run(i);
-                                                                           });
+  auto* threads = context->device()->tensorflow_cpu_worker_threads()->workers;
+  poseidon::ForParts(threads, count, cost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) run(i);
+  });
 }
 
 // Adds up the rows with the same index.
