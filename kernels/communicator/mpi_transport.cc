@@ -2,8 +2,8 @@
 // links no MPI and a job without MPI loads none.
 //
 // Every call is non-blocking except MPI_Init_thread, MPI_Finalize and, when all ranks have met, those
-// that find out which share a node, and how fast links are. Packets are received into a ring of buffers posted in advance;
-// bulk data goes from and into the caller's memory, in pieces.
+// that find out which share a node, and how fast links are. Packets are received into a ring of buffers posted in
+// advance; bulk data goes from and into the caller's memory, in pieces.
 //
 // To each rank, a few pieces are under way at a time. MPI lets all messages that it is given share a connection: what
 // is sent first would arrive late, together with all that follows it. Between two pieces, a more urgent transfer
