@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check.h"
+#include "job.h"
 #include "loopback_transport.h"
 
 using namespace poseidon;
@@ -51,14 +52,6 @@ class Ends {
   int count_ = 0;
   std::string error_;
 };
-
-Exchange SumInPlace(const std::string& site, std::vector<float>* value) {
-  Exchange exchange;
-  exchange.site = site;
-  exchange.count = static_cast<int64_t>(value->size());
-  exchange.input = exchange.output = value->data();
-  return exchange;
-}
 
 }  // namespace
 

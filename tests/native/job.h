@@ -19,6 +19,14 @@
 
 namespace poseidon {
 
+inline Exchange SumInPlace(const std::string& site, std::vector<float>* value) {
+  Exchange exchange;
+  exchange.site = site;
+  exchange.count = static_cast<int64_t>(value->size());
+  exchange.input = exchange.output = value->data();
+  return exchange;
+}
+
 // A frame and its payload, if that travels in the packet.
 struct Frame {
   int peer;

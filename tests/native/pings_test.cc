@@ -12,14 +12,6 @@ using namespace poseidon;
 
 namespace {
 
-Exchange SumInPlace(const std::string& site, std::vector<float>* value) {
-  Exchange exchange;
-  exchange.site = site;
-  exchange.count = static_cast<int64_t>(value->size());
-  exchange.input = exchange.output = value->data();
-  return exchange;
-}
-
 // Rank 0's ping to rank 1 of 3, and the reason with which it ends.
 struct Pinging {
   explicit Pinging(Options options = {}) {

@@ -45,7 +45,7 @@ class Link:
 def measure(communicator: Communicator) -> list[Link]:
     """Returns the links of a job; all ranks must call it, and get the same ones.
 
-    None where hosts are unknown: there gradients travel by another library, over links of its own choice.
+    Empty where hosts are unknown: there gradients travel by another library, over links of its own choice.
     """
     hosts = communicator.hosts
     if hosts is None:
