@@ -25,7 +25,7 @@ class Summary(keras.callbacks.Callback):
     nothing; `text` keeps what was printed.
 
     Attributes:
-        text: What the last `fit` has printed; "" before.
+        text: What the last `fit` has printed; "" before its end, or if it had a single execution.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class Summary(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._steps, self._seconds, self._executions = 0, 0.0, 0  # without the first execution, which is counted
         self._begin, self._from = 0.0, 0
+        self.text = ""
         self._before: dict[str, Any] = {}
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
