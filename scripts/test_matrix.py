@@ -2,21 +2,23 @@
 
     scripts/build_wheel.sh && python scripts/test_matrix.py --wheel dist/tf_poseidon-*.whl
 
-Each TensorFlow has an environment of its own in build/matrix, without this source tree; the releases of Keras take
-turns in it. Of each pair, the newest patch releases are tested: the self-test, the private names and hooks, the graph
-passes, the cover of the training table on two ranks, programs of one process, and saved graphs. Takes about three
-minutes for a pair on 2 cores. Results of pairs that are not tested again are kept.
+Each TensorFlow has an environment of its own in build/matrix for each Python (--python, by default this one), without
+this source tree; the releases of Keras take turns in it. Of each pair, the newest patch releases are tested: the
+self-test, the private names and hooks, the graph passes, the cover of the training table on two ranks, programs of one
+process, and saved graphs. Takes about three minutes for a pair on 2 cores. Results of pairs that are not tested again
+are kept.
 """
 
+import itertools
 import json
 import os
 import pathlib
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
-import venv
 
 from absl import app
 from absl import flags
@@ -37,6 +39,7 @@ _CORE = (
 _SELECTED = " and ".join(f"not {name}" for name in (
     "3-ps", "3-sfb", "3-auto", "3-paper", "4-auto", "requirements_are", "gpu_kernels_that_cannot", "linear_time",
     "keras_applications", "deterministic", "goes_on_where", "replayed", "scope_are"))
+_NO_WHEEL = "No matching distribution found"  # what pip says
 _VERSIONS = ("import importlib.metadata as m, json, platform; print(json.dumps({'python': platform.python_version(), "
              "**{name: m.version(name) for name in ('tensorflow-cpu', 'keras', 'numpy', 'mpich')}}))")
 
@@ -49,41 +52,53 @@ def keras_series():
 
 def main(_):
     wheel, path = pathlib.Path(_WHEEL.value).resolve(), pathlib.Path(_JSON.value)
-    results = {(row["series"], row["keras_series"]): row for row in
-               (json.loads(path.read_text()) if path.exists() else [])}
+    results = {_key(row): row for row in (json.loads(path.read_text()) if path.exists() else [])}
     console, failed = rich.console.Console(stderr=True), False
-    for series in _TENSORFLOW.value:
-        python = environment(series, wheel)
+    for interpreter, series in itertools.product(_PYTHON.value, _TENSORFLOW.value):
+        python, python_series = environment(interpreter, series, wheel)
         for keras in _KERAS.value:
-            row = test(python, series, keras)
+            row = {"series": series, "keras_series": keras, "python_series": python_series, "passed": 0, "problem": ""}
+            row |= test(python, series, keras)
             failed |= row["problem"] != ""
-            console.print(f"TensorFlow {series}, Keras {keras}:", row["problem"] or
-                          f"{row['passed']} tests passed in {row['seconds']:.0f} s")
-            results[series, keras] = row
+            console.print(f"Python {python_series}, TensorFlow {series}, Keras {keras}:", row["problem"] or row.get(
+                "unavailable") or f"{row['passed']} tests passed in {row['seconds']:.0f} s")
+            results[_key(row)] = row
             path.write_text(json.dumps([results[key] for key in sorted(results)], indent=1) + "\n")
-    pathlib.Path(_MARKDOWN.value).write_text(markdown([results[key] for key in sorted(results)]))
+            pathlib.Path(_MARKDOWN.value).write_text(markdown([results[key] for key in sorted(results)]))
     return 1 if failed else 0
 
 
-def environment(series, wheel):
-    """Returns the Python of an environment with a TensorFlow and the wheel."""
-    folder = _ROOT / "build" / "matrix" / f"{series}-{sys.version_info.major}.{sys.version_info.minor}"
+def environment(interpreter, series, wheel):
+    """Returns (the Python of an environment with a TensorFlow and the wheel, its series).
+
+    There is no such environment, and no Python, if there are no wheels of this TensorFlow for it.
+    """
+    python_series = _run([interpreter, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+                         check=True).stdout.strip()
+    folder = _ROOT / "build" / "matrix" / f"{series}-{python_series}"
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
-    _run([python, "-m", "pip", "install", "--quiet", f"tensorflow-cpu=={series}.*", wheel, *_TOOLS,
-          *_WITH.get(series, ())], check=True)
+        _run([interpreter, "-m", "venv", folder], check=True)
+    installed = _run([python, "-m", "pip", "install", "--quiet", f"tensorflow-cpu=={series}.*", wheel, *_TOOLS,
+                      *_WITH.get(series, ())])
+    if _NO_WHEEL in installed.stderr:
+        shutil.rmtree(folder)
+        return python, python_series
+    installed.check_returncode()
     _run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", wheel], check=True)
-    return python
+    return python, python_series
 
 
 def test(python, series, keras):
-    """Returns the result of one pair, a row of the file."""
-    row = {"series": series, "keras_series": keras, "passed": 0, "problem": ""}
-    begin = time.monotonic()
+    """Returns what a row of the file says about the result of one pair."""
+    if not python.exists():
+        return {"unavailable": "no TensorFlow"}
+    row, begin = {}, time.monotonic()
     installed = _run([python, "-m", "pip", "install", "--quiet", f"keras=={keras}.*"])
+    if _NO_WHEEL in installed.stderr:
+        return {"unavailable": "no Keras"}
     if installed.returncode:
-        return row | {"problem": installed.stderr.strip().splitlines()[-1]}
+        return {"problem": installed.stderr.strip().splitlines()[-1]}
     row |= json.loads(_run([python, "-c", _VERSIONS], check=True).stdout)
     tests = _ROOT / "tests"  # from there: the source tree itself is not in Python's path
     steps = {"selftest": [python.with_name("tf-poseidon"), "selftest"],
@@ -101,25 +116,35 @@ def test(python, series, keras):
 
 
 def markdown(rows):
-    """Returns the table of results: a line per TensorFlow, a column per Keras."""
-    series, columns = _SUPPORTED["TENSORFLOW_SERIES"], keras_series()
-    found = {(row["series"], row["keras_series"]): row for row in rows}
+    """Returns the table of results: a line per Python and TensorFlow, a column per Keras."""
+    columns, found = keras_series(), {_key(row): row for row in rows}
 
     def cell(row):
         if row is None:
-            return "not tested yet"
-        return f"**fails**: {row['problem']}" if row["problem"] else f"{row['passed']} tests"
+            return ""
+        return f"**fails**: {row['problem']}" if row["problem"] else row.get("unavailable", f"{row['passed']} tests")
 
-    lines = [["TensorFlow", *(f"Keras {column}" for column in columns)], ["---"] * (len(columns) + 1)]
-    lines += [[each, *(cell(found.get((each, column))) for column in columns)] for each in series]
+    lines = [["Python", "TensorFlow", *(f"Keras {column}" for column in columns)], ["---"] * (len(columns) + 2)]
+    lines += [[f"3.{python[1]}", f"2.{series[1]}", *(cell(found.get((python, series, _numbers(column))))
+                                                     for column in columns)]
+              for python, series in sorted({key[:2] for key in found})]
     tested = {row["tensorflow-cpu"] for row in rows if "tensorflow-cpu" in row}, {
         row["keras"] for row in rows if "keras" in row}, {row["python"] for row in rows if "python" in row}
     return "\n".join([
         "# Versions that were tested together", "",
         "Made by `scripts/test_matrix.py`, which says what is tested, by the wheel for all of them. The newest pair is",
-        "also the one with which all tests run.", "",
+        "also the one with which all tests run. The table says where there is no TensorFlow or Keras for a Python;",
+        "empty fields were not tested.", "",
         *(f"| {' | '.join(line)} |" for line in lines), "",
         "TensorFlow {}; Keras {}; Python {}.".format(*(", ".join(sorted(each)) for each in tested)), ""])
+
+
+def _key(row):
+    return tuple(_numbers(row[name]) for name in ("python_series", "series", "keras_series"))
+
+
+def _numbers(series):
+    return tuple(map(int, series.split(".")))
 
 
 def _run(command, **options):
@@ -131,6 +156,7 @@ def _run(command, **options):
 
 if __name__ == "__main__":
     _WHEEL = flags.DEFINE_string("wheel", None, "The wheel to test, of scripts/build_wheel.sh.", required=True)
+    _PYTHON = flags.DEFINE_list("python", [sys.executable], "Interpreters to test with.")
     _TENSORFLOW = flags.DEFINE_list("tensorflow", list(_SUPPORTED["TENSORFLOW_SERIES"]), "Series to test.")
     _KERAS = flags.DEFINE_list("keras", keras_series(), "Series to test.")
     _JSON = flags.DEFINE_string("json", str(_ROOT / "docs/results/versions.json"), "File of the results.")
