@@ -4,6 +4,7 @@
 # make test    sets everything up and runs the tests (about 20 minutes on 2 cores)
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
+# make docs    builds the documentation as a site in build/docs
 # make wheel   builds a wheel for every supported TensorFlow, and the source distribution, in dist/ (3 minutes)
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
 # make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links, and ranks that are
@@ -26,7 +27,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test test-full test-native wheel bench faults long paper clean
+.PHONY: setup horovod demo lint test test-full test-native docs wheel bench faults long paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -67,6 +68,12 @@ test-full: setup
 
 test-native:
 	$(MAKE) --no-print-directory --directory=tests/native --jobs=$$(nproc) --output-sync PYTHON=$(PYTHON)
+
+# Without the notice that Material for MkDocs is maintained until May 2027.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: setup
+	$(BIN)/python -m mkdocs build --quiet
+	@echo "build/docs/index.html"
 
 wheel:
 	scripts/build_wheel.sh $(PYTHON)

@@ -52,9 +52,10 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
     libraries require: broadcast them.
 
     Args:
-        policy, pins: Same as in `PoseidonStrategy`. "ps" stands for the program's own reductions.
+        policy: Same as in `PoseidonStrategy`. "ps" stands for the program's own reductions.
         cluster: The `Cluster` to plan for. None measures it with Horovod, and assumes 10 Gbit/s with
             tf.distribute, where nothing can be measured before the strategy is created.
+        pins: Same as in `PoseidonStrategy`.
         timeout_s: Longest wait for another rank, in seconds.
 
     Returns:

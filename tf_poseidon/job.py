@@ -41,8 +41,13 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     ```
 
     Args:
-        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s: Same as
-            in `PoseidonStrategy`.
+        engine: Same as in `PoseidonStrategy`.
+        servers: Same as in `PoseidonStrategy`.
+        ranks_per_node: Same as in `PoseidonStrategy`.
+        kv_pair_bytes: Same as in `PoseidonStrategy`.
+        timeout_s: Same as in `PoseidonStrategy`.
+        startup_timeout_s: Same as in `PoseidonStrategy`.
+        heartbeat_timeout_s: Same as in `PoseidonStrategy`.
 
     Returns:
         A `Job`, (rank, size); (0, 1) in a process that was launched alone.

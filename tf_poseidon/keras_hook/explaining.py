@@ -53,7 +53,11 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         workers: Number of ranks, P1.
         bandwidth_gbps: Bandwidth at which a node sends, and receives at the same time, in 10^9 bits per
             second.
-        policy, pins, wire_dtype, merge, global_batch_norm: Same as in `PoseidonStrategy`.
+        policy: Same as in `PoseidonStrategy`.
+        pins: Same as in `PoseidonStrategy`.
+        wire_dtype: Same as in `PoseidonStrategy`.
+        merge: Same as in `PoseidonStrategy`.
+        global_batch_norm: Same as in `PoseidonStrategy`.
         data: A batch of any number of rows, as `fit` takes it: x, (x, y) or (x, y, sample_weight).
             None derives one from the inputs and outputs of the model, with whole numbers as targets of
             sparse losses; subclassed models have no such inputs before they are built.

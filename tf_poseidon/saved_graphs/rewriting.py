@@ -59,19 +59,20 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
             backward, and the update of the variables.
         target: The directory to write; it must not exist.
         signature: Name of that signature, or a list of several.
-        **options:
-            workers: Number of ranks to plan for; any number can run the result. Required without `plan`.
-            inputs: Which inputs have rows, by name: "rows", "same", or the dimension of the rows. By
-                default those whose first dimension is unknown; if there are none, all that have a
-                dimension, if their first ones are the same.
-            batch_size: Rows of a full batch on each worker, K; factors are exchanged only if it is known.
-            bandwidth_gbps, latency_us, gflops, accelerators, servers, ranks_per_node: Same as in
-                `poseidon.explain`.
-            policy, pins, merge, wire_dtype, strict: Same as in `PoseidonStrategy`.
-            engine: "mpi", the default, or "horovod": the result contains that engine's ops, and runs after
-                `poseidon.load_ops(engine=...)` for it.
-            plan: A `Plan`, or its file, to follow instead; for a single step only.
-            progress: A function that is called with the name of each phase.
+        **options: How to rewrite it, by name:
+
+            * `workers`: Number of ranks to plan for; any number can run the result. Required without `plan`.
+            * `inputs`: Which inputs have rows, by name: "rows", "same", or the dimension of the rows. By
+              default those whose first dimension is unknown; if there are none, all that have a
+              dimension, if their first ones are the same.
+            * `batch_size`: Rows of a full batch on each worker, K; factors are exchanged only if it is known.
+            * `bandwidth_gbps`, `latency_us`, `gflops`, `accelerators`, `servers`, `ranks_per_node`: Same as in
+              `poseidon.explain`.
+            * `policy`, `pins`, `merge`, `wire_dtype`, `strict`: Same as in `PoseidonStrategy`.
+            * `engine`: "mpi", the default, or "horovod": the result contains that engine's ops, and runs after
+              `poseidon.load_ops(engine=...)` for it.
+            * `plan`: A `Plan`, or its file, to follow instead; for a single step only.
+            * `progress`: A function that is called with the name of each phase.
 
     Returns:
         A `Report`.
@@ -96,7 +97,11 @@ def rewrite_meta_graph(source: str | os.PathLike[str], target: str | os.PathLike
         signature: Name of a signature, or a list of several.
         **options: Same as in `rewrite_saved_model`.
 
-    Returns, Raises: Same as `rewrite_saved_model`.
+    Returns:
+        A `Report`.
+
+    Raises:
+        PoseidonError: If the graph cannot be rewritten; nothing is written then.
     """
     return _rewrite(_of_kind(source, formats.MetaGraph), target, signature, train_op, **options)
 
@@ -114,7 +119,11 @@ def rewrite_graph_def(source: str | os.PathLike[str], target: str | os.PathLike[
         train_op: Names of the ops that make a step.
         **options: Same as in `rewrite_saved_model`.
 
-    Returns, Raises: Same as `rewrite_saved_model`.
+    Returns:
+        A `Report`.
+
+    Raises:
+        PoseidonError: If the graph cannot be rewritten; nothing is written then.
     """
     if not train_op:
         raise GraphError("A GraphDef does not say what makes a training step; name its update ops: train_op.")
