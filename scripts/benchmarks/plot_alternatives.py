@@ -1,0 +1,56 @@
+"""Draws the README's picture: how long training steps take with other libraries, as multiples of ours.
+
+    python scripts/benchmarks/plot_alternatives.py
+
+From docs/results/emulated.json, by bench_emulated.py, and alternatives.json, by bench_alternatives.py: four hosts with
+links of 1 Gbit/s.
+"""
+
+import json
+import pathlib
+
+from absl import app
+import matplotlib
+import matplotlib.pyplot as plt
+
+_RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results"
+_COMPUTED = "dense layers\n(computed)"
+_MODELS = {("vgg19_22k", "titan_x"): "VGG19-22K\n(emulated)", ("vgg19", "titan_x"): "VGG19\n(emulated)",
+           ("resnet50", "titan_x_tf"): "ResNet-50\n(emulated)", ("mlp", None): _COMPUTED}
+_NAMES = {"poseidon": "tf_poseidon", "horovod": "Horovod", "mwms": "MultiWorkerMirroredStrategy",
+          "pytorch": "PyTorch DDP", "jax": "Keras on JAX"}
+
+
+def ratios():
+    """Returns {model: {system: the time of a step as a multiple of poseidon's}}, on four hosts with 1 Gbit/s."""
+    found = {name: {} for name in _MODELS.values()}
+    for job in json.loads((_RESULTS / "emulated.json").read_text()):
+        run = job["run"]
+        name = _MODELS.get((run["model"], run["profile"]))
+        systems = {result["system"]: result["to_first"] for result in job["results"]}
+        if name and (run["hosts"], run["gbps"]) == (4, 1) and "horovod" in systems:
+            found[name] |= {system: ratio for system, ratio in systems.items() if system in _NAMES}
+    for system, result in json.loads((_RESULTS / "alternatives.json").read_text())["systems"].items():
+        found[_COMPUTED].setdefault(system, result["ratio"][1])
+    return found
+
+
+def main(_):
+    matplotlib.use("agg")
+    found = ratios()
+    figure, axes = plt.subplots(1, len(found), figsize=(10, 3), sharey=True, layout="constrained")
+    for ax, (model, systems) in zip(axes, found.items()):
+        values = [systems.get(system, 0) for system in _NAMES]
+        bars = ax.barh(list(_NAMES.values()), values, color=["C0", *["lightgrey"] * (len(_NAMES) - 1)])
+        ax.bar_label(bars, [f"{value:.2f}" if value else "not measured" for value in values], padding=3)
+        ax.set_title(model, fontsize=10)
+        ax.set_xlim(0, 1.35 * max(values))
+        ax.set_xticks([])
+        ax.spines[["top", "right", "bottom"]].set_visible(False)
+    axes[0].invert_yaxis()  # which all share
+    figure.suptitle("Time of a training step, as a multiple of tf_poseidon's: four hosts, 1 Gbit/s", fontsize=11)
+    figure.savefig(_RESULTS / "alternatives.png", dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    app.run(main)
