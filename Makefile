@@ -73,7 +73,7 @@ test-native:
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: setup
 	$(BIN)/python -m mkdocs build --quiet
-	@echo "build/docs/index.html"
+	@echo "build/docs/index.html; with search: $(BIN)/python -m http.server --directory build/docs"
 
 wheel:
 	scripts/build_wheel.sh $(PYTHON)
