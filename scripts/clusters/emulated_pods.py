@@ -3,10 +3,11 @@
     sudo env "PATH=$PATH" python scripts/clusters/emulated_pods.py examples/kubernetes/mpijob.yaml
 
 The hosts are those of scripts/benchmarks/emulated_cluster.py, one for each replica of the job's workers. Each starts
-what the job says, an sshd, configured as by the lines of the Dockerfile beside the job that change /etc/ssh; beside them,
-the launcher's command finds the hosts in HYDRA_HOST_FILE, and reaches them by a real ssh. The image's /opt/examples are
-those of this checkout, and its Python is the one in PATH. Needs Debian's packages openssh-server and openssh-client (or
-those of another distribution), and root. Mounts are seen by these processes alone. Kubernetes itself is not emulated.
+what the job says, an sshd, configured as by the lines of the Dockerfile beside the job that change /etc/ssh. Beside
+them, the launcher's command finds the hosts in HYDRA_HOST_FILE, and reaches them by a real ssh. The image's
+/opt/examples are those of this checkout, its Python is this one. Needs Debian's packages openssh-server and
+openssh-client (or those of another distribution), and root. Mounts are seen by these processes alone. Kubernetes itself
+is not emulated.
 """
 
 import os
@@ -101,8 +102,8 @@ def inside(folder, path):
     pod = f"unshare --mount --uts sh {folder}/pod"
     log = open(folder / "log", "w+")
     for name in names:
-        subprocess.Popen(["ssh", name, f"{pod} {name} {' '.join(worker['command'])}"], stdin=subprocess.DEVNULL, stdout=log,
-                         stderr=log)
+        subprocess.Popen(["ssh", name, f"{pod} {name} {' '.join(worker['command'])}"], stdin=subprocess.DEVNULL,
+                         stdout=log, stderr=log)
     end = time.monotonic() + _START_S
     port = worker["readinessProbe"]["tcpSocket"]["port"]
     while not all(_listens(name, port) for name in names):
