@@ -45,6 +45,7 @@ def relative(paths):
 
 COMMUNICATOR = "kernels/communicator"
 COMMUNICATOR_FLAGS = [f"-I{COMMUNICATOR}"]  # it knows no TensorFlow
+OP_FLAGS = ["-Ikernels", *COMMUNICATOR_FLAGS, "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1"]
 MPI_SOURCES = [f"{COMMUNICATOR}/mpi_transport.cc"]
 COMMUNICATOR_SOURCES = [path for path in relative(ROOT.glob(f"{COMMUNICATOR}/*.cc")) if path not in MPI_SOURCES]
 GPU_SOURCES = relative([*ROOT.glob("kernels/**/*.cu.cc"), *ROOT.glob("kernels/*_gpu.cc")])
@@ -181,8 +182,7 @@ class BuildLibraries(build_ext.build_ext):
         """Returns compiler, compile flags and link flags of an op library, and nvcc if it gets GPU kernels."""
         nvcc = find_nvcc(tensorflow)
         return (shlex.split(os.environ.get("CXX", "g++")),
-                ["-isystem", f"{tensorflow.package}/include", "-Ikernels", *COMMUNICATOR_FLAGS,
-                 "-DEIGEN_MAX_ALIGN_BYTES=64", "-D_GLIBCXX_USE_CXX11_ABI=1"],
+                [*OP_FLAGS, "-isystem", f"{tensorflow.package}/include"],
                 [f"-L{tensorflow.package}", "-l:libtensorflow_framework.so.2",
                  *(cuda_link_flags(nvcc) if nvcc else ())], nvcc)
 
@@ -248,16 +248,17 @@ class Wheel(bdist_wheel.bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-TENSORFLOWS = tensorflows()
-# Built against one TensorFlow, it needs that; with a library for each, any of them, which the user may have already.
-NEEDED = [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"]
-setuptools.setup(
-    install_requires=["absl-py", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
-                      *(() if "MPICXX" in os.environ else ["mpich>=5"]), *(NEEDED if len(NEEDED) == 1 else ())],
-    ext_modules=[
-        *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
-          for each in TENSORFLOWS),
-        setuptools.Extension("tf_poseidon.engines.libposeidon_mpi", MPI_SOURCES),
-    ],
-    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
-)
+if __name__ == "__main__":  # bazel/installed.py only asks what is installed, and for the flags
+    TENSORFLOWS = tensorflows()
+    # Built against one TensorFlow, it needs that; with a library for each, any of them, which users may have already.
+    NEEDED = [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"]
+    setuptools.setup(
+        install_requires=["absl-py", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
+                          *(() if "MPICXX" in os.environ else ["mpich>=5"]), *(NEEDED if len(NEEDED) == 1 else ())],
+        ext_modules=[
+            *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
+              for each in TENSORFLOWS),
+            setuptools.Extension("tf_poseidon.engines.libposeidon_mpi", MPI_SOURCES),
+        ],
+        cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
+    )
