@@ -1,9 +1,10 @@
-"""Where the time of a rank's steps went, as a table."""
+"""Where the time of a rank's steps went: as values, and as a table."""
 
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+import dataclasses
 import statistics
 from typing import Any
 
@@ -12,23 +13,73 @@ from tf_poseidon import tables
 from tf_poseidon.timelines import steps as steps_lib
 
 
-def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
-    """Returns where the time of one rank's steps went, as text.
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The times of a site, or of the whole step, in seconds; None where there is none.
 
-    Times are means, in milliseconds, over the middle half of the steps by duration: medians of parts would
-    not add up to the whole, and would hide delays that move from part to part. Steps that overlap count together.
-
-    Args:
-        ranks: The `Rank`s.
-        rank: The rank whose steps are shown.
-        plan: The `Plan` that they followed, or None.
+    Attributes:
+        site: Name of the site; "" for the whole step.
+        kind: The row of its exchange, see `steps.Event`; "" for the whole step.
+        compute: Backpropagation until its tensor was ready.
+        hidden: The part of its exchange that computing hid.
+        hidden_next: The part that computing of the next step hid.
+        exposed: The part for which the step waited.
+        rebuild: Rebuilding it.
+        slowest: The rank whose tensor came last; None if that is no more than clocks may be off.
+        later: How much later that came than on the median rank.
+        predicted: What the plan expects of the exchange by itself; of the whole step.
+        measured: From when all ranks were ready to when this rank had the result; of the whole step, all of it.
     """
-    num_steps = len(ranks[rank].steps)
-    if not num_steps:
-        return "No step was recorded: train inside strategy.timeline."
+
+    site: str
+    kind: str
+    compute: float | None
+    hidden: float | None
+    hidden_next: float | None
+    exposed: float | None
+    rebuild: float | None
+    slowest: int | None
+    later: float | None
+    predicted: float | None
+    measured: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Where the time of a rank's steps went: means over the middle half of the steps by duration.
+
+    Medians of parts would not add up to the whole, and would hide delays that move from part to part. Steps that
+    overlap count together.
+
+    Attributes:
+        rows: A `Row` per site, in the order of backpropagation.
+        total: The `Row` of the whole step. Here, hidden exchanges that overlap count once.
+        parts: {kind of a segment: its seconds in a step}.
+        calls: Seconds of other exchanges in a step, None if there were none.
+        is_overlapping: Whether steps overlap.
+    """
+
+    rows: list[Row]
+    total: Row
+    parts: dict[str, float]
+    calls: float | None
+    is_overlapping: bool
+
+
+def clocks_agree_within(ranks: Sequence[steps_lib.Rank]) -> float:
+    """Returns by how many seconds the clocks of two ranks may differ."""
+    return 2 * max(rank.clock_error for rank in ranks)
+
+
+def parts(rank: steps_lib.Rank) -> dict[str, float]:
+    """Returns {kind of a segment: its seconds in a step of a rank}, a mean as in `Summary`."""
+    steps = _middle_half(rank.steps)
+    return {kind: statistics.fmean(step.seconds(kind) for step in steps) for kind in steps_lib.KINDS}
+
+
+def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> Summary:
+    """Returns the `Summary` of a rank, which has recorded steps; the arguments are those of `table`."""
     steps = _middle_half(ranks[rank].steps)
-    is_overlapping = any(step.follower is not None for step in steps)
-    error = 2 * max(other.clock_error for other in ranks)
     values, exchanges = _by_site(steps), _exchanges(ranks)
     # The plan may be that of another function.
     decisions = {decision.site: decision for decision in (plan.decisions if plan else ())
@@ -43,43 +94,67 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
         leader = decisions[site].leader if site in decisions else None
         return values[leader if leader in values else site]["ready"], bool(leader), site
 
-    def mean(value: Callable[[steps_lib.Step], float]) -> str:
-        return _ms(statistics.fmean(map(value, steps)))
+    def mean(value: Callable[[steps_lib.Step], float]) -> float:
+        return statistics.fmean(map(value, steps))
 
-    names = ("compute", "hidden", *(("hidden next",) if is_overlapping else ()), "exposed", "rebuild")
-    empty = [""] * (len(names) - 1)
-    rows = [("variable", "scheme", *names, "slowest rank", "later by", "predicted", "measured"),
-            ("forward", "", mean(lambda step: step.seconds("forward")), *empty, *[""] * 4)]
+    rows = []
     for site in sorted(values, key=place):
         columns, cost = values[site], costs.get(site)
-        slowest, measured = ["", ""], columns.get("rebuild", 0.0)
+        slowest, later, measured = None, None, columns.get("rebuild", 0.0)
         if site in exchanges:
             number, seconds = _slowest(exchanges[site])
-            slowest = [str(number), _ms(seconds)] if seconds > error else slowest
+            if seconds > clocks_agree_within(ranks):
+                slowest, later = number, seconds
             measured += statistics.median(_arrivals(exchanges[site], rank))
-        rows.append((site, columns["row"],
-                     *(_ms(columns.get(key)) for key in names),
-                     *slowest, _ms(cost and cost.seconds), _ms(measured)))
+        rows.append(Row(site, columns["row"],
+                        *map(columns.get, ("compute", "hidden", "hidden next", "exposed", "rebuild")),
+                        slowest, later, cost and cost.seconds, measured))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
-    if calls:
-        rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, mean(
-            lambda step: sum(e.end - e.begin for e in calls if step.begin <= e.begin < step.end))))
-    compute, exposed, rebuild, total = (
-        mean(lambda step, kinds=kinds: step.seconds(*kinds))
-        for kinds in (("forward", "backward"), ("wait",), ("rebuild",), steps_lib.KINDS))
-    predicted = plan.step_seconds if costs and len(costs) == len(values) else None
-    hidden_next = [mean(_covered_next)] if is_overlapping else []
-    rows.append(("total", "", compute, mean(_covered), *hidden_next, exposed,
-                 mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)), "", "", _ms(predicted),
-                 total))
+    total = Row(
+        "", "", mean(lambda step: step.seconds("forward", "backward")), mean(_covered), mean(_covered_next),
+        mean(lambda step: step.seconds("wait")), mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)),
+        None, None, plan.step_seconds if costs and len(costs) == len(values) else None,
+        mean(lambda step: step.seconds(*steps_lib.KINDS)))
+    return Summary(rows, total, parts(ranks[rank]), mean(lambda step: sum(
+        e.end - e.begin for e in calls if step.begin <= e.begin < step.end)) if calls else None,
+        any(step.follower is not None for step in steps))
+
+
+def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
+    """Returns where the time of one rank's steps went, as text: its `Summary`, in milliseconds.
+
+    Args:
+        ranks: The `Rank`s.
+        rank: The rank whose steps are shown.
+        plan: The `Plan` that they followed, or None.
+    """
+    num_steps = len(ranks[rank].steps)
+    if not num_steps:
+        return "No step was recorded: train inside strategy.timeline."
+    found = summary(ranks, rank, plan)
+
+    def cells(row: Row) -> list[str]:
+        hidden_next = [_ms(row.hidden_next)] if found.is_overlapping else []
+        return [_ms(row.compute), _ms(row.hidden), *hidden_next, _ms(row.exposed), _ms(row.rebuild),
+                "" if row.slowest is None else str(row.slowest), *map(_ms, (row.later, row.predicted, row.measured))]
+
+    names = ("compute", "hidden", *(("hidden next",) if found.is_overlapping else ()), "exposed", "rebuild")
+    empty = [""] * (len(names) - 1)
+    rows = [("variable", "scheme", *names, "slowest rank", "later by", "predicted", "measured"),
+            ("forward", "", _ms(found.parts["forward"]), *empty, *[""] * 4),
+            *((row.site, row.kind, *cells(row)) for row in found.rows)]
+    if found.calls is not None:
+        rows.append(("other exchanges", "calls", "", *empty, *[""] * 3, _ms(found.calls)))
+    rows.append(("total", "", *cells(found.total)))
     lines = tables.aligned(rows, left=(0, 1))
-    lines.append(f"a step of {total} ms: {compute} ms compute; then {exposed} ms waiting for exchanges, and "
-                 f"{rebuild} ms rebuilding gradients")
+    total = found.total
+    lines.append(f"a step of {_ms(total.measured)} ms: {_ms(total.compute)} ms compute; then {_ms(total.exposed)} ms "
+                 f"waiting for exchanges, and {_ms(found.parts['rebuild'])} ms rebuilding gradients")
     if ranks[rank].dropped:
         lines.append(f"The recording was full, and {ranks[rank].dropped:,} later events are missing: record "
                      "fewer steps.")
     title = (f"rank {rank} on {ranks[rank].host}, {num_steps} steps, times in ms; clocks of ranks agree "
-             f"within {1e3 * error:.2g} ms")
+             f"within {1e3 * clocks_agree_within(ranks):.2g} ms")
     return "\n".join([title, *lines])
 
 
