@@ -10,7 +10,7 @@ Jayarajan et al., MLSys 2019, arXiv 1905.03960).
 """
 
 import collections
-from collections.abc import Hashable
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
@@ -35,6 +35,7 @@ class Message(typing.NamedTuple):
         is_urgent: Whether it overtakes gradients between steps that overlap.
         piece: Seconds of transfer that nothing interrupts.
         ways: 2 if servers send back what they sum, else 1.
+        name: Name of its site.
     """
 
     cost: Cost
@@ -45,6 +46,7 @@ class Message(typing.NamedTuple):
     is_urgent: bool = False
     piece: float = math.inf
     ways: int = 1
+    name: str = ""
 
     def in_pieces(self, number: int) -> "Message":
         """Returns it with so many pieces in place of each."""
@@ -56,7 +58,28 @@ class Message(typing.NamedTuple):
 
     def _with(self, cost: Cost, piece: float) -> "Message":
         return Message(cost, self.operations, self.needed, self.depth, self.is_waited_for, self.is_urgent, piece,
-                       self.ways)
+                       self.ways, self.name)
+
+
+class Span(typing.NamedTuple):
+    """What a rank's processor or its link does for a while.
+
+    Attributes:
+        kind: "compute", "wait" or "rebuild" of the processor, "transfer" of the link.
+        site: Name of the site: whose tensor is then ready; that is then there; that is rebuilt; that travels. "" for
+            computing after which none is ready.
+        begin: When it begins, in seconds after the first step does.
+        end: When it ends.
+    """
+
+    kind: str
+    site: str
+    begin: float
+    end: float
+
+
+# Takes the fields of a `Span`. None where planning only compares times, thousands of which it looks at.
+_Note = Callable[[str, str, float, float], None] | None
 
 
 # What travels to another node at a time, and nothing interrupts: two pieces of a transfer of 2 MiB, see PieceBytes in
@@ -76,10 +99,11 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
     """
     piece = cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1)) or math.inf
     found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
-                     piece, 2 if decision.scheme == PS else 1)
+                     piece, 2 if decision.scheme == PS else 1, site.name)
              for decision, site in zip(decisions, sites, strict=True)
              if decision.cost is not None and not decision.leader]
-    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece)
+    return found + [Message(cost, exchange.operations, None, exchange.depth, exchange.is_waited_for, True, piece,
+                            name=exchange.site)
                     for exchange in exchanges if (cost := exchange.cost(cluster)) is not None]
 
 
@@ -92,6 +116,19 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
         operations: Additions and multiplications of the step.
         steps: How many steps overlap; then the first result is their mean.
     """
+    seconds = _run(sent, cluster, operations, steps, None)
+    return seconds / steps, cluster.compute_seconds(operations)
+
+
+def spans(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[Span]:
+    """Returns what a rank does in the time of `step_seconds`, whose arguments it has, and in all steps that overlap."""
+    found: list[Span] = []
+    _run(sent, cluster, operations, steps, lambda *fields: found.append(Span(*fields)))
+    return [span for span in found if span.begin < span.end]
+
+
+def _run(sent: Iterable[Message], cluster: Cluster, operations: float, steps: int, note: _Note) -> float:
+    """Returns the seconds of all steps together, and notes what a rank does in them."""
     ready = sorted(sent, key=lambda message: (message.operations, message.depth or 0))
     program = [(message.operations, True, number, message) for number, message in enumerate(ready)]
     if steps > 1:
@@ -99,13 +136,13 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
                     if message.needed is not None and not message.is_waited_for]
         program.sort(key=lambda action: action[:3])
     each, compute = cluster.compute_seconds(1), cluster.compute_seconds(operations)
-    link: _FirstInFirstOut | _ByPriority = _ByPriority() if steps > 1 else _FirstInFirstOut()
-    processor = _Processor(link)
+    link: _FirstInFirstOut | _ByPriority = _ByPriority(note) if steps > 1 else _FirstInFirstOut(note)
+    processor = _Processor(link, note)
     for step in range(steps):
         computed = 0.0
         for point, is_ready, number, message in program:
             reached = point * each
-            processor.compute(reached - computed)
+            processor.compute(reached - computed, message.name if is_ready else "")
             computed = reached
             if is_ready:
                 link.send(processor.now, (step, number), message, _order(step, message) if steps > 1 else ())
@@ -113,8 +150,8 @@ def step_seconds(sent: Iterable[Message], cluster: Cluster, operations: float, s
                 processor.wait((step, number))
             elif step and not is_ready:
                 processor.wait((step - 1, number))
-        processor.compute(compute - computed)
-    return processor.finish() / steps, compute
+        processor.compute(compute - computed, "")
+    return processor.finish()
 
 
 def uncertain_seconds(sent: Sequence[Message], cluster: Cluster, operations: float, steps: int = 1) -> list[float]:
@@ -145,17 +182,19 @@ def _order(step: int, message: Message) -> tuple[int, float]:
 class _Processor:
     """Computes one layer after the other, and in between rebuilds what has arrived."""
 
-    def __init__(self, link: "_FirstInFirstOut | _ByPriority") -> None:
+    def __init__(self, link: "_FirstInFirstOut | _ByPriority", note: _Note) -> None:
         self.now = 0.0
-        self._link = link
-        self._rebuilt: set[Hashable] = set()
+        self._link, self._note = link, note
+        self._rebuilt: set[_Name] = set()
 
-    def compute(self, seconds: float) -> None:
+    def compute(self, seconds: float, site: str) -> None:
+        if self._note:
+            self._note("compute", site, self.now, self.now + seconds)
         self.now += seconds
         while (arrived := self._link.next_arrival(self.now)) is not None:
             self._rebuild(arrived)
 
-    def wait(self, name: Hashable) -> None:
+    def wait(self, name: "_Name") -> None:
         """Waits until a message has arrived and is rebuilt."""
         while name not in self._rebuilt:
             arrived = self._link.next_arrival(math.inf)
@@ -169,26 +208,34 @@ class _Processor:
         return self.now
 
     def _rebuild(self, arrived: "_Arrival") -> None:
-        time, name, seconds = arrived
-        self.now = max(self.now, time) + seconds
+        time, name, message = arrived
+        begin = max(self.now, time)
+        end = begin + message.cost.rebuild
+        if self._note:
+            self._note("wait", message.name, self.now, begin)
+            self._note("rebuild", message.name, begin, end)
+        self.now = end
         self._rebuilt.add(name)
 
 
-_Arrival = tuple[float, Hashable, float]  # when, name of the message, seconds to rebuild it
+_Name = tuple[int, int]  # of a message: number of its step, and its number there
+_Arrival = tuple[float, _Name, Message]  # when, and what
 
 
 class _FirstInFirstOut:
     """A link that carries messages in the order in which they are sent; it has the methods of `_ByPriority`."""
 
-    def __init__(self) -> None:
-        self._free = 0.0
+    def __init__(self, note: _Note) -> None:
+        self._free, self._note = 0.0, note
         self._arrivals: collections.deque[_Arrival] = collections.deque()
 
-    def send(self, now: float, name: Hashable, message: Message, key: tuple[int | float, ...]) -> None:
+    def send(self, now: float, name: _Name, message: Message, key: tuple[int | float, ...]) -> None:
         del key
-        cost = message.cost
-        self._free = max(self._free, now) + cost.transfer
-        self._arrivals.append((self._free + cost.latency, name, cost.rebuild))
+        begin = max(self._free, now)
+        self._free = begin + message.cost.transfer
+        if self._note:
+            self._note("transfer", message.name, begin, self._free)
+        self._arrivals.append((self._free + message.cost.latency, name, message))
 
     def next_arrival(self, until: float) -> _Arrival | None:
         return self._arrivals.popleft() if self._arrivals and self._arrivals[0][0] <= until else None
@@ -201,15 +248,15 @@ class _ByPriority:
     when they have the sum, as a message of its own.
     """
 
-    def __init__(self) -> None:
-        self._now = 0.0
+    def __init__(self, note: _Note) -> None:
+        self._now, self._note = 0.0, note
         # A heap of (key, number, seconds that are left, name, message, its key, how many ways follow). What does not
         # complete a message has no name.
-        self._waiting: list[tuple[_Key, int, float, Hashable, Message, _Key, int]] = []
+        self._waiting: list[tuple[_Key, int, float, _Name | None, Message, _Key, int]] = []
         self._arrivals: list[_Arrival] = []  # a heap
         self._sent = 0
 
-    def send(self, now: float, name: Hashable, message: Message, key: "_Key") -> None:
+    def send(self, now: float, name: _Name, message: Message, key: "_Key") -> None:
         """Sends a message that is ready now; times must not decrease."""
         while self._waiting and self._now < now:
             self._carry(now)
@@ -222,7 +269,7 @@ class _ByPriority:
             self._carry(end)
         return heapq.heappop(self._arrivals) if self._arrivals and self._arrivals[0][0] <= until else None
 
-    def _push(self, name: Hashable, message: Message, key: "_Key", more: int) -> None:
+    def _push(self, name: _Name | None, message: Message, key: "_Key", more: int) -> None:
         seconds = message.cost.transfer / message.ways
         heapq.heappush(self._waiting, (key, self._sent, seconds, name, message, key, more))
         self._sent += 1
@@ -230,14 +277,16 @@ class _ByPriority:
     def _carry(self, until: float) -> None:
         """Carries the first message until a time, or until its end."""
         key, number, seconds, name, message, own_key, more = heapq.heappop(self._waiting)
-        end = self._now + seconds
+        begin, end = self._now, self._now + seconds
         self._now = min(end, until)
+        if self._note:
+            self._note("transfer", message.name, begin, self._now)
         left = end - self._now
         if not left:
             if more:
                 self._push(name, message, own_key, more - 1)
             elif name is not None:
-                heapq.heappush(self._arrivals, (end + message.cost.latency, name, message.cost.rebuild))
+                heapq.heappush(self._arrivals, (end + message.cost.latency, name, message))
             return
         begun = left if key == () else left % message.piece
         if begun < left:
