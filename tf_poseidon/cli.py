@@ -1,6 +1,6 @@
 """The command `tf-poseidon`.
 
-    tf-poseidon explain MODEL.keras --batch_size 32 --workers 8 --bandwidth_gbps 10
+    tf-poseidon explain MODEL.keras --batch_size 32 --workers 8 --bandwidth_gbps 10 --html plan.html
     tf-poseidon rewrite IN OUT --workers 4 --batch_size 32 --inputs x=rows,y=rows,rate=same
     tf-poseidon diff IN OUT
     tf-poseidon strip OUT BACK
@@ -15,7 +15,6 @@ Exit statuses are those of `Status`.
 import argparse
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import enum
@@ -25,7 +24,6 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
 from typing import NoReturn
 from typing import TYPE_CHECKING
 import zipfile
@@ -39,6 +37,7 @@ from tf_poseidon import supported
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
+from tf_poseidon.reports import page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +63,7 @@ def explain(given: argparse.Namespace) -> Status:
     _cluster(given)
     _check_output("--json", given.json)
     _check_output("--plan", given.plan)
+    _check_report(given.html)
     _check_source(given.model, "give explain a model that was saved with model.save('model.keras')")
     if given.model.endswith(".keras") and not zipfile.is_zipfile(given.model):
         raise ConfigurationError(f"'{given.model}' is not what model.save writes into a .keras file: it is damaged or "
@@ -83,7 +83,8 @@ def explain(given: argparse.Namespace) -> Status:
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
     with _printing(plan):
-        _save_predictions(given.json, plan.predictions())
+        _save("--json", given.json, lambda: json.dumps(plan.predictions(), indent=1))
+        _save("--html", given.html, lambda: planning.html_report({"": plan}))
         if given.plan:
             plan.save(given.plan)
     return Status.DONE
@@ -103,6 +104,7 @@ def rewrite(given: argparse.Namespace) -> Status:
         _cluster(given)
     _check_target(given.target)
     _check_output("--json", given.json)
+    _check_report(given.html)
     from tf_poseidon import progress
     with progress.shown() as show:
         from tf_poseidon.saved_graphs import rewriting
@@ -113,9 +115,12 @@ def rewrite(given: argparse.Namespace) -> Status:
             ranks_per_node=given.ranks_per_node, policy=given.policy, pins=dict(given.pin), merge=given.merge,
             plan=plan, inputs=dict(mark for marks in given.inputs for mark in marks),
             wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show)
-    plans = {name: step.plan.predictions() for name, step in report.steps.items()}
+    plans = {name: step.plan for name, step in report.steps.items()}
+    predictions = {name: plan.predictions() for name, plan in plans.items()}
     with _printing(report):
-        _save_predictions(given.json, plans if len(plans) > 1 else report.plan.predictions())
+        _save("--json", given.json,
+              lambda: json.dumps(predictions if len(plans) > 1 else report.plan.predictions(), indent=1))
+        _save("--html", given.html, lambda: planning.html_report(plans))
     return Status.DONE
 
 
@@ -236,6 +241,12 @@ def _check_output(option: str, path: str | None) -> None:
             raise _cannot_write(option, path, error) from error
 
 
+def _check_report(path: str | None) -> None:
+    _check_output("--html", path)
+    if path:
+        page.check(path)
+
+
 def _cannot_write(option: str, path: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"{option}={path} cannot be written: {files.reason(error)}; name a file in a directory "
                               "that exists, with room for it.")
@@ -301,12 +312,12 @@ def _arrays(path: str | None) -> "dict[str, np.ndarray] | None":
                                  "write it with numpy.savez.") from error
 
 
-def _save_predictions(path: str | None, predictions: Mapping[str, Any]) -> None:
+def _save(option: str, path: str | None, text: Callable[[], str]) -> None:
     if path:
         try:
-            files.write(path, json.dumps(predictions, indent=1).encode())
+            files.write(path, text().encode())
         except OSError as error:
-            raise _cannot_write("--json", path, error) from error
+            raise _cannot_write(option, path, error) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -401,6 +412,7 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
     planned.add_argument("--wire_dtype", choices=["bfloat16"], help="type to which wider gradients are rounded for "
                          "the wire")
     planned.add_argument("--json", metavar="FILE", help="file for the predictions, as JSON")
+    planned.add_argument("--html", metavar="FILE", help="file for a page with figures, for a browser; needs plotly")
     cluster = command.add_argument_group("cluster")
     cluster.add_argument("--servers", type=_at_least(0), default=0,
                          help="number of ranks that hold KV pairs; 0 for all (0)")

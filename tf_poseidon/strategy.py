@@ -255,14 +255,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
         Args:
             path: File of the trace, on rank 0's host; compressed if it ends in ".gz". If it ends in
                 ".xplane.pb", it is written for TensorBoard's profiler instead, which looks for
-                LOGDIR/plugins/profile/RUN/HOST.xplane.pb.
+                LOGDIR/plugins/profile/RUN/HOST.xplane.pb; if in ".html", as a page with figures, which needs plotly:
+                pip install "tf_poseidon[report]".
 
         Returns:
             A context manager that yields a `timelines.recording.Timeline`.
 
         Raises:
             PoseidonError: If the job has one process, gradients travel by Horovod, the file cannot be
-                written, or another timeline is being recorded.
+                written, plotly is missing for it, or another timeline is being recorded.
         """
         communicator = self.extended.communicator
         if communicator is None:

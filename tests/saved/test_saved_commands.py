@@ -40,8 +40,9 @@ def test_commands(tmp_path):
     saved = saved_zoo.CASES["keras_clipped"](str(tmp_path))
     out, back, report = tmp_path / "out", tmp_path / "back", tmp_path / "report.json"
     outcome = command("rewrite", saved.path, out, "--workers=4", "--batch_size=16", "--policy=paper",
-                      "--inputs=x=rows,y=0", f"--json={report}")
+                      "--inputs=x=rows,y=0", f"--json={report}", f"--html={tmp_path / 'report.html'}")
     assert outcome.status == 0 and report.exists(), outcome.output
+    assert "<td>model/last/kernel</td><td>16x5</td>" in (tmp_path / "report.html").read_text()
     assert re.search(r"^model/last/kernel +16x5 +(ps|sfb) ", outcome.output, re.MULTILINE)
     outcome = command("diff", saved.path, out)
     assert outcome.status == 0 and outcome.own_lines[-1] == "nothing else differs"
@@ -51,7 +52,7 @@ def test_commands(tmp_path):
     assert re.search(r"^ +variable +sgd/iteration +2 +0$", outcome.output, re.MULTILINE)
     assert command("strip", out, back).status == 0
     assert serialized(back) == serialized(saved.path)
-    assert sorted(os.listdir(tmp_path)) == ["back", "keras_clipped", "out", "report.json"]
+    assert sorted(os.listdir(tmp_path)) == ["back", "keras_clipped", "out", "report.html", "report.json"]
 
 
 @pytest.mark.parametrize("status, arguments, message", [
@@ -97,7 +98,7 @@ def explained(tmp_path_factory):
     return ("explain", path, "--workers=2", "--batch_size=1")
 
 
-@pytest.mark.parametrize("option", ["--json", "--plan"])
+@pytest.mark.parametrize("option", ["--html", "--json", "--plan"])
 def test_disk_is_full_when_a_file_is_written(option, explained):
     outcome = command(*explained, f"{option}=/dev/full")
     assert outcome.status == 3 and "Traceback" not in outcome.output, outcome.output
@@ -164,7 +165,7 @@ def test_what_else_differs(tmp_path):
 
 
 @pytest.mark.parametrize("name, flags", [
-    ("explain", ["batch_size", "workers", "plan", "policy", "gflops", "json"]),
+    ("explain", ["batch_size", "workers", "plan", "policy", "gflops", "html", "json"]),
     ("rewrite", ["inputs", "signature", "train_op", "engine", "workers", "bandwidth_gbps"]),
     ("diff", []), ("strip", []), ("run", ["restarts", "hosts", "mpiexec"]),
     ("verify", ["arrays", "seed", "initializer", "signature", "steps"])])

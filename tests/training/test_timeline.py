@@ -338,7 +338,7 @@ def test_file_that_cannot_be_written_is_refused_at_once(name, reason, alone, tmp
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.xplane.pb"])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.xplane.pb", "trace.html"])
 def test_disk_is_full_when_the_trace_is_written(name, alone, tmp_path):
     (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(PoseidonError, match=r"cannot write the trace .* \(No space left on device\); give it"):

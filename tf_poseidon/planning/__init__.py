@@ -19,6 +19,7 @@ from tf_poseidon.planning.planner import Planner
 from tf_poseidon.planning.policies import make_plan
 from tf_poseidon.planning.policies import POLICIES
 from tf_poseidon.planning.policies import unmatched_pins
+from tf_poseidon.planning.report import html_report
 from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.schemes import SFB
@@ -31,4 +32,4 @@ from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
            "Planner", "SCHEMES", "SFB", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "least_saving", "make_plan", "unmatched_pins"]
+           "html_report", "least_saving", "make_plan", "unmatched_pins"]

@@ -16,6 +16,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
 from tf_poseidon.planning import bound
 from tf_poseidon.planning import plan_file
+from tf_poseidon.planning import report
 from tf_poseidon.planning import step_time
 from tf_poseidon.planning.cluster import Cluster
 from tf_poseidon.planning.cluster import describe
@@ -27,6 +28,7 @@ from tf_poseidon.planning.schemes import PS
 from tf_poseidon.planning.schemes import SCHEMES
 from tf_poseidon.planning.site import Site
 from tf_poseidon.planning.whole_op import WholeOp
+from tf_poseidon.reports import page
 
 _MOST_DIMENSIONS = 254  # as in TensorFlow
 _MOST_STEPS = 1000  # far more than a graph has
@@ -103,8 +105,19 @@ class Plan:
     def _times(self) -> tuple[float, float] | None:
         if not self.operations:
             return None
-        sent = step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
-        return step_time.step_seconds(sent, self.cluster, self.operations, self.steps)
+        return step_time.step_seconds(self._messages(), self.cluster, self.operations, self.steps)
+
+    def spans(self) -> list[step_time.Span]:
+        """Returns what a rank and its link are expected to do in a step, and when; of steps that overlap, in all.
+
+        It is an empty list if the step's arithmetic is unknown.
+        """
+        if not self.operations:
+            return []
+        return step_time.spans(self._messages(), self.cluster, self.operations, self.steps)
+
+    def _messages(self) -> list[step_time.Message]:
+        return step_time.messages(self.decisions, self.sites, self.exchanges, self.cluster)
 
     def agreement_text(self) -> str:
         """Returns the text that ranks compare: a line per site, in the order of their names."""
@@ -239,11 +252,21 @@ class Plan:
         if self.refusal:
             raise PlanError(f"There is no plan to save, since the graph was not rewritten: "
                             f"{self.refusal}")
-        try:
-            files.write(path, self.to_text().encode())
-        except (OSError, TypeError, ValueError) as error:
-            raise PlanError(f"The plan {files.quoted(path)} cannot be written: {files.reason(error)}; name a file in "
-                            "a directory that exists, with room for it.") from error
+        _write("plan", path, self.to_text())
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with figures of the plan, for a browser: what takes how long, and how the step goes.
+
+        It needs plotly: pip install "tf_poseidon[report]".
+
+        Args:
+            path: The file to write; an existing file is replaced, or stays as it was.
+
+        Raises:
+            PoseidonError: If plotly is not installed, or the file cannot be written.
+        """
+        page.check(path)
+        _write("report", path, report.html_report({"": self}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
@@ -373,6 +396,14 @@ class Plan:
                          f"{1e3 * workers * compute:.3g} ms for the rows of all {workers} ranks; use "
                          "larger batches, fewer ranks, or a faster network.")
         return lines
+
+
+def _write(what: str, path: str | os.PathLike[str], text: str) -> None:
+    try:
+        files.write(path, text.encode())
+    except (OSError, TypeError, ValueError) as error:
+        raise PlanError(f"The {what} {files.quoted(path)} cannot be written: {files.reason(error)}; name a file in "
+                        "a directory that exists, with room for it.") from error
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 import contextlib
 import gzip
 import json
@@ -18,7 +17,9 @@ from tf_poseidon import files
 from tf_poseidon import planning
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.reports import page
 from tf_poseidon.timelines import clocks
+from tf_poseidon.timelines import report
 from tf_poseidon.timelines import table as table_lib
 from tf_poseidon.timelines import trace
 from tf_poseidon.timelines import xplane
@@ -65,13 +66,15 @@ class Timeline:
         """Takes the recorded steps, and writes the trace on rank 0."""
         self.ranks, self._plan = ranks, plan
         if self._rank == 0:
-            self._write(trace.trace(ranks))
+            self._write()
 
-    def _write(self, chrome_trace: Mapping[str, Any]) -> None:
-        if self.path.name.endswith(xplane.SUFFIX):
-            data = xplane.xspace(chrome_trace).SerializeToString()
+    def _write(self) -> None:
+        if self.path.name.endswith(page.SUFFIX):
+            data = report.html_report(self.ranks, self._rank, self._plan).encode()
+        elif self.path.name.endswith(xplane.SUFFIX):
+            data = xplane.xspace(trace.trace(self.ranks)).SerializeToString()
         else:
-            data = json.dumps(chrome_trace).encode()
+            data = json.dumps(trace.trace(self.ranks)).encode()
         try:
             files.write(self.path, gzip.compress(data) if self.path.suffix == ".gz" else data)
         except OSError as error:
@@ -106,6 +109,8 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
             files.check(path)
         except (OSError, ValueError) as error:
             raise _cannot_write(path, error) from error
+        if path.name.endswith(page.SUFFIX):
+            page.check(path)
     timeline = Timeline(path, communicator.rank)
     _recording.add(communicator)
     try:

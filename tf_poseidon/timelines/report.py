@@ -1,0 +1,184 @@
+"""What is on the page of a timeline: a step of all ranks, and where the time of their steps went, as figures."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import statistics
+from typing import Any
+
+from tf_poseidon import planning
+from tf_poseidon.reports import figures
+from tf_poseidon.reports import page
+from tf_poseidon.reports.figures import Figure
+from tf_poseidon.reports.texts import ms
+from tf_poseidon.timelines import steps as steps_lib
+from tf_poseidon.timelines import table as table_lib
+
+_MOST_RANKS = 8  # in the figure of a step, and with tables
+_MOST_STEPS = 3  # of a run whose steps overlap
+_MOST_ROWS = 40  # of a figure; of what takes less time than these, it shows the mean
+
+
+def html_report(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
+    """Returns the page of a timeline.
+
+    Args:
+        ranks: The `Rank`s.
+        rank: The rank whose variables are shown.
+        plan: The `Plan` that they followed, or None.
+    """
+    return page.page("Timeline of tf_poseidon", [page.element("h1", "Where the time of a step went"),
+                                                 *_parts(ranks, rank, plan)])
+
+
+def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None) -> list[str | Figure]:
+    if not all(each.steps for each in ranks):
+        return [page.element("p", "No step was recorded: train inside strategy.timeline.", "warning")]
+    found, parts = table_lib.summary(ranks, rank, plan), list(map(table_lib.parts, ranks))
+    slowest = max(range(len(ranks)), key=lambda number: _compute(parts[number]))
+    shown = sorted(list(dict.fromkeys([rank, slowest, *range(len(ranks))]))[:_MOST_RANKS])
+    return [*_verdict(ranks, rank, found), *_ranks(ranks, parts, slowest), *_step(ranks, rank, shown),
+            *_variables(rank, found), *_predictions(rank, found), page.element("h2", "Tables"),
+            *(page.details(f"rank {number} on {ranks[number].host}", table_lib.table(ranks, number, plan))
+              for number in shown)]
+
+
+def _verdict(ranks: Sequence[steps_lib.Rank], rank: int, found: table_lib.Summary) -> list[str | Figure]:
+    total = found.total
+    share = 100 * total.exposed / total.measured if total.measured else 0.0
+    values = [(ms(total.measured), "a step"), (ms(total.compute), "computing"),
+              (ms(total.exposed), f"waiting for exchanges, {share:.2g}\N{NO-BREAK SPACE}% of the step"),
+              (ms(found.parts["rebuild"]), "rebuilding gradients")]
+    if total.predicted is not None:
+        values.append((ms(total.predicted), "expected by the plan"))
+    parts: list[str | Figure] = [
+        page.element("p", f"A step of rank {rank} takes {ms(total.measured)}: {ms(total.compute)} for computing, "
+                     f"{ms(total.exposed)} of waiting for exchanges, and {ms(found.parts['rebuild'])} of rebuilding "
+                     "gradients.", "verdict"),
+        page.element("p", f"{len(ranks[rank].steps):,} recorded steps; times are means over the middle half of them by "
+                     f"duration. Clocks of ranks agree within {ms(table_lib.clocks_agree_within(ranks))}.", "note"),
+        page.tiles(values)]
+    for number, each in enumerate(ranks):
+        if each.dropped:
+            parts.append(page.element("p", f"The recording of rank {number} was full, and {each.dropped:,} later "
+                                      "events are missing: record fewer steps.", "warning"))
+    return parts
+
+
+def _ranks(ranks: Sequence[steps_lib.Rank], parts: Sequence[dict[str, float]], slowest: int) -> list[str | Figure]:
+    """Returns the figure of what ranks spend their time on."""
+    names = [f"rank {number} on {rank.host}" for number, rank in enumerate(ranks)]
+    bars = [figures.Bar(number, kind, seconds, [names[number], f"{kind}: {ms(seconds)}"])
+            for number, of_rank in enumerate(parts) for kind, seconds in of_rank.items() if seconds]
+    computing = list(map(_compute, parts))
+    caption = "Forward is everything from the end of a step to the first exchange of the next one."
+    if len(ranks) > 1:
+        later = computing[slowest] - statistics.median_low(computing)
+        caption += (f" Rank {slowest} on {ranks[slowest].host} computes longest: {ms(computing[slowest])}, {ms(later)} "
+                    "more than the median rank.")
+    return [page.element("h2", "Ranks"), page.element("p", caption, "note"),
+            figures.bars(names, bars, "time of a step", is_stacked=True)]
+
+
+def _compute(parts: dict[str, float]) -> float:
+    return parts["forward"] + parts["backward"]
+
+
+def _step(ranks: Sequence[steps_lib.Rank], rank: int, shown: Sequence[int]) -> list[str | Figure]:
+    """Returns the figure of a step of median length, and of those that it overlaps."""
+    of_all = min(len(each.steps) for each in ranks)
+    steps = ranks[rank].steps[:of_all]
+    first = last = sorted(range(of_all), key=lambda i: steps[i].end - steps[i].begin)[(of_all - 1) // 2]
+    while first and steps[first - 1].follower is not None:
+        first -= 1
+    while last + 1 < of_all and steps[last].follower is not None and last + 1 - first < _MOST_STEPS:
+        last += 1
+    origin = min(ranks[number].steps[first].begin for number in shown)
+    lanes, spans = {}, []
+    for number in shown:
+        if lanes:
+            lanes[number, ""] = ""
+        lanes[number, "compute"] = f"rank {number}: compute"
+        found = list(_spans(number, ranks[number], ranks[number].steps[first:last + 1], origin))
+        for row in steps_lib.ROWS:
+            if any(span.lane == (number, row) for span in found):
+                lanes[number, row] = row
+        spans += found
+    which = f"Step {first + 1}" if first == last else f"Steps {first + 1} to {last + 1}, which overlap,"
+    caption = (f"{which} of {of_all:,}. Exchanges begin when a rank's tensor is ready. Drag across the figure to look "
+               "closer; a double click shows all of it.")
+    if len(shown) < len(ranks):
+        caption += f" {len(shown)} of {len(ranks)} ranks are shown."
+    title = "A step of median length" if first == last else "Steps of median length"
+    return [page.element("h2", title), page.element("p", caption, "note"),
+            figures.spans(lanes, spans, "time since the step began")]
+
+
+def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Step], origin: float) -> Iterator[figures.Span]:
+    """Yields what a rank does in some steps, in seconds after the origin."""
+    def span(lane: str, kind: str, what: str, begin: float, end: float, *more: str) -> figures.Span:
+        begin, end = begin - origin, end - origin
+        return figures.Span((number, lane), kind, begin, end, (
+            f"rank {number}: {what}", f"{ms(end - begin)}, from {ms(begin)} to {ms(end)}", *more))
+
+    for step in steps:
+        for part in step.segments:
+            yield span("compute", part.kind, f"{part.kind} {part.site}".strip(), part.begin, part.end)
+        calls = [event for event in rank.events if event.row == "calls" and step.begin <= event.begin < step.end]
+        for event in (*step.exchanges, *step.rebuilds, *calls):
+            yield span(event.row, event.row, f"{event.row} {event.site}", event.begin, event.end,
+                       *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))
+
+
+def _variables(rank: int, found: table_lib.Summary) -> list[str | Figure]:
+    """Returns the figure of what hid an exchange, and what did not."""
+    kinds = ("hidden", *(("hidden next",) if found.is_overlapping else ()), "exposed", "rebuild")
+
+    def seconds(row: table_lib.Row, kind: str) -> float:
+        return getattr(row, kind.replace(" ", "_")) or 0.0
+
+    groups = _by_size(found.rows, lambda row: (seconds(row, "exposed") + seconds(row, "rebuild"),
+                                               seconds(row, "hidden")))
+    bars = []
+    for number, (name, rows) in enumerate(groups.items()):
+        for kind in kinds:
+            if mean := statistics.fmean(seconds(row, kind) for row in rows):
+                bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"]))
+    caption = (f"Of rank {rank}, in the order of backpropagation. Hidden: the exchange was in flight while the rank "
+               "continued to compute. Exposed: the step waited for it, from the end of the exchange before.")
+    if found.is_overlapping:
+        caption += " Hidden next: it was in flight while the next step already computed."
+    if len(found.rows) > _MOST_ROWS:
+        caption += f" The {_MOST_ROWS} that cost most time have names."
+    return [page.element("h2", "Exchanges"), page.element("p", caption, "note"),
+            figures.bars(list(groups), bars, "time in a step", is_stacked=True)]
+
+
+def _predictions(rank: int, found: table_lib.Summary) -> list[str | Figure]:
+    """Returns the figure of what the plan expected beside what was measured."""
+    groups = _by_size([row for row in found.rows if row.predicted], lambda row: max(row.predicted, row.measured))
+    if not groups:
+        return []
+    bars = []
+    for number, (name, rows) in enumerate(groups.items()):
+        for kind in ("predicted", "measured"):
+            mean = statistics.fmean(getattr(row, kind) for row in rows)
+            bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"], ms(mean), kind == "measured"))
+    caption = (f"Predicted: what the plan expects of each exchange by itself. Measured: from when all ranks were ready "
+               f"until rank {rank} had the result, which may have been behind other exchanges.")
+    return [page.element("h2", "Predicted and measured"), page.element("p", caption, "note"),
+            figures.bars(list(groups), bars, "time of an exchange")]
+
+
+def _by_size(rows: Sequence[table_lib.Row], size: Callable[[table_lib.Row], Any]) -> dict[str, list[table_lib.Row]]:
+    """Returns {name of a figure's row: what it shows the mean of}: the largest by themselves, and then all others.
+
+    A sum of the others would mean little, since many are in flight at the same time.
+    """
+    largest = sorted(rows, key=size, reverse=True)
+    kept = {row.site for row in largest[:_MOST_ROWS]}
+    groups = {row.site: [row] for row in rows if row.site in kept}
+    if others := largest[_MOST_ROWS:]:
+        groups[f"{len(others)} others, mean"] = others
+    return groups
