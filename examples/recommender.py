@@ -4,7 +4,7 @@
     mpiexec -n 2 python examples/recommender.py     # on two processes, the same training
 
 The ratings are synthetic: products of 3 hidden tastes of each user and properties of each item, and noise. A model can
-predict all but the noise, so no root of mean squares (RMSE) is below it, and the last line shows both.
+predict all but the noise, so no root-mean-square error (RMSE) can be below it, and the last line shows both.
 
 What to look at: the gradients of the embeddings in the plan. A batch touches few rows of these tables, so ranks gather
 these rows with their indices and never send a gradient of the size of the table. Plain Keras optimizers then update the
@@ -67,7 +67,7 @@ def main(_):
         if strategy.plan:
             print(strategy.plan)
         print(f"RMSE with {strategy.num_replicas_in_sync} process(es): {rmse:.4f}; of the noise: {_NOISE:.4f}; "
-              f"of always the mean: {np.std(values[test]):.4f}")
+              f"of predicting the mean: {np.std(values[test]):.4f}")
 
 
 if __name__ == "__main__":

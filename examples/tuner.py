@@ -5,7 +5,7 @@
 
 It shows `distribution_strategy=strategy`, by which KerasTuner makes each model in the strategy's scope. The trials run
 one after the other, and all ranks train each of them together. All ranks must choose the same trials, so the tuner has
-a seed; and they use one directory, where rank 0 writes the checkpoints that all ranks read.
+a seed; and they use one directory, where rank 0 writes the checkpoints that all ranks read. It stays.
 
 What to look at: the last lines. Each rank prints the trial that it has found to be the best, all the same one.
 """

@@ -10,8 +10,8 @@ What to look at: the head in the plan travels as factors (sfb), and the line aft
 takes. `--policy=ps` sends the gradient itself, with the same result. With `--batch=1024`, the factors are larger than
 the gradient, and every policy but "sfb" sums it (ps).
 
-The data are synthetic: a class is a point in 128 dimensions, an example such a point with noise. A first pass shows the
-model each class less than once, so the last line says how often it recognises what it has seen once, or never.
+The data are synthetic: a class is a point in 128 dimensions, an example such a point with noise. One pass has less than
+one example per class, so the accuracy cannot exceed the share of classes that were seen. The last line has both.
 """
 
 from absl import app

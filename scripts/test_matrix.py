@@ -39,7 +39,8 @@ _CORE = (
 _SELECTED = " and ".join(f"not {name}" for name in (
     "3-ps", "3-sfb", "3-auto", "3-paper", "4-auto", "requirements_are", "gpu_kernels_that_cannot", "linear_time",
     "keras_applications", "deterministic", "goes_on_where", "replayed", "scope_are"))
-_NO_WHEEL = "No matching distribution found"  # what pip says
+# What pip says where an index has a project, but no release for this Python; without any release, it was not reached.
+_NO_WHEEL, _NO_INDEX = "No matching distribution found for {}", "from versions: none"
 _VERSIONS = ("import importlib.metadata as m, json, platform; print(json.dumps({'python': platform.python_version(), "
              "**{name: m.version(name) for name in ('tensorflow-cpu', 'keras', 'numpy', 'mpich')}}))")
 
@@ -79,9 +80,9 @@ def environment(interpreter, series, wheel):
     python = folder / "bin" / "python"
     if not python.exists():
         _run([interpreter, "-m", "venv", folder], check=True)
-    installed = _run([python, "-m", "pip", "install", "--quiet", f"tensorflow-cpu=={series}.*", wheel, *_TOOLS,
-                      *_WITH.get(series, ())])
-    if _NO_WHEEL in installed.stderr:
+    tensorflow = f"tensorflow-cpu=={series}.*"
+    installed = _run([python, "-m", "pip", "install", "--quiet", tensorflow, wheel, *_TOOLS, *_WITH.get(series, ())])
+    if _has_no_wheel(installed, tensorflow):
         shutil.rmtree(folder)
         return python, python_series
     installed.check_returncode()
@@ -95,7 +96,7 @@ def test(python, series, keras):
         return {"unavailable": "no TensorFlow"}
     row, begin = {}, time.monotonic()
     installed = _run([python, "-m", "pip", "install", "--quiet", f"keras=={keras}.*"])
-    if _NO_WHEEL in installed.stderr:
+    if _has_no_wheel(installed, f"keras=={keras}.*"):
         return {"unavailable": "no Keras"}
     if installed.returncode:
         return {"problem": installed.stderr.strip().splitlines()[-1]}
@@ -137,6 +138,10 @@ def markdown(rows):
         "empty fields were not tested.", "",
         *(f"| {' | '.join(line)} |" for line in lines), "",
         "TensorFlow {}; Keras {}; Python {}.".format(*(", ".join(sorted(each)) for each in tested)), ""])
+
+
+def _has_no_wheel(installed, wanted):
+    return _NO_WHEEL.format(wanted) in installed.stderr and _NO_INDEX not in installed.stderr
 
 
 def _key(row):

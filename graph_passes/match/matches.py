@@ -1,8 +1,11 @@
 """The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal; and what it was cast from."""
 
 import dataclasses
+import re
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+_CALLS = re.compile(r"^(StatefulPartitionedCall(_\d+)?/)+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.reason} (node '{self.node}')"
+        # Without the calls that it is inlined from, which say nothing of where it is in the program.
+        return f"{self.reason} (node '{_CALLS.sub('', self.node)}')"
 
 
 @dataclasses.dataclass(frozen=True)

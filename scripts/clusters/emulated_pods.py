@@ -6,8 +6,8 @@ The hosts are those of scripts/benchmarks/emulated_cluster.py, one for each repl
 what the job says, an sshd, configured as by the lines of the Dockerfile beside the job that change /etc/ssh. Beside
 them, the launcher's command finds the hosts in HYDRA_HOST_FILE, and reaches them by a real ssh. The image's
 /opt/examples are those of this checkout, its Python is this one. Needs Debian's packages openssh-server and
-openssh-client (or those of another distribution), and root. Mounts are seen by these processes alone. Kubernetes itself
-is not emulated.
+openssh-client (or those of another distribution), and root. Nothing is changed outside of the hosts' processes, which
+alone see what is mounted, but that sshd's directory /run/sshd is made. Kubernetes itself is not emulated.
 """
 
 import os
@@ -56,6 +56,9 @@ def run(path, **options):
     Raises:
         SystemExit: If sshd is missing, or the emulated hosts cannot be made.
     """
+    if hidden := [path for path in (sys.prefix, str(_ROOT)) if path.startswith("/opt/")]:
+        raise SystemExit(f"{hidden[0]} is in /opt, where the image has its own files; use a checkout and a Python "
+                         "elsewhere.")
     if not (shutil.which("sshd", path="/usr/sbin") and shutil.which("ssh-keygen")):
         raise SystemExit("There is no /usr/sbin/sshd or no ssh-keygen; install them (Debian: apt-get install "
                          "openssh-server openssh-client).")
@@ -85,11 +88,10 @@ def write_image(folder, dockerfile):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / "key"], check=True)
     (ssh / "key").rename(ssh / "id")
     (ssh / "key.pub").rename(ssh / "authorized_keys")
-    # The operator mounts its keys into ~/.ssh.
-    with open(ssh / "sshd_config", "a") as file:
-        file.write("\nAuthorizedKeysFile /etc/ssh/authorized_keys\n")
-    with open(ssh / "ssh_config", "a") as file:
-        file.write("\nHost *\n  IdentityFile /etc/ssh/id\n")
+    # The operator mounts its keys into ~/.ssh. Of several values, sshd and ssh take the first.
+    for name, first in (("sshd_config", "AuthorizedKeysFile /etc/ssh/authorized_keys\nPidFile none\n"),
+                        ("ssh_config", "IdentityFile /etc/ssh/id\n")):
+        (ssh / name).write_text(first + (ssh / name).read_text())
     path = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
     (folder / "pod").write_text(_POD.format(folder=folder, root=_ROOT, path=path))
 

@@ -1,7 +1,7 @@
 """What mkdocs does beside rendering docs/ (mkdocs.yml): files from outside of it, and the command line's help.
 
-A link out of docs/, such as ../CONTRIBUTING.md, leads to a copy of that file in the site's folder repository/. In
-docs/commands.md, a block that consists of a command with --help shows what that prints.
+A link out of docs/, such as ../CONTRIBUTING.md, leads to a copy of that file in the site's folder repository/. The first
+page begins like README.md. In docs/commands.md, a block that consists of a command with --help shows what that prints.
 """
 
 import os
@@ -35,16 +35,24 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Lets links lead to where files are in the site, and shows the command line's help."""
+    """Lets links lead to where files are in the site, and adds README's introduction and the command line's help."""
     path = _repository_path(page.file.src_uri)
+    markdown = _linked(markdown, path, page)
+    if path == "docs/index.md":
+        introduction, _, _ = (_ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")
+        return _linked(introduction, "README.md", page) + markdown.partition("\n")[2]
+    return _HELP.sub(_help, markdown) if path == "docs/commands.md" else markdown
+
+
+def _linked(markdown, path, page):
+    """Returns a text of a file of the repository with links for a page."""
     here = posixpath.dirname(page.file.src_uri)
 
     def link(match):
         target = _uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2])))
         return f"{match[1]}{posixpath.relpath(target, here)}{match[3]}"
 
-    markdown = _LINK.sub(link, markdown)
-    return _HELP.sub(_help, markdown) if path == "docs/commands.md" else markdown
+    return _LINK.sub(link, markdown)
 
 
 def _help(match):

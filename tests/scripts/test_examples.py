@@ -100,7 +100,8 @@ def result_of(outcome, begin, ranks):
 @pytest.mark.parametrize("example", TRAININGS, ids=lambda example: example.program)
 def test_alone_and_on_two_ranks(example, tmp_path):
     program, environment = EXAMPLES / f"{example.program}.py", in_double_precision(tmp_path)
-    one, two = (launch.run_ok([program, *example.arguments], ranks, timeout_s=150, environment=environment, fresh=True)
+    arguments = [*example.arguments, *([f"--parent={tmp_path}"] if example.program == "tuner" else [])]
+    one, two = (launch.run_ok([program, *arguments], ranks, timeout_s=150, environment=environment, fresh=True)
                 for ranks in (0, 2))
     number = result_of(one, example.result, 0)
     assert number == result_of(two, example.result, 2)
