@@ -1,7 +1,7 @@
 # make horovod installs Horovod, which the engine "horovod" and its tests need
 # make demo    sets everything up and trains a small network with 2 processes
 # make lint    checks style and types, and that layers import downwards only
-# make test    sets everything up and runs the tests (about 20 minutes on 2 cores)
+# make test    sets everything up and runs the tests (about 35 minutes on 2 cores)
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make docs    builds the documentation as a site in build/docs
@@ -72,7 +72,7 @@ test-native:
 # Without the notice that Material for MkDocs is maintained until May 2027.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: setup
-	$(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m mkdocs build
 	@echo "build/docs/index.html; with search: $(BIN)/python -m http.server --directory build/docs"
 
 wheel:

@@ -1,6 +1,6 @@
 """A rank of one job that trains a network of dense layers with another library, or with this one.
 
-    mpiexec -n 4 -hosts a,b,c,d python scripts/benchmarks/alternatives.py --system pytorch --json pytorch.json
+    mpiexec -n 4 -hosts a,b,c,d python scripts/benchmarks/alternatives.py --system pytorch --master a --json out.json
 
     poseidon    Keras' fit on TensorFlow under PoseidonStrategy
     jax         the same program with Keras on JAX and DataParallel
@@ -22,7 +22,7 @@ _SYSTEM = flags.DEFINE_enum("system", "poseidon", ["poseidon", "jax", "pytorch"]
 _JSON = flags.DEFINE_string("json", None, "File for the result.")
 _MASTER = flags.DEFINE_string("master", "localhost", "Host of rank 0, for libraries that ask for it.")
 _STEPS = flags.DEFINE_integer("steps", 6, "Steps of an epoch.")
-_EPOCHS = flags.DEFINE_integer("epochs", 4, "Epochs, of which the first is not timed.")
+_EPOCHS = flags.DEFINE_integer("epochs", 3, "Epochs, of which the first is not timed.")
 
 SIZES = (1024, 4096, 4096, 1000)  # of layers, as of `mlp` in zoo.py
 ROWS = 32  # of each rank

@@ -3,10 +3,10 @@
     sudo env "PATH=$PATH" python scripts/benchmarks/bench_alternatives.py \
         --pytorch_python torch/bin/python --jax_python jax/bin/python
 
-Each library is in an environment of its own: `pip install torch absl-py` in one, `pip install jax keras absl-py` in the
-other. Jobs of scripts/benchmarks/alternatives.py take turns, each rank with one thread. The losses of all epochs must
-agree before times are compared. Times are medians over the epochs of all rounds; a ratio is the median of the rounds'
-ratios.
+Each library is in an environment of its own: `pip install torch numpy absl-py` in one, `pip install jax keras absl-py`
+in the other. Jobs of scripts/benchmarks/alternatives.py take turns, each rank with one thread; another begins in each
+round. In each round the losses of all epochs must agree. Times are medians over the epochs of all rounds; a ratio is
+the median of the rounds' ratios.
 """
 
 import json
@@ -27,7 +27,7 @@ _PYTORCH = flags.DEFINE_string("pytorch_python", None, "Python that has torch.",
 _JAX = flags.DEFINE_string("jax_python", None, "Python that has jax and keras.", required=True)
 _HOSTS = flags.DEFINE_integer("hosts", 4, "Number of hosts.")
 _GBPS = flags.DEFINE_float("gbps", 1, "Rate of their links.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Jobs of each system.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Jobs of each system.", lower_bound=1)
 _JSON = flags.DEFINE_string("json", "docs/results/alternatives.json", "File for the results.")
 
 _PROGRAM = pathlib.Path(__file__).with_name("alternatives.py")
@@ -44,9 +44,11 @@ for name in ("tensorflow-cpu", "keras", "torch", "jax"):
 
 def main(_):
     pythons = {"poseidon": sys.executable, "pytorch": _PYTORCH.value, "jax": _JAX.value}
-    rounds = [{system: run(system, python) for system, python in pythons.items()} for _ in range(_ROUNDS.value)]
-    for found in rounds:
-        check(found)
+    rounds = []
+    for number in range(_ROUNDS.value):
+        order = [*pythons, *pythons][number % len(pythons):][:len(pythons)]
+        rounds.append({system: run(system, pythons[system]) for system in order})
+        check(rounds[-1])
     result = {"hosts": _HOSTS.value, "gbps": _GBPS.value, "systems": {}}
     table = rich.table.Table("system", "ms per step", "quartiles", "to poseidon", "quartiles")
     for system in pythons:
@@ -75,7 +77,9 @@ def run(system, python):
             log.seek(0)
             if status:
                 raise SystemExit(f"The job of {system} ended with status {status}:\n{log.read()}")
-        return json.loads(pathlib.Path(path).read_text())
+        result = json.loads(pathlib.Path(path).read_text())
+    print(f"{system}: {1e3 * statistics.median(result['step_seconds']):.0f} ms", file=sys.stderr, flush=True)
+    return result
 
 
 def check(found):

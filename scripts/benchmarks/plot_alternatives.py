@@ -48,7 +48,8 @@ def main(_):
         ax.set_xticks([])
         ax.spines[["top", "right", "bottom"]].set_visible(False)
     axes[0].invert_yaxis()  # which all share
-    figure.suptitle("Time of a training step, as a multiple of tf_poseidon's: four hosts, 1 Gbit/s", fontsize=11)
+    figure.suptitle("Time of a training step, as a multiple of tf_poseidon's; four hosts emulated on one machine, "
+                    "links of 1 Gbit/s", fontsize=11)
     figure.savefig(_RESULTS / "alternatives.png", dpi=110, metadata={"Software": None})
 
 
