@@ -144,7 +144,8 @@ def run_fault(fault, directory, launcher="mpiexec"):
                   environment={"FAULT_TIME": str(time_of_fault), **dict(fault.environment)})
     seconds = time.time() - float(time_of_fault.read_text()) if time_of_fault.exists() else None
     ended = fault_table.Ended(outcome.status, outcome.output, seconds)
-    assert not fault_table.wrong(fault, ended, launcher == "mpiexec")
+    problem = fault_table.wrong(fault, ended, launcher == "mpiexec")
+    assert not problem, problem
 
 
 def run_ok(arguments, ranks, timeout_s, **options):
