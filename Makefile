@@ -49,6 +49,7 @@ demo: setup
 	mkdir -p build/demo
 	$(BIN)/mpiexec -n 2 $(BIN)/python examples/digits.py --save build/demo/two_processes.npz
 	$(BIN)/python examples/digits.py --compare build/demo/two_processes.npz
+	@echo "Next: . $(BIN)/activate, and docs/tutorial.md"
 
 # The folders of the package are separate in the source tree, so import-linter and mypy check a built copy.
 lint: setup

@@ -9,6 +9,7 @@ of the whole gradient. Nothing is divided by the number of processes, and nothin
 global batch, and computes its rows.
 
 What to look at: `train_step.report`, which lists what ranks exchange in a step, and which ops all of them run whole.
+Its sizes are those of whole gradients; `strategy.plan` says which of them travel as factors.
 """
 
 from absl import app

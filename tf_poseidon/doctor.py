@@ -194,8 +194,12 @@ def _launcher(mpiexec: str) -> Iterator[Finding]:
         yield Finding("launcher", f"PATH has another one, {in_path}", Kind.NOTE,
                       f"activate this environment, or launch with {found}, or with tf-poseidon run")
     if shutil.which("srun"):
-        yield Finding("launcher", f"srun, {_answer(['srun', '--version']).strip()}; "
-                                  f"{' '.join(_answer(['srun', '--mpi=list']).split())}")
+        version, plugins = (_answer(["srun", option]).strip() for option in ("--version", "--mpi=list"))
+        if failed := next((line for line in (version, plugins) if "error:" in line), None):
+            yield Finding("launcher", f"srun, which does not run here: {failed.splitlines()[0]}", Kind.NOTE,
+                          "launch with mpiexec; or, in a cluster with Slurm, look at SLURM_CONF and /etc/slurm")
+        else:
+            yield Finding("launcher", f"srun, {version}; {' '.join(plugins.split())}")
     size = engines.launch().size
     yield Finding("this process", f"one of {size}" if size > 1 else "started alone")
 
