@@ -73,6 +73,9 @@ def main(places):
         strategy, own = None, {"tf": tf, "poseidon": poseidon, "batches": [(x, x[:, :1])]}
     else:
         strategy, own = poseidon.PoseidonStrategy(), None
+        folder = pathlib.Path(f"rank{strategy.rank}")  # what is written "on one rank" is written by each here
+        folder.mkdir()
+        os.chdir(folder)
     for place in places:
         page = place.partition(":")[0]
         block, = (block for block in documented.blocks(page) if block.place == place)

@@ -86,8 +86,18 @@ def test_launchers_of_another_mpi(says, kind, problem, tmp_path):
 def test_another_launcher_in_path(tmp_path, monkeypatch):
     other = script(tmp_path / "mpiexec", "echo HYDRA")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    notes = [finding for finding in doctor._launcher("") if finding.kind is Kind.NOTE]
-    assert [finding.value for finding in notes] == [f"PATH has another one, {other}"]
+    notes = [finding.value for finding in doctor._launcher("") if finding.kind is Kind.NOTE]
+    assert f"PATH has another one, {other}" in notes
+
+
+@pytest.mark.parametrize("answer, value, kind", [
+    ("echo slurm 22.05", "srun, slurm 22.05; slurm 22.05", Kind.FINE),
+    ("echo 'srun: error: Unknown host' >&2; exit 1", "srun, which does not run here: srun: error: Unknown host",
+     Kind.NOTE)])
+def test_srun(answer, value, kind, tmp_path, monkeypatch):
+    script(tmp_path / "srun", answer)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert [finding.kind for finding in doctor._launcher("") if finding.value == value] == [kind]
 
 
 @pytest.mark.parametrize("answer, says, remedy", [
