@@ -13,7 +13,6 @@ import keras
 from packaging import requirements
 import pytest
 import tensorflow as tf
-import tomllib
 
 from tf_poseidon import keras_hook
 from tf_poseidon import supported
@@ -21,6 +20,11 @@ from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.compat.table import Name
 from tf_poseidon.errors import PoseidonError
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11, for which pytest brings it
+    import tomli as tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = {path: ast.parse(path.read_text()) for folder in ("tf_poseidon", "graph_passes")
