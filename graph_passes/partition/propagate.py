@@ -128,9 +128,44 @@ class _Propagation:
         self._states: dict[str, State] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._without_rule: list[str] = []
+        self._dividing = self._find_dividing()
+
+    def _find_dividing(self) -> dict[str, tuple[State, ...]]:
+        """Returns the nodes that take rows even of whole inputs, by name: the states of their inputs for the rule.
+
+        They have much arithmetic per row, their output has the rows, and making whole inputs rows costs a slice. Not
+        where there are several numbers of rows.
+        """
+        found: dict[str, tuple[State, ...]] = {}
+        if len(sizes_lib.rows_nodes(self._graph.graph_def)) > 1:
+            return found
+        for node in self._ordered:
+            if node.op not in rules.DIVIDING or not self._frames[node.name].within(self._inner):
+                continue
+            inputs = self._inputs[node.name]
+            for i, tensor in enumerate(inputs):
+                states = tuple(Rows(0) if j == i else WHOLE for j in range(len(inputs)))
+                outcome = self._by_rule(node, inputs, (states, None, None)) if self._can_become(
+                    tensor, WHOLE, Rows(0)) else None
+                if outcome and isinstance(outcome.gives[0], Rows) and self._can_be_taken(
+                        inputs, (WHOLE,) * len(inputs), outcome):
+                    found[node.name] = states
+                    break
+        return found
+
+    def _keep_whole_where_iterations_gather(self) -> bool:
+        """Lets loops that gather rows in each iteration run whole if their inputs are; returns whether that is new."""
+        loops = {self._frames[node.name] for node in self._ordered for tensor, takes in zip(
+            self._inputs[node.name], self._outcomes[node.name].takes)
+                 if takes == WHOLE and isinstance(self.seen(tensor), Rows)} - {self._inner}
+        before = len(self._dividing)
+        self._dividing = {name: states for name, states in self._dividing.items() if self._frames[name] not in loops}
+        return len(self._dividing) < before
 
     def run(self) -> Propagated:
         self._settle()
+        while self._keep_whole_where_iterations_gather():
+            self._settle()
         if self._cut_earlier():
             self._settle()
         while True:
@@ -161,7 +196,7 @@ class _Propagation:
         for node in self._ordered:
             inputs = self._inputs[node.name]
             if node.op not in _SPECIAL and node.name not in self._held and all(
-                    self.seen(tensor) == WHOLE for tensor in inputs):
+                    self.seen(tensor) == WHOLE for tensor in inputs) and node.name not in self._dividing:
                 self._outcomes[node.name] = self._whole[node.name]
                 continue
             concerned.append(node)
@@ -201,6 +236,8 @@ class _Propagation:
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
             return whole  # it leaves the loop that has the rows
         wish = self._wishes.get(node.name)
+        if node.name in self._dividing and all(state == WHOLE for state in states):
+            states = self._dividing[node.name]
         outcome = self._by_rule(node, inputs, (states, wish, stored))
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None

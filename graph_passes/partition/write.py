@@ -254,7 +254,8 @@ class GraphWriter:
             self._writer("", node.device).copy(node, [*taken, *controls])
             if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
                     node, outcome.gives[0].dimension):
-                self._say_rows(node, outcome.gives[0].dimension)
+                self._native[node.name] = self._with_rows(node.name, node.name, outcome.gives[0].dimension,
+                                                          f"{PREFIX}/{node.name}/rows", node.device)
             if node.op in sources.UNSEEDED:
                 self._serialise(place.frame)
             return
@@ -276,26 +277,35 @@ class GraphWriter:
         return self._writer(f"{PREFIX}/{node.name}/operand", _HOST).constant(
             "", value.astype(tf.as_dtype(dtype).as_numpy_dtype), tensor)
 
-    def _say_rows(self, node: node_def_pb2.NodeDef, dimension: int) -> None:
+    def _with_rows(self, value: str, name: str, dimension: int, prefix: str, device: str) -> str:
         """Declares the size of a tensor for planning, if its shape is computed from the number of rows.
 
-        PoseidonRows returns the tensor unchanged, and gives shape inference the planned number of rows.
+        Args:
+            value: The tensor, this rank's rows.
+            name: The tensor of the one-process graph whose rows these are.
+            dimension: The dimension of its rows.
+            prefix: Name of the nodes to write.
+            device: Their device.
+
+        Returns:
+            The tensor unchanged, from a PoseidonRows that gives shape inference the planned number of rows.
         """
-        sizes = self._sizes.shape(node.name)
+        sizes = self._sizes.shape(name)
         size = sizes[dimension] if sizes and dimension < len(sizes) else None
         each = None if size is None else size.per_row
         if not each:
-            return  # for example a list of tensors, which has no dimensions
-        writer = self._writer(f"{PREFIX}/{node.name}/rows", node.device)
-        value, dtype, known = node.name, propagate_lib.dtype_of(node, 0), self._constant_shape(node.name)
+            return value  # for example a list of tensors, which has no dimensions
+        writer, known = self._writer(prefix, device), self._constant_shape(name)
+        dtype = propagate_lib.dtype_of(self._graph.node(name), graph_lib.output_of(name))
         assert known is not None
-        static = self._sizes.static(node.name) or (None,) * len(known)
+        static = self._sizes.static(name) or (None,) * len(known)
         if any(size is not None and size != inferred for size, inferred in zip(known, static)):
             value = writer.add("shaped", "EnsureShape", [value], T=dtype, shape=known)
-        self._native[node.name] = writer.add("", ROWS, [value], T=[dtype], rows=-1)
+        declared = writer.add("", ROWS, [value], T=[dtype], rows=-1)
         writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
         writer.nodes[-1].attr["elements"].list.i.append(each)
-        graph_lib.set_names(writer.nodes[-1].attr["names"], [node.name])
+        graph_lib.set_names(writer.nodes[-1].attr["names"], [name])
+        return declared
 
     def _is_waited_for(self, name: str) -> bool:
         """Whether a node is a control input of another."""
@@ -411,7 +421,7 @@ class GraphWriter:
                 return self._selected(whole, self.part(place)[2], dtype, f"{prefix}/held")
             if len(self._markers) > 1:
                 prefix = f"{prefix}/for/{marker}"
-            return self._from_whole(whole, state, dtype, prefix, Place(place.frame, marker))
+            return self._from_whole(whole, name, state, dtype, prefix, Place(place.frame, marker))
         if isinstance(native, Rows):
             if self._is_available(name):
                 return self._again(name)
@@ -464,9 +474,11 @@ class GraphWriter:
             self._converted[name, WHOLE] = propagate_lib.tensor_of(copy, graph_lib.output_of(name))
         return self._converted[canonical(tensor), WHOLE]
 
-    def _from_whole(self, value: str, state: State, dtype: int, prefix: str, place: Place) -> str:
+    def _from_whole(self, value: str, name: str, state: State, dtype: int, prefix: str, place: Place) -> str:
         if isinstance(state, Rows):
-            return self._rows_of(value, state.dimension, dtype, f"{prefix}/rows{state.dimension}", place)
+            prefix = f"{prefix}/rows{state.dimension}"
+            rows = self._rows_of(value, state.dimension, dtype, prefix, place)
+            return self._with_rows(rows, name, state.dimension, f"{prefix}/mine", self._device_of(value))
         assert isinstance(state, Partial)
         if state.reduce in IDEMPOTENT:
             return value

@@ -129,6 +129,25 @@ def _asserted(x):
         return tf.identity(x)
 
 
+def _drawn(x):
+    """Random numbers of the shape of x, which all ranks draw whole."""
+    return tf.cast(tf.random.stateless_uniform(tf.shape(x), (1, 2), -3, 4, tf.int32), x.dtype)
+
+
+def _in_a_loop_of_its_own(x, w):
+    """Three products of reversed rows, which are not gathered in each iteration."""
+    return tf.while_loop(lambda t, h: t < 3, lambda t, h: (t + 1, tf.reverse(h @ w, [0])),
+                         (0, tf.reverse(x, [0])))[1]
+
+
+def _recurrent(x, w):
+    """Three steps of a recurrent layer over noise."""
+    noise = tf.stack([_drawn(x), _drawn(2 * x), _drawn(-x)])
+    return tf.while_loop(lambda t, h, total: t < 3,
+                         lambda t, h, total: (t + 1, tf.tanh((h + noise[t]) @ w), total + tf.reduce_sum(h * h)),
+                         (0, tf.zeros_like(noise[0]), tf.constant(0.0, tf.float64)))[1:]
+
+
 ELEMENTWISE = [
     *_unary(),
     Case("ComplexAbs Complex", lambda x, y: tf.abs(tf.complex(x, y)), [of(K, 3, low=1), of(K, 3, low=1)], "rows(0)"),
@@ -387,6 +406,21 @@ CONTRACTIONS = [
     Case("MatMul", tf.matmul, [summed(2, 3), summed(3, 2)], "whole"),
     Case("MatMul", tf.matmul, [of(K, 3), summed(3, 2)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3, reduce="max"), of(3, 2)], "whole"),
+    # Whole inputs with a size for each row: there is no rule for reversing rows, or for appending rows.
+    Case("MatMul", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x, y, w: tf.matmul(tf.concat([x, y], 0), w), [of(K, 3), of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x, w: tf.matmul(_drawn(x), w), [of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x: tf.matmul(_drawn(x), _drawn(x), transpose_b=True), [of(K, 3)], "rows(0)", fewest=1),
+    Case("MatMul", lambda x: tf.matmul(_drawn(x), _drawn(x), transpose_a=True), [of(K, 3)], "whole"),
+    Case("BatchMatMulV2", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(0)"),
+    Case("Einsum", lambda x, w: tf.einsum("abc,cd->dab", tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(1)"),
+    Case("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", lambda x, w: tf.nn.conv2d(
+        tf.concat([x, -x], 0), w, 1, "SAME"), [of(K, 4, 4, 1), of(2, 2, 1, 2)],
+         {"Conv2D": "rows(0)", "Conv2DBackpropInput": "rows(0)", "Conv2DBackpropFilter": SUM}),
+    Case("Conv2DBackpropInput", lambda x, w: tf.nn.conv2d_transpose(
+        tf.reverse(x, [0]), w, (tf.shape(x)[0], 4, 4, 1), 1, "SAME"), [of(K, 4, 4, 2), of(2, 2, 1, 2)], "rows(0)"),
+    Case("MatMul", _recurrent, [of(K, 3), of(3, 3)], "rows(0)"),
+    Case("MatMul", _in_a_loop_of_its_own, [of(K, 3), of(3, 3)], "whole"),
     Case("BatchMatMulV2", tf.matmul, [of(K, 2, 3), of(3, 4)], "rows(0)"),
     Case("BatchMatMulV2", tf.matmul, [of(K, 2, 3), of(K, 3, 4)], "rows(0)"),
     Case("BatchMatMulV2", tf.matmul, [of(2, K, 3), of(3, 4)], "rows(1)"),

@@ -107,7 +107,7 @@ def ranked():
 
 
 class SortedStep(keras.Model):
-    """Computes from all rows together, all of it whole: nothing is left to synchronise."""
+    """Sorts the rows of all ranks; products are of each rank's rows again."""
 
     def train_step(self, batch):
         with tf.GradientTape() as tape:
@@ -119,6 +119,12 @@ class SortedStep(keras.Model):
 def sorted_step():
     x = keras.Input((8,))
     return SortedStep(x, layers.Dense(3)(x))
+
+
+def whole_step():
+    """Without products all of it is whole: nothing is left to synchronise."""
+    x = keras.Input((8,))
+    return SortedStep(x, layers.LayerNormalization()(x))
 
 
 def own_step():
@@ -136,7 +142,8 @@ def sequential():
 
 CASES = {**{make.__name__: of_table(make) for make in MODELS}, "embedding": embedding,
          "subclassed": Subclassed, "own_step": own_step, "gan": Gan, "unrolled": unrolled,
-         "recurrent": recurrent, "sequential": sequential, "ranked": ranked, "sorted_step": sorted_step}
+         "recurrent": recurrent, "sequential": sequential, "ranked": ranked, "sorted_step": sorted_step,
+         "whole_step": whole_step}
 # Those that have not said what their inputs are.
 DATA = {"subclassed": (np.ones((4, 8)), np.ones((4, 3))), "gan": (np.ones((4, 8)), np.ones((4, 8)))}
 

@@ -397,6 +397,36 @@ def gradient_penalty():
 
 
 @program
+def convolutional_gan():
+    """Draws noise in the step, and appends the images that are made of it to the real ones: K rows, and 2 K."""
+    v, u, f, w = (_variable("v", 3, 8), _variable("u", 2, 2, 1, 2), _variable("f", 2, 2, 1, 3), _variable("w", 12, 1))
+
+    def generator(rows, seed):
+        noise = tf.random.stateless_normal((rows, 3), [seed, 2], dtype=tf.float64)
+        small = tf.nn.tanh(tf.reshape(noise @ v, [-1, 2, 2, 2]))
+        return tf.nn.conv2d_transpose(small, u, (rows, 4, 4, 1), 2, "SAME")
+
+    def discriminator(images):
+        return tf.reshape(tf.nn.leaky_relu(tf.nn.conv2d(images, f, 2, "SAME")), [-1, 12]) @ w
+
+    def step(images):
+        rows = tf.shape(images)[0]
+        labels = tf.concat([tf.ones((rows, 1), tf.float64), tf.zeros((rows, 1), tf.float64)], 0)
+        labels += 0.05 * tf.random.stateless_uniform(tf.shape(labels), [1, 5], dtype=tf.float64)
+        with tf.GradientTape() as tape:
+            logits = discriminator(tf.concat([generator(rows, 1), images], 0))
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+        _sgd(tape, loss, [f, w])
+        with tf.GradientTape() as tape:
+            logits = discriminator(generator(rows, 3))
+            of_fake = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.zeros((rows, 1), tf.float64), logits))
+        _sgd(tape, of_fake, [v, u])
+        return loss, of_fake
+
+    return step, [v, u, f, w], _batches(lambda rng, k: rng.normal(size=(k, 4, 4, 1)))
+
+
+@program
 def differentially_private():
     """DP-SGD: the gradient of each row is clipped; noise is added once."""
     w = _variable("w", 4, 3)

@@ -42,8 +42,8 @@ def test_explained_plan_is_the_executed_one(plans, name):
     assert executed.diff(explained) == ""
     assert executed.digest == explained.digest
     assert executed.whole == explained.whole
-    assert bool(executed.whole) == (name in ("ranked", "sorted_step"))
-    if name == "sorted_step":
+    assert bool(executed.whole) == (name in ("ranked", "sorted_step", "whole_step"))
+    if name == "whole_step":
         assert not executed.decisions and not executed.refusal
         return
     if name == "gan":  # of the same products, TensorFlow has merged other ones
@@ -238,7 +238,7 @@ def test_command(tmp_path):
      "argument --pin: 'x', expected PATTERN=SCHEME"),
     (2, ["verify", "in", "out", "--steps", 0], "argument --steps: 0, expected at least 1"),
     (2, ["expain"], "invalid choice: 'expain'"),
-    (2, [], "the following arguments are required: COMMAND"),
+    (2, [], "rewrite   Rewrites a saved training step"),
     (3, ["explain", "/no/model.keras", "--workers", 4, "--batch_size", 8],
      "There is no file '/no/model.keras'"),
     (2, ["explain", "/no/model.keras", "--workers", 0, "--batch_size", 8], "--workers: 0, expected at least 1"),

@@ -36,3 +36,5 @@ RULES: dict[str, Rule] = {
 }
 # Ops whose rules also apply to whole inputs.
 ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS | own.ALWAYS
+# Ops with so much arithmetic per row that whole inputs with a size for each row, such as noise, become rows for them.
+DIVIDING = contractions.DIVIDING | windows.DIVIDING

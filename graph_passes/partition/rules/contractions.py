@@ -101,3 +101,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), batch_matmul),
     "Einsum": einsum,
 }
+DIVIDING = frozenset(RULES)

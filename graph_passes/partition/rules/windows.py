@@ -94,13 +94,15 @@ def _channels(case: Case, i: int) -> int:
     return 1 if case.attr("data_format").s.startswith(b"NC") else (case.rank(i) or 0) - 1
 
 
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+_TRANSPOSED = ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
+
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"), images(0)),
+    **dict.fromkeys((*_CONVOLUTIONS, "Dilation2D"), images(0)),
     **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
                      "Dilation2DBackpropFilter"), filters),
     "Dilation2DBackpropInput": images(0, 2),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
-                    images(2, local=0)),
+    **dict.fromkeys(_TRANSPOSED, images(2, local=0)),
     **dict.fromkeys(("MaxPool", "MaxPoolV2", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN", "DepthToSpace",
                      "SpaceToDepth", "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea",
                      "ResizeNearestNeighborGrad", "ExtractImagePatches", "ExtractVolumePatches"), images(0)),
@@ -117,3 +119,4 @@ RULES: dict[str, Rule] = {
     "BiasAddV1": add_bias,
     "BiasAddGrad": gradient_of_bias,
 }
+DIVIDING = frozenset((*_CONVOLUTIONS, *_TRANSPOSED))
