@@ -445,6 +445,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command of this process, and exits with its `Status`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs several lines at startup
     parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        parser.print_help(sys.stderr)
+        sys.exit(Status.MISTAKE)
     given = parser.parse_args(arguments)
     interrupts.note()
     try:

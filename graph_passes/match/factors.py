@@ -81,7 +81,7 @@ def match(graph: graph_lib.Graph, marker: Marker, is_rank_independent: Callable[
     if marker.refusal:
         return Refusal(marker.node, marker.refusal)
     if marker.shape is not None and len(marker.shape) < 2:
-        return Refusal(graph_lib.node_of(marker.gradient), "it is not a matrix")
+        return Refusal(graph_lib.node_of(marker.gradient), "only a matrix has factors")
     try:
         match = _Matcher(graph, is_rank_independent).match(marker.gradient, (), ())
         _check(match, marker)

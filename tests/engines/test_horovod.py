@@ -170,7 +170,7 @@ EXPECTED = {
     "own_state_of_each_rank": {
         "weighted": "it is multiplied with a tensor that may differ between ranks, or one of the two is broadcast "
                     "(node 'mul_1')",
-        "unweighted0": "it is not a matrix (node 'gradient_tape/add/Reshape')",
+        "unweighted0": "only a matrix has factors (node 'gradient_tape/add/Reshape')",
         **named("unweighted1", "unweighted2")},
     "carried_by_a_loop": named("carried"),
     "another_step_on_rank_0": named("same"),

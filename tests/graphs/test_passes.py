@@ -68,7 +68,7 @@ def test_recognised(name):
 
 
 REFUSALS = {
-    "vector": "it is not a matrix",
+    "vector": "only a matrix has factors",
     "convolution": "a Conv2DBackpropFilter is not a product of two matrices",
     "times_data": "multiplied with a tensor that may differ between ranks",
     "plus_data": "a Placeholder that may differ between ranks is added to it",
@@ -78,7 +78,7 @@ REFUSALS = {
     "scaled_after_cast": "multiplied after a Cast from a narrower type",
     "reduced_further": "a sum over a Reshape is not a product",
     "different_products": "its products have factors of different sizes or types",
-    "scaled_bias_of_transposed_layer": "it is not a matrix",
+    "scaled_bias_of_transposed_layer": "only a matrix has factors",
     "times_variable_given_away": "multiplied with a tensor that may differ between ranks",
     "times_random": "multiplied with a tensor that may differ between ranks",
     "mask_before_cast": "a mask or a term is added before a Cast from a narrower type",
@@ -86,7 +86,7 @@ REFUSALS = {
     "summed_to_a_column": "or one of the two is broadcast",
     "broadcast_by_scalar": "or one of the two is broadcast",
     "doubled_again_and_again": "its products lie behind more than 300 operations",
-    "bias_of_part_of_the_columns": "it is not a matrix",
+    "bias_of_part_of_the_columns": "only a matrix has factors",
     "scalar_einsum": "is not a product of two matrices",
     "unknown_columns": "the shape of its input 'Placeholder' is unknown",
     "integers": "its factors are not floating-point numbers",

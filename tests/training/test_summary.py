@@ -18,11 +18,12 @@ def plan(steps=1):
 @pytest.mark.parametrize("arguments, says, says_not", [
     ((1, 10, 0.5, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
     ((4, 10, 0.5, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest for "
-     "rank 2\n3.6 times as fast as one process, if that computes 4 times", "expects"),
-    ((4, 10, 0.5, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\n4 times", "longest"),
-    ((4, 10, 0.5, 0.05, {}, plan()), "3.6 times as fast as one process, if that computes 4 times as long without "
-     "waiting; the plan expects 4", "overlap"),
-    ((4, 16, 0.5, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows", "wait for other"),
+     "rank 2\nabout 3.6 times as fast as one process (4 ranks, less", "expects"),
+    ((4, 10, 0.5, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\nabout 4 times", "longest"),
+    ((4, 10, 0.5, 0.05, {}, plan()), "about 3.6 times as fast as one process (4 ranks, less their waiting); "
+     "the plan expects 4 at 10 Gbit/s", "overlap"),
+    ((4, 16, 0.5, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows who waits for "
+     "whom; the plan expects 4 times the speed of one process at 10 Gbit/s", "wait for other"),
     ((2, 10, 0.5, 0.6, {}, None), "(1e+02 %)", "-"),  # clocks of two threads may differ
 ])
 def test_text(arguments, says, says_not):
@@ -49,7 +50,7 @@ def test_after_fit(ranks):
     assert 0 < 11e-3 * float(milliseconds) < seconds
     if ranks:
         share = float(re.search(r"\((\S+) %\) wait for other ranks, longest for rank 1$", output, re.M)[1])
-        gain = float(re.search(r"^([\d.]+) times as fast as one process", output, re.M)[1])
+        gain = float(re.search(r"^about ([\d.]+) times as fast as one process", output, re.M)[1])
         # Rank 1 sleeps for 50 ms in each step, except that it reads the first batch of an epoch ahead.
         assert 20 < share <= 100 and gain == pytest.approx(2 * (1 - share / 100), abs=0.03)
         assert float(milliseconds) >= 40

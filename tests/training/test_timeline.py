@@ -190,7 +190,8 @@ def plan():
 def test_table():
     """On both ranks: 'a' is ready at 7 on rank 0 and at 9 on rank 1, and arrives at 11."""
     lines = [line.split() for line in table_lib.table(two_ranks(), 0, plan()).splitlines()]
-    assert " ".join(lines[0]) == "rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms"
+    assert " ".join(lines[0]) == ("rank 0 on near, 2 steps, times in ms; clocks of ranks agree within 5e+02 ms; "
+                                  "predicted for 10 Gbit/s and 50 µs")
     assert lines[2:] == [
         ["forward", "3,000"],
         # compute, hidden, exposed, rebuild, predicted, measured: 6 until it was there, 1 to rebuild it

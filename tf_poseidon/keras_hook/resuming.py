@@ -268,8 +268,8 @@ def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) ->
         position = dataclasses.replace(position, steps=0)
     joined = runtime.communicator()
     if is_training and (joined is None or joined.rank == 0):
-        _log.warning("Training resumes after %d epochs and %d steps; their data are read once more where later ones "
-                     "depend on them.", len(before), position.steps)
+        _log.warning("Training resumes after %d epochs and %d steps of the next. Earlier data are read again, without "
+                     "training, where later data depend on it.", len(before), position.steps)
     _read_epochs(iterator, epoch, len(before))
     return _rest(fit, iterator, epoch(), position.steps) if position.steps else epoch()
 

@@ -39,7 +39,7 @@ def _parts(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | Non
     slowest = max(range(len(ranks)), key=lambda number: _compute(parts[number]))
     shown = sorted(list(dict.fromkeys([rank, slowest, *range(len(ranks))]))[:_MOST_RANKS])
     return [*_verdict(ranks, rank, found), *_ranks(ranks, parts, slowest), *_step(ranks, rank, shown),
-            *_variables(rank, found), *_predictions(rank, found), page.element("h2", "Tables"),
+            *_variables(rank, found), *_predictions(rank, found, plan), page.element("h2", "Tables"),
             *(page.details(f"rank {number} on {ranks[number].host}", table_lib.table(ranks, number, plan))
               for number in shown)]
 
@@ -155,18 +155,19 @@ def _variables(rank: int, found: table_lib.Summary) -> list[str | Figure]:
             figures.bars(list(groups), bars, "time in a step", is_stacked=True)]
 
 
-def _predictions(rank: int, found: table_lib.Summary) -> list[str | Figure]:
+def _predictions(rank: int, found: table_lib.Summary, plan: planning.Plan | None) -> list[str | Figure]:
     """Returns the figure of what the plan expected beside what was measured."""
     groups = _by_size([row for row in found.rows if row.predicted], lambda row: max(row.predicted, row.measured))
-    if not groups:
+    if not groups or plan is None:
         return []
     bars = []
     for number, (name, rows) in enumerate(groups.items()):
         for kind in ("predicted", "measured"):
             mean = statistics.fmean(getattr(row, kind) for row in rows)
             bars.append(figures.Bar(number, kind, mean, [name, f"{kind}: {ms(mean)}"], ms(mean), kind == "measured"))
-    caption = (f"Predicted: what the plan expects of each exchange by itself. Measured: from when all ranks were ready "
-               f"until rank {rank} had the result, which may have been behind other exchanges.")
+    caption = (f"Predicted: what the plan expects of each exchange by itself, for {plan.cluster.bandwidth_gbps:g} "
+               f"Gbit/s and {plan.cluster.latency_us:g} µs. Measured: from when all ranks were ready until rank {rank} "
+               "had the result, which may have been behind other exchanges.")
     return [page.element("h2", "Predicted and measured"), page.element("p", caption, "note"),
             figures.bars(list(groups), bars, "time of an exchange")]
 

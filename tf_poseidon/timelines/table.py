@@ -155,6 +155,8 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
                      "fewer steps.")
     title = (f"rank {rank} on {ranks[rank].host}, {num_steps} steps, times in ms; clocks of ranks agree "
              f"within {1e3 * clocks_agree_within(ranks):.2g} ms")
+    if plan is not None and any(row.predicted is not None for row in found.rows):
+        title += f"; predicted for {plan.cluster.bandwidth_gbps:g} Gbit/s and {plan.cluster.latency_us:g} µs"
     return "\n".join([title, *lines])
 
 
