@@ -14,6 +14,7 @@ from tensorflow.core.framework import graph_pb2
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import batches
+from tf_poseidon.graph_passes.partition import dividing
 from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import packing
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
@@ -65,7 +66,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
-    propagated = propagate_lib.propagate(sizes, summands, (*fetches, *kept))
+    propagated = dividing.propagate(sizes, summands, (*fetches, *kept))
     writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:

@@ -87,21 +87,25 @@ class Propagated:
     markers: dict[str, str | None]
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = ()) -> Propagated:
+def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (),
+              dividing: Mapping[str, Outcome] | None = None) -> Propagated:
     """Returns the `Propagated` states of a graph.
 
     Args:
         sizes: Its `Sizes`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
         fetches: Names of the tensors or nodes that are read outside of the graph.
+        dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
     """
-    return _Propagation(sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches))).run()
+    return _Propagation(sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}).run()
 
 
 class _Propagation:
 
-    def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str]) -> None:
+    def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str],
+                 dividing: Mapping[str, Outcome]) -> None:
         self._sizes = sizes
+        self._dividing = dividing
         self._fetched = fetched
         self._graph = sizes.graph
         self._ordered = graph_lib.in_order(self._graph.graph_def)
@@ -128,44 +132,9 @@ class _Propagation:
         self._states: dict[str, State] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._without_rule: list[str] = []
-        self._dividing = self._find_dividing()
-
-    def _find_dividing(self) -> dict[str, tuple[State, ...]]:
-        """Returns the nodes that take rows even of whole inputs, by name: the states of their inputs for the rule.
-
-        They have much arithmetic per row, their output has the rows, and making whole inputs rows costs a slice. Not
-        where there are several numbers of rows.
-        """
-        found: dict[str, tuple[State, ...]] = {}
-        if len(sizes_lib.rows_nodes(self._graph.graph_def)) > 1:
-            return found
-        for node in self._ordered:
-            if node.op not in rules.DIVIDING or not self._frames[node.name].within(self._inner):
-                continue
-            inputs = self._inputs[node.name]
-            for i, tensor in enumerate(inputs):
-                states = tuple(Rows(0) if j == i else WHOLE for j in range(len(inputs)))
-                outcome = self._by_rule(node, inputs, (states, None, None)) if self._can_become(
-                    tensor, WHOLE, Rows(0)) else None
-                if outcome and isinstance(outcome.gives[0], Rows) and self._can_be_taken(
-                        inputs, (WHOLE,) * len(inputs), outcome):
-                    found[node.name] = states
-                    break
-        return found
-
-    def _keep_whole_where_iterations_gather(self) -> bool:
-        """Lets loops that gather rows in each iteration run whole if their inputs are; returns whether that is new."""
-        loops = {self._frames[node.name] for node in self._ordered for tensor, takes in zip(
-            self._inputs[node.name], self._outcomes[node.name].takes)
-                 if takes == WHOLE and isinstance(self.seen(tensor), Rows)} - {self._inner}
-        before = len(self._dividing)
-        self._dividing = {name: states for name, states in self._dividing.items() if self._frames[name] not in loops}
-        return len(self._dividing) < before
 
     def run(self) -> Propagated:
         self._settle()
-        while self._keep_whole_where_iterations_gather():
-            self._settle()
         if self._cut_earlier():
             self._settle()
         while True:
@@ -196,8 +165,12 @@ class _Propagation:
         for node in self._ordered:
             inputs = self._inputs[node.name]
             if node.op not in _SPECIAL and node.name not in self._held and all(
-                    self.seen(tensor) == WHOLE for tensor in inputs) and node.name not in self._dividing:
-                self._outcomes[node.name] = self._whole[node.name]
+                    self.seen(tensor) == WHOLE for tensor in inputs):
+                outcome = self._whole[node.name]
+                if node.name in self._dividing and node.name not in self._kept_whole:
+                    outcome = self._dividing[node.name]
+                    self._states[node.name] = outcome.gives[0]
+                self._outcomes[node.name] = outcome
                 continue
             concerned.append(node)
             if node.op in _MERGES:
@@ -236,8 +209,6 @@ class _Propagation:
         if node.op in frames_lib.EXITS and not self._frames[node.name].within(self._inner):
             return whole  # it leaves the loop that has the rows
         wish = self._wishes.get(node.name)
-        if node.name in self._dividing and all(state == WHOLE for state in states):
-            states = self._dividing[node.name]
         outcome = self._by_rule(node, inputs, (states, wish, stored))
         if outcome and not self._can_be_taken(inputs, states, outcome):
             outcome = None

@@ -42,6 +42,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.propagate import canonical
 from tf_poseidon.graph_passes.partition.rules import elementwise
 from tf_poseidon.graph_passes.partition.rules import sources
+from tf_poseidon.graph_passes.partition.rules.case import is_inexact
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.sizes import ROWS
 from tf_poseidon.graph_passes.partition.states import HELD
@@ -254,8 +255,7 @@ class GraphWriter:
             self._writer("", node.device).copy(node, [*taken, *controls])
             if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
                     node, outcome.gives[0].dimension):
-                self._native[node.name] = self._with_rows(node.name, node.name, outcome.gives[0].dimension,
-                                                          f"{PREFIX}/{node.name}/rows", node.device)
+                self._say_rows(node, outcome.gives[0].dimension)
             if node.op in sources.UNSEEDED:
                 self._serialise(place.frame)
             return
@@ -277,33 +277,41 @@ class GraphWriter:
         return self._writer(f"{PREFIX}/{node.name}/operand", _HOST).constant(
             "", value.astype(tf.as_dtype(dtype).as_numpy_dtype), tensor)
 
-    def _with_rows(self, value: str, name: str, dimension: int, prefix: str, device: str) -> str:
-        """Declares the size of a tensor for planning, if its shape is computed from the number of rows.
+    def _say_rows(self, node: node_def_pb2.NodeDef, dimension: int) -> None:
+        """Declares the size of a tensor for planning, if its shape is computed from the number of rows."""
+        known = self._constant_shape(node.name)
+        if known is None or not self._elements_of_row(node.name, dimension):
+            return  # for example a list of tensors, which has no dimensions
+        value, prefix = node.name, f"{PREFIX}/{node.name}/rows"
+        static = self._sizes.static(node.name) or (None,) * len(known)
+        if any(size is not None and size != inferred for size, inferred in zip(known, static)):
+            value = self._writer(prefix, node.device).add(
+                "shaped", "EnsureShape", [value], T=propagate_lib.dtype_of(node, 0), shape=known)
+        self._native[node.name] = self._declared(value, node.name, dimension, prefix, node.device)
+
+    def _elements_of_row(self, tensor: str, dimension: int) -> int | None:
+        """Returns how many elements of a dimension belong to one row, None if unknown."""
+        sizes = self._sizes.shape(tensor)
+        size = sizes[dimension] if sizes and dimension < len(sizes) else None
+        return None if size is None else size.per_row
+
+    def _declared(self, value: str, name: str, dimension: int, prefix: str, device: str) -> str:
+        """Returns a tensor unchanged, from a PoseidonRows that gives shape inference the planned number of rows.
 
         Args:
             value: The tensor, this rank's rows.
             name: The tensor of the one-process graph whose rows these are.
             dimension: The dimension of its rows.
-            prefix: Name of the nodes to write.
-            device: Their device.
-
-        Returns:
-            The tensor unchanged, from a PoseidonRows that gives shape inference the planned number of rows.
+            prefix: Name of the PoseidonRows.
+            device: Its device.
         """
-        sizes = self._sizes.shape(name)
-        size = sizes[dimension] if sizes and dimension < len(sizes) else None
-        each = None if size is None else size.per_row
-        if not each:
-            return value  # for example a list of tensors, which has no dimensions
-        writer, known = self._writer(prefix, device), self._constant_shape(name)
-        dtype = propagate_lib.dtype_of(self._graph.node(name), graph_lib.output_of(name))
-        assert known is not None
-        static = self._sizes.static(name) or (None,) * len(known)
-        if any(size is not None and size != inferred for size, inferred in zip(known, static)):
-            value = writer.add("shaped", "EnsureShape", [value], T=dtype, shape=known)
-        declared = writer.add("", ROWS, [value], T=[dtype], rows=-1)
+        elements = self._elements_of_row(name, dimension)
+        assert elements is not None
+        writer = self._writer(prefix, device)
+        declared = writer.add(
+            "", ROWS, [value], T=[propagate_lib.dtype_of(self._graph.node(name), graph_lib.output_of(name))], rows=-1)
         writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
-        writer.nodes[-1].attr["elements"].list.i.append(each)
+        writer.nodes[-1].attr["elements"].list.i.append(elements)
         graph_lib.set_names(writer.nodes[-1].attr["names"], [name])
         return declared
 
@@ -478,7 +486,9 @@ class GraphWriter:
         if isinstance(state, Rows):
             prefix = f"{prefix}/rows{state.dimension}"
             rows = self._rows_of(value, state.dimension, dtype, prefix, place)
-            return self._with_rows(rows, name, state.dimension, f"{prefix}/mine", self._device_of(value))
+            if not is_inexact(dtype) or not self._elements_of_row(name, state.dimension):
+                return rows
+            return self._declared(rows, name, state.dimension, f"{prefix}/mine", self._device_of(value))
         assert isinstance(state, Partial)
         if state.reduce in IDEMPOTENT:
             return value

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tf_poseidon import communicator
 from tf_poseidon import grappler
+from tf_poseidon.graph_passes.partition import dividing
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
-from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 
 # The size of a dimension of rows, and an unknown size.
@@ -148,9 +148,10 @@ class Batch:
 
     def partition(self):
         """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
-        propagated = propagate_lib.propagate(self.sizes)
+        with mock.patch.object(dividing, "_OPERATIONS_PER_BYTE", 0):  # graphs are small
+            propagated = dividing.propagate(self.sizes)
         with (mock.patch.object(sizes_lib, "Sizes", lambda *_: self.sizes),
-              mock.patch.object(propagate_lib, "propagate", lambda *_: propagated)):
+              mock.patch.object(dividing, "propagate", lambda *_: propagated)):
             partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
         fetches = iter(partitioned.fetches)
         return propagated, partitioned.graph_def, [[next(fetches) for _ in names] for names in self.fetches]

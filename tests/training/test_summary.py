@@ -18,9 +18,9 @@ def plan(steps=1):
 @pytest.mark.parametrize("arguments, says, says_not", [
     ((1, 10, 0.5, 0.0, {}, None), "10 steps of 50 ms in one process, after the first", "wait"),
     ((4, 10, 0.5, 0.05, {0: 0.0, 2: 0.04, 3: 0.01}, None), "of a step 5 ms (10 %) wait for other ranks, longest for "
-     "rank 2\nabout 3.6 times as fast as one process (4 ranks, less", "expects"),
+     "rank 2\nabout 3.6 times as fast as one process, if that has", "expects"),
     ((4, 10, 0.5, 0.0, {1: 0.0}, None), "of a step 0 ms (0 %) wait for other ranks\nabout 4 times", "longest"),
-    ((4, 10, 0.5, 0.05, {}, plan()), "about 3.6 times as fast as one process (4 ranks, less their waiting); "
+    ((4, 10, 0.5, 0.05, {}, plan()), "about 3.6 times as fast as one process, if that has the work of 4 ranks; "
      "the plan expects 4 at 10 Gbit/s", "overlap"),
     ((4, 16, 0.5, 0.05, {2: 0.1}, plan(8)), "8 steps overlap, of which strategy.timeline shows who waits for "
      "whom; the plan expects 4 times the speed of one process at 10 Gbit/s", "wait for other"),

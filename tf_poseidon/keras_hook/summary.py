@@ -18,7 +18,7 @@ class Summary(keras.callbacks.Callback):
     ```
     118 steps of 51.8 ms on 4 ranks, after the first
     of a step 4.9 ms (9.4 %) wait for other ranks, longest for rank 2
-    about 3.62 times as fast as one process (4 ranks, less their waiting); the plan expects 3.7 at 10 Gbit/s
+    about 3.62 times as fast as one process, if that has the work of 4 ranks; the plan expects 3.7 at 10 Gbit/s
     ```
 
     The first execution is left out, since tracing it takes longer than many steps. Rank 0 prints, the other ranks do
@@ -98,6 +98,6 @@ def summary(ranks: int, steps: int, seconds: float, waited: float, waited_for: d
     slowest = max(waited_for, key=lambda rank: waited_for[rank], default=None)
     lines.append(f"of a step {1e3 * waited / steps:.3g} ms ({100 * share:.2g} %) wait for other ranks"
                  + (f", longest for rank {slowest}" if slowest is not None and waited_for[slowest] > 0 else ""))
-    lines.append(f"about {ranks * (1 - share):.3g} times as fast as one process ({ranks} ranks, less their waiting)"
+    lines.append(f"about {ranks * (1 - share):.3g} times as fast as one process, if that has the work of {ranks} ranks"
                  f"{expected}{speeds}")
     return "\n".join(lines)

@@ -36,5 +36,5 @@ RULES: dict[str, Rule] = {
 }
 # Ops whose rules also apply to whole inputs.
 ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS | own.ALWAYS
-# Ops with so much arithmetic per row that whole inputs with a size for each row, such as noise, become rows for them.
+# Ops with so much arithmetic that they may divide whole inputs, see dividing.py.
 DIVIDING = contractions.DIVIDING | windows.DIVIDING

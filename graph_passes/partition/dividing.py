@@ -1,0 +1,176 @@
+"""Finds the states of a graph, as `propagate` does, but divides products of whole tensors among the ranks.
+
+Requires: a flat graph, and sizes. Ensures: products and convolutions whose inputs are whole, but have a size for each
+row, such as noise that a step draws, or what an op without a rule has made, take this rank's part of the rows, unless
+what follows needs so many of their rows on all ranks that computing all of them there is likely to be faster.
+"""
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import math
+
+import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
+
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import rules
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.propagate import Propagated
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import of_rows
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
+from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import OWN
+from tf_poseidon.graph_passes.partition.states import Rows
+from tf_poseidon.graph_passes.partition.states import WHOLE
+
+# A divided region must have so many additions and multiplications for each byte that is gathered from it: those of
+# a rank of 1 TFLOP/s, in the time of a byte at 10 Gbit/s, the defaults of `planning.Cluster`.
+_OPERATIONS_PER_BYTE = 800
+# How often the graph is propagated at most; each time, fewer nodes divide.
+_ROUNDS = 5
+
+
+def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = ()) -> Propagated:
+    """Returns the `Propagated` states of a graph; the arguments are those of `propagate.propagate`."""
+    summands, fetches = list(summands), list(fetches)
+    whole = propagate_lib.propagate(sizes, summands, fetches)
+    dividing = _candidates(sizes, whole)
+    for _ in range(_ROUNDS):
+        if not dividing:
+            break
+        found = propagate_lib.propagate(sizes, summands, fetches, dividing)
+        worse = set(_Regions(sizes, whole, found, dividing).that_do_not_pay(fetches))
+        if not worse:
+            return found
+        dividing = {name: outcome for name, outcome in dividing.items() if name not in worse}
+    return whole
+
+
+def _candidates(sizes: Sizes, whole: Propagated) -> dict[str, Outcome]:
+    """Returns how nodes run that may divide whole inputs, by name."""
+    found: dict[str, Outcome] = {}
+    markers = sizes_lib.rows_nodes(sizes.graph.graph_def)
+    if len(markers) > 1:  # whole tensors do not say whose number of rows is theirs
+        return found
+    home = whole.frames[markers[0].name]
+    for node in whole.ordered:
+        inputs = sizes.graph.inputs(node)
+        if node.op in rules.DIVIDING and whole.frames[node.name].within(home) and all(
+                _state(whole, tensor) == WHOLE for tensor in inputs):
+            outcome = _divided(sizes, node, list(map(propagate_lib.canonical, inputs)))
+            if outcome:
+                found[node.name] = outcome
+    return found
+
+
+def _divided(sizes: Sizes, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome | None:
+    """Returns how a node runs on rows of one of its inputs, or of several; None if it cannot, or gives no rows."""
+    for i, dimension in ((i, d) for i, tensor in enumerate(inputs) for d in range(len(sizes.shape(tensor) or ()))):
+        if not _has_rows(sizes, inputs[i], dimension):
+            continue
+        states = tuple(Rows(dimension) if j == i else WHOLE for j in range(len(inputs)))
+        outcome = rules.RULES[node.op](Case(node, inputs, states, 1, sizes))
+        if outcome and isinstance(outcome.gives[0], Rows) and all(
+                _has_rows(sizes, tensor, takes.dimension)
+                for tensor, takes in zip(inputs, outcome.takes) if isinstance(takes, Rows)):
+            return outcome
+    return None
+
+
+def _has_rows(sizes: Sizes, tensor: str, dimension: int) -> bool:
+    """Whether a whole tensor can be divided along a dimension."""
+    shape = sizes.shape(tensor)
+    return shape is not None and dimension < len(shape) and of_rows(shape[dimension])
+
+
+def _state(found: Propagated, tensor: str) -> object:
+    return found.states.get(propagate_lib.canonical(tensor), WHOLE)
+
+
+class _Regions:
+    """The parts of a graph that are computed by rows because some nodes divide.
+
+    A region ends at a tensor that is made whole, by a gather or a sum, and begins where whole tensors are divided.
+    """
+
+    def __init__(self, sizes: Sizes, whole: Propagated, found: Propagated, dividing: Collection[str]) -> None:
+        """Makes the regions.
+
+        Args:
+            sizes: The `Sizes`.
+            whole: The states if nothing divides.
+            found: The states if some nodes do.
+            dividing: The names of these nodes.
+        """
+        self._sizes = sizes
+        self._whole = whole
+        self._found = found
+        self._dividing = dividing
+        self._inputs = {node.name: sizes.graph.inputs(node) for node in found.ordered}
+        self._home = found.frames[sizes_lib.rows_nodes(sizes.graph.graph_def)[0].name]
+
+    def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
+        """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""
+        made_whole = {propagate_lib.canonical(tensor): node.name for node in self._found.ordered
+                      for tensor, takes in zip(self._inputs[node.name], self._found.outcomes[node.name].takes)
+                      if takes == WHOLE}
+        made_whole |= {tensor: graph_lib.node_of(tensor) for tensor in map(propagate_lib.canonical, fetches)}
+        for tensor, reader in made_whole.items():
+            state = _state(self._found, tensor)
+            if state == WHOLE:
+                continue
+            # No node needs its own values whole, unless it was given rows, or summands, besides.
+            region = self._region(self._inputs[reader] if state == OWN else [tensor])
+            divided = region & set(self._dividing)
+            if divided and not self._pays(tensor, region):
+                yield from divided
+
+    def _region(self, tensors: Iterable[str]) -> set[str]:
+        """Returns the names of the nodes from which tensors are computed without making anything whole in between."""
+        queue, region = [t for t in tensors if _state(self._found, t) not in (WHOLE, OWN)], set()
+        while queue:
+            name = graph_lib.node_of(queue.pop())
+            if name not in region:
+                region.add(name)
+                queue += [tensor for tensor, takes in zip(self._inputs[name], self._found.outcomes[name].takes)
+                          if takes != WHOLE and _state(self._found, tensor) != WHOLE]
+        return region
+
+    def _pays(self, tensor: str, region: Iterable[str]) -> bool:
+        """Whether dividing a region saves more time than making its result whole costs."""
+        state = _state(self._found, tensor)
+        if state == OWN or self._found.frames[graph_lib.node_of(tensor)] != self._home:
+            return False  # own values cannot be whole; and in a loop, each iteration would wait for the other ranks
+        if not isinstance(state, Rows):
+            return True  # a sum, as for any other gradient
+        node = self._sizes.graph.node(tensor)
+        size = tf.as_dtype(propagate_lib.dtype_of(node, graph_lib.output_of(tensor))).size or math.inf
+        operations = sum(self._operations(name) for name in region
+                         if self._whole.outcomes[name].gives[:1] == (WHOLE,))
+        return operations >= _OPERATIONS_PER_BYTE * size * self._elements(tensor)
+
+    def _operations(self, name: str) -> float:
+        """Returns about how many additions and multiplications a product or convolution has for all rows.
+
+        [m, k] times [k, n] has m k n multiplications, the root of the product of the three sizes; a convolution some
+        more.
+        """
+        node = self._sizes.graph.nodes[name]
+        if node.op not in rules.DIVIDING:
+            return 0
+        operands = [tensor for tensor in self._inputs[name]
+                    if propagate_lib.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
+                    == propagate_lib.dtype_of(node, 0)]
+        if len(operands) < 2:
+            return 0
+        sizes = [self._elements(tensor) for tensor in (*operands[:2], name)]
+        return 0 if math.inf in sizes else 2 * math.sqrt(math.prod(sizes))
+
+    def _elements(self, tensor: str) -> float:
+        """Returns the number of elements of a tensor with a large number of rows; infinity if unknown."""
+        shape = self._sizes.shape(propagate_lib.canonical(tensor))
+        return math.prod(size.values[0] for size in shape) if sizes_lib.is_known(shape) else math.inf
