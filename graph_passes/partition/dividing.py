@@ -145,19 +145,23 @@ class _Regions:
         state = _state(self._found, tensor)
         if state == OWN or self._found.frames[graph_lib.node_of(tensor)] != self._home:
             return False  # own values cannot be whole; and in a loop, each iteration would wait for the other ranks
-        if not isinstance(state, Rows):
+        shape, likely = self._sizes.shape(tensor), self._sizes.likely_shape(tensor)
+        if sizes_lib.is_known(shape) and sizes_lib.product(shape).constant is not None:
             return True  # a sum, as for any other gradient
         node = self._sizes.graph.node(tensor)
-        size = tf.as_dtype(propagate_lib.dtype_of(node, graph_lib.output_of(tensor))).size or math.inf
+        size = tf.as_dtype(propagate_lib.dtype_of(node, graph_lib.output_of(tensor))).size
+        if likely is None or not size:
+            return False
+        times = 1 if isinstance(state, Rows) else 2  # summands travel to a server and back
         operations = sum(self._operations(name) for name in region
                          if self._whole.outcomes[name].gives[:1] == (WHOLE,))
-        return operations >= _OPERATIONS_PER_BYTE * size * self._elements(tensor)
+        return operations >= _OPERATIONS_PER_BYTE * times * size * math.prod(likely)
 
     def _operations(self, name: str) -> float:
-        """Returns about how many additions and multiplications a product or convolution has for all rows.
+        """Returns about how many additions and multiplications a product or convolution has in a usual batch.
 
-        [m, k] times [k, n] has m k n multiplications, the root of the product of the three sizes; a convolution some
-        more.
+        [m, k] times [k, n] has m k n multiplications, the root of the product of the three sizes; a batch of products
+        as many times, and a convolution some more.
         """
         node = self._sizes.graph.nodes[name]
         if node.op not in rules.DIVIDING:
@@ -165,12 +169,15 @@ class _Regions:
         operands = [tensor for tensor in self._inputs[name]
                     if propagate_lib.dtype_of(self._sizes.graph.node(tensor), graph_lib.output_of(tensor))
                     == propagate_lib.dtype_of(node, 0)]
-        if len(operands) < 2:
+        shapes = [self._sizes.likely_shape(propagate_lib.canonical(tensor)) for tensor in (*operands[:2], name)]
+        known = [shape for shape in shapes if shape is not None]
+        if len(known) < 3:
             return 0
-        sizes = [self._elements(tensor) for tensor in (*operands[:2], name)]
-        return 0 if math.inf in sizes else 2 * math.sqrt(math.prod(sizes))
-
-    def _elements(self, tensor: str) -> float:
-        """Returns the number of elements of a tensor with a large number of rows; infinity if unknown."""
-        shape = self._sizes.shape(propagate_lib.canonical(tensor))
-        return math.prod(size.values[0] for size in shape) if sizes_lib.is_known(shape) else math.inf
+        if node.op == "Einsum":
+            terms = node.attr["equation"].s.decode().replace(" ", "").partition("->")[0].split(",")
+            if any(len(term) != len(shape) for term, shape in zip(terms, known)):
+                return 0
+            return 2 * math.prod({label: size for term, shape in zip(terms, known)
+                                  for label, size in zip(term, shape)}.values())
+        batch = math.prod(known[2][:-2]) if node.op.startswith("Batch") and min(map(len, known)) > 2 else 1
+        return 2 * math.sqrt(math.prod(map(math.prod, known)) / batch) if batch else 0

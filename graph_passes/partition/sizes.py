@@ -135,6 +135,11 @@ class Sizes:
             return total.constant
         return self.usual_rows * total.per_row if self.usual_rows and total.per_row else None
 
+    def likely_shape(self, tensor: str) -> tuple[float, ...] | None:
+        """Returns about what shape a tensor has in a usual batch, or one of 128 rows; None if unknown."""
+        shape, share = self.shape(tensor), (self.usual_rows or 128) / _PRIMES[0][0]
+        return tuple(size.values[0] * (share if size.of_rows else 1) for size in shape) if is_known(shape) else None
+
     def static(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape that holds for any number of rows: a tuple with None, or None."""
         return self.graph.shape(tensor)
