@@ -23,6 +23,7 @@ from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import of_rows
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.sizes import Sizes
+from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import OWN
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import WHOLE
@@ -115,11 +116,12 @@ class _Regions:
 
     def that_do_not_pay(self, fetches: Iterable[str]) -> Iterator[str]:
         """Yields the names of the nodes that should not divide; `fetches` are the tensors that must be whole, too."""
-        made_whole = {propagate_lib.canonical(tensor): node.name for node in self._found.ordered
-                      for tensor, takes in zip(self._inputs[node.name], self._found.outcomes[node.name].takes)
-                      if takes == WHOLE}
-        made_whole |= {tensor: graph_lib.node_of(tensor) for tensor in map(propagate_lib.canonical, fetches)}
-        for tensor, reader in made_whole.items():
+        # Whole, or made whole on the way to other rows.
+        exchanged = {propagate_lib.canonical(tensor): node.name for node in self._found.ordered
+                     for tensor, takes in zip(self._inputs[node.name], self._found.outcomes[node.name].takes)
+                     if takes not in (None, HELD, _state(self._found, tensor))}
+        exchanged |= {tensor: graph_lib.node_of(tensor) for tensor in map(propagate_lib.canonical, fetches)}
+        for tensor, reader in exchanged.items():
             state = _state(self._found, tensor)
             if state == WHOLE:
                 continue
@@ -137,7 +139,8 @@ class _Regions:
             if name not in region:
                 region.add(name)
                 queue += [tensor for tensor, takes in zip(self._inputs[name], self._found.outcomes[name].takes)
-                          if takes != WHOLE and _state(self._found, tensor) != WHOLE]
+                          if takes in (None, _state(self._found, tensor)) and takes != WHOLE
+                          and _state(self._found, tensor) != WHOLE]
         return region
 
     def _pays(self, tensor: str, region: Iterable[str]) -> bool:
@@ -145,17 +148,18 @@ class _Regions:
         state = _state(self._found, tensor)
         if state == OWN or self._found.frames[graph_lib.node_of(tensor)] != self._home:
             return False  # own values cannot be whole; and in a loop, each iteration would wait for the other ranks
-        shape, likely = self._sizes.shape(tensor), self._sizes.likely_shape(tensor)
-        if sizes_lib.is_known(shape) and sizes_lib.product(shape).constant is not None:
-            return True  # a sum, as for any other gradient
+        if not isinstance(state, Rows):
+            # As for any other gradient; but no sum with a size for each row, as of products of all pairs of rows.
+            shape = self._sizes.shape(tensor)
+            return sizes_lib.is_known(shape) and sizes_lib.product(shape).constant is not None
+        likely = self._sizes.likely_shape(tensor)
         node = self._sizes.graph.node(tensor)
         size = tf.as_dtype(propagate_lib.dtype_of(node, graph_lib.output_of(tensor))).size
         if likely is None or not size:
             return False
-        times = 1 if isinstance(state, Rows) else 2  # summands travel to a server and back
         operations = sum(self._operations(name) for name in region
                          if self._whole.outcomes[name].gives[:1] == (WHOLE,))
-        return operations >= _OPERATIONS_PER_BYTE * times * size * math.prod(likely)
+        return operations >= _OPERATIONS_PER_BYTE * size * math.prod(likely)
 
     def _operations(self, name: str) -> float:
         """Returns about how many additions and multiplications a product or convolution has in a usual batch.

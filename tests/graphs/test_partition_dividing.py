@@ -82,6 +82,15 @@ def kernel_of_all_pairs():
     return [tf.linalg.diag_part(kernel), tf.reduce_sum(kernel)]
 
 
+def products_behind_all_pairs():
+    """As in SimCLR. The scores are whole, since their gradient would be a sum with a size for each row."""
+    x = _x()
+    w = _weights(3, 4)
+    z = tf.math.l2_normalize(tf.concat([x, tf.reverse(x, [1])], 0) @ w, 1)
+    loss = tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(z, z, transpose_b=True), 1))
+    return [loss, *tf.gradients(loss, w)]
+
+
 def _loop(body, *state):
     return v1.while_loop(lambda i, *_: i < 3, lambda i, *state: (i + 1, *body(i, *state)), (0, *state))[1:]
 
@@ -148,7 +157,7 @@ def of_two_inputs():
 
 
 DIVIDE = (generator_and_critic, gathered_because_it_is_wide, many_products_before_one_gather, rows_again_behind_a_sort,
-          beside_own_values, its_sum_meets_own_values)
+          beside_own_values, its_sum_meets_own_values, products_behind_all_pairs)
 STAY_WHOLE = (gathered_although_it_is_narrow, fetched, a_gather_after_each_product, kernel_of_all_pairs)
 # However wide they are.
 ALWAYS_WHOLE = (gathered_in_each_iteration, gathered_in_each_iteration_of_backpropagation,
@@ -168,6 +177,7 @@ def test_products_divide_where_that_pays(build, monkeypatch):
     divided = [node.name for node in products if any("/mine" in tensor for tensor in node.input)]
     assert bool(divided) == (build in DIVIDE), made.report
     assert not any(exchange.loop for exchange in made.report.exchanges), made.report
+    assert all(exchange.bytes.fixed is not None for exchange in made.report.exchanges if exchange.kind == "sum")
 
 
 def test_sizes_that_are_no_number_for_each_row_are_not_divided():
