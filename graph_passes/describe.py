@@ -16,6 +16,7 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import BiasMatch
 from tf_poseidon.graph_passes.match.matches import GradientMatch
 from tf_poseidon.graph_passes.match.matches import NarrowGradient
+from tf_poseidon.graph_passes.match.matches import Product
 from tf_poseidon.graph_passes.match.matches import Refusal
 from tf_poseidon.graph_passes.match.matches import SlicesMatch
 
@@ -23,13 +24,18 @@ from tf_poseidon.graph_passes.match.matches import SlicesMatch
 class DescribeSites(passes.Pass):
     """Makes a `Site` from each marker and its match."""
 
+    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
+        self._planned = planned
+
     def requires(self, known: passes.TrainingGraph) -> str:
         missing = [marker.site for marker in known.markers if marker.site not in known.matches]
         return f"nothing was found out about '{missing[0]}'" if missing else ""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         return dataclasses.replace(known, sites=tuple(
-            _site(marker, known.matches[marker.site], known.facts, known.narrow.get(marker.site))
+            _site(self._planned or known.graph, marker, known.matches[marker.site], known.facts,
+                  known.narrow.get(marker.site))
             for marker in known.markers))
 
     def ensures(self, known: passes.TrainingGraph, result: passes.TrainingGraph) -> str:
@@ -37,8 +43,11 @@ class DescribeSites(passes.Pass):
         return "" if is_same else "the sites are not those of the markers"
 
 
-def _site(marker: Marker, match: GradientMatch, facts: StepFacts, narrow: NarrowGradient | None) -> planning.Site:
+def _site(planned: graph_lib.Graph, marker: Marker, match: GradientMatch, facts: StepFacts,
+          narrow: NarrowGradient | None) -> planning.Site:
     dtype, shape = tf.as_dtype(marker.dtype), marker.shape
+    if not graph_lib.is_known(shape):
+        shape = planned.shape(marker.gradient)
     site = planning.Site(marker.site, dtype.name, _itemsize(marker, marker.dtype),
                          shape if graph_lib.is_known(shape) else None,
                          is_waited_for=marker.meanwhile == "waits",
@@ -52,14 +61,26 @@ def _site(marker: Marker, match: GradientMatch, facts: StepFacts, narrow: Narrow
     if isinstance(match, SlicesMatch):
         assert graph_lib.is_known(shape)  # that of a variable
         row_bytes = math.prod(shape[1:]) * dtype.size + tf.as_dtype(match.index_dtype).size
-        return dataclasses.replace(site, slices=planning.Slices(facts.planned(match.k), row_bytes))
+        numbers = (graph_lib.num_elements(planned.shape(tensor)) for tensor in match.indices)
+        k = next((number for number in numbers if number is not None), None)
+        return dataclasses.replace(site, slices=planning.Slices(facts.planned(k), row_bytes))
     first = match.products[0]
-    rows = [facts.planned(product.k) for product in match.products]
+    found = [_rows(planned, product) for product in match.products]
+    if any(len(rows) > 1 for rows in found):
+        return dataclasses.replace(site, refusal="one of its factors is broadcast")
+    rows = [facts.planned(min(rows, default=None)) for rows in found]
     known = [k for k in rows if k is not None]
     factors = planning.Factors(
         m=first.u.columns, n=first.v.columns, k=sum(known) if len(known) == len(rows) else None,
         itemsize=_itemsize(marker, first.dtype), extra_bytes=len(match.terms) * dtype.size)
     return dataclasses.replace(site, factors=factors)
+
+
+def _rows(planned: graph_lib.Graph, product: Product) -> set[int]:
+    """Returns the numbers of rows of the factors of a product, as far as they are known."""
+    numbers = ((graph_lib.num_elements(planned.shape(factor.tensor)), factor.columns)
+               for factor in (product.u, product.v))
+    return {number // columns for number, columns in numbers if number is not None}
 
 
 def _itemsize(marker: Marker, dtype: int) -> int:

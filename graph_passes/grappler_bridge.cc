@@ -33,11 +33,8 @@ using tensorflow::grappler::GraphProperties;
 using tensorflow::grappler::GrapplerItem;
 using tensorflow::grappler::PluginGraphOptimizerRegistry;
 
-constexpr char kShapes[] = "_output_shapes";
 // Of a placeholder that is a variable: the shape of what it holds.
 constexpr char kHandleShapes[] = "_handle_shapes";
-// Of PoseidonRows: the rows that its shapes have.
-constexpr char kRows[] = "rows";
 // On a marker that a pass has decided about, and left as it is.
 constexpr char kPlanned[] = "_poseidon_planned";
 
@@ -56,19 +53,6 @@ const AttrValue* FindAttr(const NodeDef& node, const char* name) {
 
 bool IsUndecidedSite(const NodeDef& node, const std::set<std::string>& markers) {
   return markers.count(node.op()) > 0 && !FindAttr(node, kPlanned);
-}
-
-// Gives each tensor whose number of rows is unknown the rows that the step is planned for.
-void SetRows(GraphDef* graph, int64_t rows) {
-  for (NodeDef& node : *graph->mutable_node()) {
-    if (node.op() == "PoseidonRows") (*node.mutable_attr())[kRows].set_i(rows);
-    const bool is_data = node.op() == "IteratorGetNext" || node.op() == "OptionalGetValue";
-    auto found = node.mutable_attr()->find(is_data ? "output_shapes" : kShapes);
-    if (!(is_data || node.op() == "_Arg") || found == node.mutable_attr()->end()) continue;
-    for (auto& shape : *found->second.mutable_list()->mutable_shape()) {
-      if (shape.dim_size() > 0 && shape.dim(0).size() == -1) shape.mutable_dim(0)->set_size(rows);
-    }
-  }
 }
 
 // Returns the name of the node that an input names.
@@ -136,16 +120,6 @@ absl::Status InferShapes(GrapplerItem* item, GraphProperties* properties) {
                                      /*include_tensor_values=*/false);
 }
 
-// Returns the graph with the shapes of all outputs.
-absl::Status WithShapes(const GrapplerItem& item, int64_t rows, GraphDef* graph) {
-  GrapplerItem planned(item);
-  // Not a single row: that would make vectors of the batch look like scalars.
-  if (rows > 1) SetRows(&planned.graph, rows);
-  GraphProperties properties(planned);
-  TF_RETURN_IF_ERROR(InferShapes(&planned, &properties));
-  return properties.AnnotateOutputShapes(graph);
-}
-
 // Makes arguments of placeholders that say what they hold: TensorFlow looks at that only there.
 void PlaceholdersToArguments(GraphDef* graph) {
   for (NodeDef& node : *graph->mutable_node()) {
@@ -208,21 +182,6 @@ bool InferTable(const char* graph, size_t bytes, Take take) {
   return true;
 }
 
-// Takes back the shapes that WithShapes has added: they hold for the planned rows only.
-void RestoreShapes(const GraphDef& original, GraphDef* graph) {
-  absl::flat_hash_map<std::string, const NodeDef*> nodes;
-  for (const NodeDef& node : original.node()) nodes[node.name()] = &node;
-  for (NodeDef& node : *graph->mutable_node()) {
-    node.mutable_attr()->erase(kShapes);
-    auto found = nodes.find(node.name());
-    if (found == nodes.end()) continue;
-    for (const char* name : {kShapes, "output_shapes", kRows}) {
-      if (name == kRows && node.op() != "PoseidonRows") continue;
-      if (auto* attr = FindAttr(*found->second, name)) (*node.mutable_attr())[name] = *attr;
-    }
-  }
-}
-
 // Adds up one after the other what AddN nodes of three and more inputs add up: TensorFlow's kernel begins with
 // whichever input it may overwrite, which depends on timing, and so ranks would get different bits. TensorFlow's
 // optimizer makes such nodes of chains of additions. Returns whether there were any.
@@ -263,11 +222,9 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
   absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
     Passes run = passes;
     const std::set<std::string>* markers = marker_ops;
-    const NodeDef* agree = nullptr;
     bool has_site = false, has_parts = false, has_rows = false, is_function = false;
     for (const NodeDef& node : item.graph.node()) {
       has_site = has_site || (run && markers && IsUndecidedSite(node, *markers));
-      if (node.op() == "PoseidonAgree") agree = &node;
       has_parts = has_parts || node.op() == "PoseidonPart";
       has_rows = has_rows || node.op() == "PoseidonRows";
       is_function = is_function || node.op() == "_Arg";
@@ -282,12 +239,8 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
       return absl::OkStatus();
     }
 
-    const AttrValue* rows = agree ? FindAttr(*agree, "rows") : nullptr;
-    GraphDef shaped = item.graph;
-    // Without shapes the passes still run, and plan dense gradients.
-    if (!WithShapes(item, rows ? rows->i() : -1, &shaped).ok()) shaped = item.graph;
     std::string rewritten;
-    const std::string serialized = shaped.SerializeAsString();
+    const std::string serialized = item.graph.SerializeAsString();
     run(serialized.data(), serialized.size(), &rewritten);
     if (rewritten.empty()) {
       if (!is_ordered) return absl::AbortedError("Left as it is.");
@@ -298,7 +251,6 @@ class GrapplerBridge : public tensorflow::grappler::CustomGraphOptimizer {
       return absl::InternalError("The passes returned no graph.");
     }
     if (is_of_one_process) OrderSums(optimized);
-    RestoreShapes(item.graph, optimized);
     return absl::OkStatus();
   }
 };

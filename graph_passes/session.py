@@ -5,6 +5,7 @@ This is the only place that runs the passes. TensorFlow's graph optimizer, saved
 
 import collections
 from collections.abc import Iterable
+import contextlib
 import dataclasses
 import hashlib
 from typing import Protocol
@@ -13,10 +14,12 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon import planning
+from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes import describe
 from tf_poseidon.graph_passes import passes
 from tf_poseidon.graph_passes import plan as plan_lib
+from tf_poseidon.graph_passes import planned as planned_lib
 from tf_poseidon.graph_passes.find import exchanges
 from tf_poseidon.graph_passes.find import find
 from tf_poseidon.graph_passes.find import foreign
@@ -24,6 +27,7 @@ from tf_poseidon.graph_passes.find import operations
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.graph.graph import AddShapes
 from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match import biases
 from tf_poseidon.graph_passes.match import casts
@@ -35,9 +39,8 @@ from tf_poseidon.graph_passes.write import writers
 from tf_poseidon.graph_passes.write.send_receive import SendReceive
 from tf_poseidon.graph_passes.write.site_writer import SiteWriter
 
-# From markers to what the planner must know about them.
-DESCRIBE = (factors.MatchFactors(), biases.MatchBiases(), slices.MatchSlices(), describe.DescribeSites(),
-            operations.CountOperations(), priorities.FindPriorities())
+# From markers to the ways in which each gradient could travel.
+_MATCH = (factors.MatchFactors(), biases.MatchBiases(), slices.MatchSlices())
 
 
 class TextComparison(Protocol):
@@ -99,8 +102,8 @@ class RewriteSession:
         self.marker_ops = foreign.OPS if is_foreign else own.OPS
         self.has_to_agree = comparison is not None
         self._comparison = comparison
-        self._find = (find.FindMarkers(planner.cluster.workers if is_foreign else None), exchanges.FindExchanges())
-        self._describe = (casts.FindCasts(), *DESCRIBE) if engine.sums_narrow else DESCRIBE
+        self._find = find.FindMarkers(planner.cluster.workers if is_foreign else None)
+        self._match = (casts.FindCasts(), *_MATCH) if engine.sums_narrow else _MATCH
         self._write = rewrite_lib.Write(engine)
         self._plans: dict[str, list[planning.Plan]] = collections.defaultdict(list)  # on which ranks have agreed
         self._refused: dict[str, str] = {}  # why a function has no plan, by digest of its markers
@@ -112,12 +115,15 @@ class RewriteSession:
         return any(decision.scheme != "ps" for plans in self._plans.values() for plan in plans
                    for decision in plan.decisions)
 
-    def rewrite(self, graph_def: graph_pb2.GraphDef, by_policy: bool = False) -> Outcome:
+    def rewrite(self, graph_def: graph_pb2.GraphDef, by_policy: bool = False,
+                add_shapes: AddShapes | None = None) -> Outcome:
         """Rewrites a graph so that each gradient travels as the plan says.
 
         Args:
-            graph_def: A flat GraphDef. Shapes are taken from `_output_shapes` where it has them.
+            graph_def: A flat GraphDef.
             by_policy: Whether to follow the policy even if a plan is given, since that was made for other graphs.
+            add_shapes: A function that infers shapes, such as `grappler.add_shapes`; by default the shapes are those in
+                `_output_shapes`, also for planning.
 
         Returns:
             An `Outcome`. A graph that was already rewritten is left unchanged.
@@ -128,10 +134,14 @@ class RewriteSession:
         planner = self.planner.by_policy() if by_policy else self.planner
         known, cause = None, None
         try:
-            known = self.find(graph_def)
+            known = self.find(graph_def, add_shapes)
+            # For the passes that describe costs, and for no other.
+            costs = known.graph if add_shapes is None else planned_lib.of(known.graph, add_shapes, known.facts)
+            known = exchanges.FindExchanges(costs)(known)
             if not known.markers:
                 return Outcome(plan=self._plan_of_exchanges(known, planner))
-            known = passes.run(self._describe, known)
+            known = passes.run((*self._match, describe.DescribeSites(costs), operations.CountOperations(costs),
+                                priorities.FindPriorities()), known)
         except Exception as error:  # whatever goes wrong, the unmodified graph computes the same
             known, cause = None, error
         if self._comparison is not None:
@@ -143,13 +153,17 @@ class RewriteSession:
                 cause = error
         return Outcome(refusal=_text_of(cause), cause=cause)
 
-    def find(self, graph_def: graph_pb2.GraphDef) -> passes.TrainingGraph:
-        """Returns what a graph exchanges, without its matches, sites and plan.
+    def find(self, graph_def: graph_pb2.GraphDef, add_shapes: AddShapes | None = None) -> passes.TrainingGraph:
+        """Returns the gradients that a graph synchronises, without their matches, sites and plan.
 
         Raises:
             PoseidonError: If the graph is not valid, or synchronises two gradients under the same name.
         """
-        return passes.run(self._find, passes.TrainingGraph(Graph(graph_def), step.facts_of(graph_def)))
+        shapes = None
+        if add_shapes is not None:
+            with contextlib.suppress(GraphError):  # without shapes the passes still run, and plan dense gradients
+                shapes = add_shapes(graph_def, alone=True)
+        return self._find(passes.TrainingGraph(Graph(graph_def, shapes), step.facts_of(graph_def)))
 
     def _planned(self, known: passes.TrainingGraph, planning_pass: passes.Pass) -> passes.TrainingGraph:
         return passes.run((planning_pass, self._write), known)

@@ -34,11 +34,11 @@ absl::Status CheckLength(const std::string& attr, size_t length, size_t inputs) 
 
 absl::Status RowsShape(InferenceContext* c) {
   std::vector<int64_t> dimensions, elements;
-  int64_t rows = -1;
+  int64_t rows;
   TF_RETURN_IF_ERROR(c->GetAttr("dimensions", &dimensions));
   // Graphs that were written node by node may lack what has a default.
   if (!c->GetAttr("elements", &elements).ok()) elements.clear();
-  if (!c->GetAttr("rows", &rows).ok()) rows = -1;
+  if (!c->GetAttr("rows", &rows).ok()) rows = -1;  // PoseidonRows has none
   TF_RETURN_IF_ERROR(CheckLength("dimensions", dimensions.size(), c->num_inputs()));
   if (elements.empty()) elements.assign(dimensions.size(), 1);
   TF_RETURN_IF_ERROR(CheckLength("elements", elements.size(), c->num_inputs()));
@@ -115,7 +115,6 @@ REGISTER_OP("PoseidonRows")
     .Attr("dimensions: list(int)")
     .Attr("names: list(string)")
     .Attr("elements: list(int) = []")
-    .Attr("rows: int = -1")
     .SetShapeFn(RowsShape)
     .Doc(R"doc(
 Marks the inputs of a step whose rows the partition pass gives to the ranks.
@@ -127,8 +126,22 @@ outputs: The same tensors.
 dimensions: For each value, the dimension along which it has rows.
 names: For each value, its name for messages.
 elements: For each value, how many elements of that dimension belong to one row; empty if each has one.
-rows: The number of rows that shape inference reports for the outputs; -1 for that of the values. What the op
-  computes does not depend on it.
+)doc");
+
+REGISTER_OP("PoseidonPlannedRows")
+    .Input("values: T")
+    .Output("outputs: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("dimensions: list(int)")
+    .Attr("names: list(string)")
+    .Attr("elements: list(int) = []")
+    .Attr("rows: int")
+    .SetShapeFn(RowsShape)
+    .Doc(R"doc(
+Stands for PoseidonRows where shapes are inferred for planning. It has no kernel, since these shapes hold for one batch.
+
+values, outputs, dimensions, names, elements: Same as in PoseidonRows.
+rows: The number of rows that the outputs are given.
 )doc");
 
 REGISTER_OP("PoseidonPart")

@@ -93,6 +93,7 @@ shapes: The shapes of `values`, as far as they are known.
 REGISTER_OP("PoseidonAgree")
     .Attr("sites: string")
     .Attr("rows: int")
+    .Attr("global_rows: int = -1")
     .Attr("static_rows: int = -1")
     .Attr("strict: bool")
     .Attr("plan: string = ''")
@@ -107,6 +108,7 @@ Compares with rank 0, once, what this function synchronises and how; ends the jo
 
 sites: One line for each site: name, dtype and shape.
 rows: Rows of a global batch that one rank computes, rounded up, for planning; -1 if unknown.
+global_rows: Rows of a global batch, for planning; -1 if unknown.
 static_rows: Rows that this rank's tensors are known to have; -1 if that changes.
 strict: Whether to fail when the graph was not rewritten.
 plan: One line for each site: the scheme that the plan chose. Empty in a graph that was not rewritten.

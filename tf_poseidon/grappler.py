@@ -167,7 +167,7 @@ class GraphPass:
         # Otherwise it only sums, for example, metrics, and a given plan was not made for it.
         trains = agree is not None or session.marker_ops != own.OPS
         try:
-            outcome = session.rewrite(graph_def, by_policy=not trains)
+            outcome = session.rewrite(graph_def, by_policy=not trains, add_shapes=add_shapes)
         except session_lib.CannotFollowError as error:
             self.plan = session.planner.refusal(str(error))
             _log.error("%s", error)

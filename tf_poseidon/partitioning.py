@@ -119,7 +119,7 @@ class Partitioned:
         """
         self._interface = _Interface.of(traced)
         self._job = job
-        self._rows = None if rows is None else -(-rows // job.size)
+        self._rows = rows
         self._trains = trains
         partitioned = _partitioned(traced, rows, held)
         self.report = partitioned.report
@@ -221,7 +221,8 @@ class Partitioned:
         if not markers:
             return []
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
-        ops.agree(texts, self._rows, None, self._job.strict, planning.whole_op.dumps(self.whole), steps)
+        rows = None if self._rows is None else -(-self._rows // self._job.size)
+        ops.agree(texts, rows, None, self._job.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
         checks = graph.get_operations()[-1:]
         if self._job.verifier:
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)

@@ -18,8 +18,13 @@ _OPS = {"PoseidonAllGather": planning.GATHER, "PoseidonBroadcast": planning.BROA
 class FindExchanges(passes.Pass):
     """Finds gathers and broadcasts."""
 
+    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
+        self._planned = planned
+
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
-        return dataclasses.replace(known, exchanges=tuple(_exchange(known.graph, node) for node in nodes(known.graph)))
+        return dataclasses.replace(known, exchanges=tuple(
+            _exchange(self._planned or known.graph, node) for node in nodes(known.graph)))
 
 
 def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
@@ -27,8 +32,8 @@ def nodes(graph: graph_lib.Graph) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph.graph_def.node if node.op in _OPS and graph_lib.meanwhile(node)]
 
 
-def _exchange(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
-    dtype, shape = tf.as_dtype(node.attr["T"].type), graph.shape(graph_lib.data_inputs(node)[0])
+def _exchange(planned: graph_lib.Graph, node: node_def_pb2.NodeDef) -> planning.Exchange:
+    dtype, shape = tf.as_dtype(node.attr["T"].type), planned.shape(graph_lib.data_inputs(node)[0])
     return planning.Exchange(node.attr["site"].s.decode(), _OPS[node.op], dtype.name, dtype.size,
                              shape if graph_lib.is_known(shape) else None,
                              is_waited_for=graph_lib.meanwhile(node) == "waits")

@@ -24,12 +24,16 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 class CountOperations(passes.Pass):
     """Counts what each site and exchange depends on."""
 
+    def __init__(self, planned: graph_lib.Graph | None = None) -> None:
+        """Makes the pass; `planned` is the graph with planned shapes, see `planned.of`; by default its own."""
+        self._planned = planned
+
     def requires(self, known: passes.TrainingGraph) -> str:
         return "" if len(known.sites) == len(known.markers) else "not every marker has a site"
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         graph, others = known.graph, exchanges_lib.nodes(known.graph)
-        counts = count(graph)
+        counts = count(self._planned or graph)
         depths = _depths(graph, [*(marker.node for marker in known.markers), *(node.name for node in others)])
         needed = _needed(known, counts)
         return dataclasses.replace(

@@ -25,6 +25,7 @@ class StepFacts:
         static_rows: The number of rows in this rank's static shapes, None if it varies.
         strict: Whether to fail if ranks have different graphs.
         steps: The steps that it makes; the other facts are those of the first one.
+        global_rows: The rows of a full global batch, None if unknown.
     """
 
     sites: tuple[str, ...] = ()
@@ -32,6 +33,7 @@ class StepFacts:
     static_rows: int | None = None
     strict: bool = False
     steps: steps_lib.Steps = steps_lib.Steps()
+    global_rows: int | None = None
 
     def planned(self, k: int | None) -> int | None:
         """Returns K in a full batch of the rank with most rows, given K in the shapes of the graph.
@@ -64,8 +66,9 @@ def facts_of(graph_def: graph_pb2.GraphDef) -> StepFacts:
     if not nodes:
         return StepFacts()
     first = nodes[0]
-    rows, static_rows = (first.attr[key].i if first.attr[key].i > 0 else None for key in ("rows", "static_rows"))
-    return StepFacts(_sites(first), rows, static_rows, first.attr["strict"].b, _steps(nodes))
+    rows, static_rows, global_rows = (first.attr[key].i if key in first.attr and first.attr[key].i > 0 else None
+                                      for key in ("rows", "static_rows", "global_rows"))
+    return StepFacts(_sites(first), rows, static_rows, first.attr["strict"].b, _steps(nodes), global_rows)
 
 
 def _steps(nodes: Sequence[node_def_pb2.NodeDef]) -> steps_lib.Steps:

@@ -258,18 +258,18 @@ class _Matcher:
         return Term(tuple(coefficient), tuple(tensors))
 
     def _product(self, node: node_def_pb2.NodeDef, scale: Scale, masks: Masks) -> Match:
-        u, v, k = PRODUCTS[node.op](self._graph, node)
+        u, v = PRODUCTS[node.op](self._graph, node)
         dtype = node.attr["T"].type
         if dtype not in _FLOATS:
             raise Refused(node.name, "its factors are not floating-point numbers")
-        return Match((Product(node.name, u, v, scale, k, dtype),), masks)
+        return Match((Product(node.name, u, v, scale, dtype),), masks)
 
     def _batch_product(self, node: node_def_pb2.NodeDef, inputs: list[str], scale: Scale, masks: Masks) -> Match:
         """Matches a BatchMatMul that is summed over its batch: a layer whose inputs have several dimensions."""
         inner = self._behind(inputs[0])
         if inner.op not in BATCH_PRODUCTS:
             raise Refused(node.name, f"a sum over a {inner.op} is not a product of two matrices")
-        u, v, k = BATCH_PRODUCTS[inner.op](self._graph, inner)
+        u, v = BATCH_PRODUCTS[inner.op](self._graph, inner)
         axes, shape = self._graph.constant(inputs[1]), self._graph.shape(u.tensor)
         assert shape is not None  # else the product was refused
         rank = len(shape)
@@ -280,7 +280,7 @@ class _Matcher:
             raise Refused(node.name, "the dimensions that it is summed over are not constant")
         elif {graph_lib.num_elements(s) for s in self._shapes_of_sum(node)} != {u.columns * v.columns}:
             raise Refused(node.name, "it is summed over more than the batch, or its shape is unknown")
-        return Match((Product(inner.name, u, v, scale, k, inner.attr["T"].type),), masks)
+        return Match((Product(inner.name, u, v, scale, inner.attr["T"].type),), masks)
 
     def _shapes_of_sum(self, node: node_def_pb2.NodeDef) -> list[graph_lib.Shape | None]:
         """Returns the shape of a sum; if that is unknown, the shapes to which it is reshaped."""

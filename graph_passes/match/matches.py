@@ -83,7 +83,6 @@ class Product:
         u: U, [K, M].
         v: V, [K, N].
         scale: Scalars to multiply or divide by.
-        k: K, None if unknown.
         dtype: Type of the factors, a `types_pb2.DataType`.
     """
 
@@ -91,7 +90,6 @@ class Product:
     u: Factor
     v: Factor
     scale: Scale
-    k: int | None
     dtype: int
 
 
@@ -147,11 +145,11 @@ class SlicesMatch:
     """A gradient that is slices.
 
     Attributes:
-        k: The number of slices, None if unknown.
+        indices: Tensors with as many elements as there are slices: the indices, and what these are computed from.
         index_dtype: Type of the indices, a `types_pb2.DataType`.
     """
 
-    k: int | None
+    indices: tuple[str, ...]
     index_dtype: int
 
 

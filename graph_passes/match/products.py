@@ -8,24 +8,23 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.matches import Factor
 from tf_poseidon.graph_passes.match.matches import Refused
 
-# (U, V, K); K is None if unknown.
-Found = tuple[Factor, Factor, int | None]
+# U and V, which have the same rows.
+Found = tuple[Factor, Factor]
 
 
 def _matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     """MatMul and its transpositions: U [K, M] is the operand that `transpose_a` transposes."""
     a, b = graph_lib.data_inputs(node)
-    u = _matrix(graph, node, a, rows=0 if node.attr["transpose_a"].b else 1)
-    v = _matrix(graph, node, b, rows=1 if node.attr["transpose_b"].b else 0)
-    return u[0], v[0], u[1] if u[1] is not None else v[1]
+    return (_matrix(graph, node, a, rows=0 if node.attr["transpose_a"].b else 1),
+            _matrix(graph, node, b, rows=1 if node.attr["transpose_b"].b else 0))
 
 
-def _matrix(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, tensor: str, rows: int) -> tuple[Factor, int | None]:
-    """Returns (Factor, number of rows) for a matrix whose rows are dimension `rows`."""
+def _matrix(graph: graph_lib.Graph, node: node_def_pb2.NodeDef, tensor: str, rows: int) -> Factor:
+    """Returns the Factor of a matrix whose rows are dimension `rows`."""
     shape = graph.shape(tensor)
     if shape is None or len(shape) != 2 or (columns := shape[1 - rows]) is None:
         raise Refused(node.name, f"the shape of its input '{tensor}' is unknown")
-    return Factor(tensor, (1, 0) if rows == 1 else None, columns, True), shape[rows]
+    return Factor(tensor, (1, 0) if rows == 1 else None, columns, True)
 
 
 def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
@@ -37,8 +36,7 @@ def _batch_matmul(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
         raise Refused(node.name, "the shapes of its inputs are unknown")
     if shape_a[:-1] != shape_b[:-1] or None in shape_a[1:-1]:
         raise Refused(node.name, "one of its factors is broadcast, or its shape is unknown")
-    return (Factor(a, None, m, False), Factor(b, None, n, False),
-            graph_lib.num_elements(shape_a[:-1]))
+    return Factor(a, None, m, False), Factor(b, None, n, False)
 
 
 def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
@@ -56,7 +54,7 @@ def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     columns = [[i for i in out if i in term] for term, _ in pairs]
     if columns[0] + columns[1] != list(out):
         raise Refused(node.name, f"the equation {equation} mixes the dimensions of its factors")
-    factors, k = [], None
+    factors = []
     for (term, tensor), own in zip(pairs, columns):
         shape = graph.shape(tensor)
         if shape is None or len(shape) != len(term) or any(shape[term.index(i)] is None for i in own):
@@ -65,14 +63,13 @@ def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
         factors.append(Factor(
             tensor, None if order == tuple(range(len(order))) else order,
             math.prod(shape[term.index(i)] for i in own), len(rows) == len(own) == 1))
-        k = k or graph_lib.num_elements(tuple(shape[term.index(i)] for i in rows))
     u, v = factors
-    return u, v, k
+    return u, v
 
 
-# Functions of (graph, node) that return (U, V, K); K is None if unknown. U^T V is the node's result after a reshape, in
-# the type of its attribute T. They raise Refused with a sentence about the node, whose subject is "it" or "its". An op
-# whose arithmetic should count in plans also needs a line in find/operations.py.
+# Functions of (graph, node) that return (U, V). U^T V is the node's result after a reshape, in the type of its attribute
+# T. They raise Refused with a sentence about the node, whose subject is "it" or "its". An op whose arithmetic should
+# count in plans also needs a line in find/operations.py.
 PRODUCTS = {"MatMul": _matmul, "Einsum": _einsum}
 
 # The same for products that must be summed over their batch to give a gradient.

@@ -1,4 +1,4 @@
-"""Counts the slices of gradients that are some rows of a variable.
+"""Finds the indices of gradients that are some rows of a variable.
 
 Ensures: a `SlicesMatch` for each gradient that is slices.
 """
@@ -12,7 +12,7 @@ from tf_poseidon.graph_passes.match.matches import SlicesMatch
 
 
 class MatchSlices(passes.Pass):
-    """Counts slices."""
+    """Finds indices."""
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         matches = {marker.site: match(known.graph, marker) for marker in known.markers if marker.indices is not None}
@@ -24,9 +24,9 @@ class MatchSlices(passes.Pass):
 
 
 def match(graph: graph_lib.Graph, marker: Marker) -> SlicesMatch:
-    """Returns how many slices a gradient has: as many as its indices, if their number is known."""
-    tensor = marker.indices
-    assert tensor is not None
-    while ((shape := graph.shape(tensor)) is None or shape == (None,)) and graph.node(tensor).op in ("Cast", "Reshape"):
-        tensor = graph_lib.data_inputs(graph.node(tensor))[0]  # neither changes the number of indices
-    return SlicesMatch(graph_lib.num_elements(graph.shape(tensor)), graph.nodes[marker.node].attr["Tidx"].type)
+    """Returns the indices of a gradient, and what they are computed from with as many elements."""
+    assert marker.indices is not None
+    indices = [marker.indices]
+    while graph.node(indices[-1]).op in ("Cast", "Reshape"):  # neither changes the number of elements
+        indices.append(graph_lib.data_inputs(graph.node(indices[-1]))[0])
+    return SlicesMatch(tuple(indices), graph.nodes[marker.node].attr["Tidx"].type)

@@ -309,7 +309,7 @@ class GraphWriter:
         assert elements is not None
         writer = self._writer(prefix, device)
         declared = writer.add(
-            "", ROWS, [value], T=[propagate_lib.dtype_of(self._graph.node(name), graph_lib.output_of(name))], rows=-1)
+            "", ROWS, [value], T=[propagate_lib.dtype_of(self._graph.node(name), graph_lib.output_of(name))])
         writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
         writer.nodes[-1].attr["elements"].list.i.append(elements)
         graph_lib.set_names(writer.nodes[-1].attr["names"], [name])

@@ -178,7 +178,7 @@ def _with_markers(graph_def: graph_pb2.GraphDef, markers: Mapping[str, Sequence[
     marked, added = {}, []
     for marker, inputs in markers.items():
         writer = graph_lib.Writer(marker)
-        writer.add("", "PoseidonRows", [each.tensor for each in inputs], T=[each.dtype for each in inputs], rows=-1)
+        writer.add("", "PoseidonRows", [each.tensor for each in inputs], T=[each.dtype for each in inputs])
         attributes = writer.nodes[-1].attr
         attributes["dimensions"].list.i.extend(each.dimension for each in inputs)
         graph_lib.set_names(attributes["names"], [each.name for each in inputs])

@@ -21,7 +21,6 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon import planning
 from tf_poseidon import tables
 from tf_poseidon.errors import GraphError
-from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.graph import check
@@ -394,7 +393,7 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
     """
     writer = graph_lib.Writer(_PREFIX, "/device:CPU:0")
     agree = writer.add("agree", "PoseidonAgree", [], sites=partitioned.report.agreement_text(), rows=options.rows or -1,
-                       static_rows=-1, strict=options.strict)
+                       global_rows=options.global_rows or -1, static_rows=-1, strict=options.strict)
     result = graph_pb2.GraphDef()
     result.CopyFrom(partitioned.graph_def)
     wired = {exchange.site for exchange in partitioned.report.exchanges if exchange.variable}
@@ -431,32 +430,14 @@ def _with_comparison(partitioned: partition_lib.Partitioned, inputs: Sequence[in
 def _planned(partitioned: partition_lib.Partitioned, options: Options) -> tuple[graph_pb2.GraphDef, planning.Plan]:
     """Returns (GraphDef, plan): the partitioned graph, rewritten so that its sums travel as planned."""
     options.progress("recognising factors and planning")
-    graph_def = graph_pb2.GraphDef()
-    graph_def.CopyFrom(partitioned.graph_def)
-    _set_rows(graph_def, options.rows or -1)
-    try:
-        shaped = options.add_shapes(graph_def)
-    except PoseidonError:  # the graph itself fixes the number of rows
-        _set_rows(graph_def, -1)
-        shaped = options.add_shapes(graph_def)
-    outcome = session.RewriteSession(options.planner, options.writer).rewrite(shaped)
+    outcome = session.RewriteSession(options.planner, options.writer).rewrite(
+        partitioned.graph_def, add_shapes=options.add_shapes)
     if outcome.cause is not None:
         raise outcome.cause
     result = graph_pb2.GraphDef()
     result.CopyFrom(outcome.graph_def or partitioned.graph_def)
-    _set_rows(result, -1)
     plan = outcome.plan or options.planner.plan(())
     agree = step_lib.node_of(result)
     assert agree is not None  # `_with_comparison` has added it
     agree.attr["plan"].s = plan.agreement_text().encode()
-    for node in result.node:
-        if "_output_shapes" in node.attr:
-            del node.attr["_output_shapes"]
     return result, plan
-
-
-def _set_rows(graph_def: graph_pb2.GraphDef, rows: int) -> None:
-    """Sets the number of rows that shape inference assumes for one rank."""
-    for node in graph_def.node:
-        if node.op == "PoseidonRows":
-            node.attr["rows"].i = rows

@@ -47,7 +47,7 @@ def one_process(graph_def):
                 added.attr["shape"].shape.dim[dimension].size = -1
                 marked.append((added, dimension))
     writer = graph_lib.Writer("rows")
-    writer.add("", "PoseidonRows", [node.name for node, _ in marked], rows=-1,
+    writer.add("", "PoseidonRows", [node.name for node, _ in marked],
                T=[node.attr["dtype"].type for node, _ in marked])
     writer.nodes[0].attr["dimensions"].list.i.extend(dimension for _, dimension in marked)
     graph_lib.set_names(writer.nodes[0].attr["names"], [node.name for node, _ in marked])
@@ -84,8 +84,8 @@ def test_partitioned_has_the_sites_of_the_golden_text(name):
     graph_def, fetches = one_process(before)
     partitioned = partition_lib.partition(graph_def, fetches, grappler.add_shapes)
     rows = 2 if any(_first_of_two(_sizes(node)) is not None for node in before.node) else K
-    for node in partitioned.graph_def.node:
-        if node.op == "PoseidonRows":
-            node.attr["rows"].i = rows
-    found = summary(rewrite(grappler.add_shapes(partitioned.graph_def)))
+    writer = graph_lib.Writer("agree")
+    writer.add("", "PoseidonAgree", [], sites="", rows=rows, strict=False)
+    graph_def = graph_lib.with_nodes(partitioned.graph_def, [*partitioned.graph_def.node, *writer.nodes])
+    found = summary(rewrite(graph_def, add_shapes=grappler.add_shapes))
     assert found == (OTHER[name][0] if name in OTHER else summary(rewrite(before)))

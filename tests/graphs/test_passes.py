@@ -32,9 +32,9 @@ def graph_def_of(name):
     return tiny_graphs.build(BUILDERS[name]).as_graph_def(add_shapes=True)
 
 
-def rewrite(graph_def, policy="sfb"):
+def rewrite(graph_def, policy="sfb", add_shapes=None):
     cluster = planning.Cluster(2, bandwidth_gbps=10, latency_us=50, gflops=100)
-    outcome = session.RewriteSession(planning.Planner(cluster, policy)).rewrite(graph_def)
+    outcome = session.RewriteSession(planning.Planner(cluster, policy)).rewrite(graph_def, add_shapes=add_shapes)
     if outcome.cause is not None:
         raise outcome.cause
     return outcome

@@ -1,0 +1,68 @@
+"""The shapes that tensors have on one rank in a usual batch: what exchanges and arithmetic cost depends on them.
+
+They hold for no other batch and, where a rank has fewer rows, for no other rank, so no computation may depend on them.
+They exist in two places only: in the copy of a graph that `with_sizes` returns, which cannot run, since its op
+`PoseidonPlannedRows` has no kernel; and in the `Graph` that `of` makes of this copy's shapes, which `session.py` hands
+to the passes that describe costs, and to no other.
+"""
+
+from collections.abc import Iterable
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import tensor_shape_pb2
+
+from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+
+_ROWS = "PoseidonRows"
+# The op that stands for PoseidonRows in the copy: its shapes have the planned number of rows.
+_PLANNED_ROWS = "PoseidonPlannedRows"
+# Of a partitioned graph: there, arguments are global batches.
+_PART = "PoseidonPart"
+_DATA = ("IteratorGetNext", "OptionalGetValue")
+
+
+def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: step.StepFacts) -> graph_lib.Graph:
+    """Returns a `Graph` of the same nodes with planned shapes; the graph itself if nothing is known about its batches.
+
+    Args:
+        graph: A flat `Graph`, with the shapes that hold for every batch.
+        add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
+        facts: What the graph says about its step.
+    """
+    if facts.rows is None:
+        return graph
+    try:
+        return graph_lib.Graph(graph.graph_def, add_shapes(with_sizes(graph.graph_def, facts), alone=True))
+    except GraphError:  # the graph itself fixes another number of rows
+        return graph
+
+
+def with_sizes(graph_def: graph_pb2.GraphDef, facts: step.StepFacts) -> graph_pb2.GraphDef:
+    """Returns a copy of a flat GraphDef, for shape inference alone, in which numbers of rows are those of a usual batch.
+
+    Args:
+        graph_def: The GraphDef.
+        facts: What it says about its step, with `rows`.
+    """
+    result = graph_pb2.GraphDef()
+    result.CopyFrom(graph_def)
+    is_partitioned = any(node.op == _PART for node in result.node)
+    of_data = facts.global_rows if is_partitioned else facts.rows
+    for node in result.node:
+        if node.op == _ROWS:
+            node.op = _PLANNED_ROWS
+            node.attr["rows"].i = facts.rows or -1
+        else:
+            for shape in _shapes_of_data(node) if of_data else ():
+                if shape.dim and shape.dim[0].size == -1:
+                    shape.dim[0].size = of_data or -1
+    return result
+
+
+def _shapes_of_data(node: node_def_pb2.NodeDef) -> Iterable[tensor_shape_pb2.TensorShapeProto]:
+    """Returns the shapes of the batches that a node gives to a graph; none for other nodes."""
+    key = "output_shapes" if node.op in _DATA else "_output_shapes" if node.op == "_Arg" else ""
+    return node.attr[key].list.shape if key in node.attr else ()
