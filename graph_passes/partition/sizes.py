@@ -3,10 +3,11 @@
 Requires: a flat graph whose inputs with rows pass through `PoseidonRows`. Ensures: sizes that depend on the number of
 rows are distinguished from those that do not.
 
-TensorFlow itself infers the graph's shapes: with an unknown number of rows, with two large primes, and with three rows.
-A size that is always the same does not depend on the rows; one that is m times the number each time has m elements per
-row. The small number exposes sizes that only look like that, such as a minimum with a larger constant. When the graph
-runs, ops that cut tensors into rows (`PoseidonRowRange`, `PoseidonLocalShape`) check that sizes are multiples of them.
+TensorFlow itself infers the graph's shapes: with an unknown number of rows, with two large primes, and with two rows. A
+size that is always the same does not depend on the rows; one that is m times the number each time has m elements per
+row. The small number exposes sizes that only look like that, such as a minimum with a larger constant, and so does a
+single row, which is tried where integers are limited by others. When the graph runs, ops that cut tensors into rows
+(`PoseidonRowRange`, `PoseidonLocalShape`) check that sizes are multiples of them.
 """
 
 from collections.abc import Collection
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
+import functools
 import math
 from typing import TypeGuard
 
@@ -33,7 +35,12 @@ from tf_poseidon.graph_passes.partition import stores as stores_lib
 
 ROWS = "PoseidonRows"
 # Pairs of a number of rows and a value for other unknown sizes of inputs with rows, such as lengths of sequences.
-_PRIMES = ((4091, 2039), (4099, 2053), (3, 2063))
+_TRIALS = ((4091, 2039), (4099, 2053), (2, 2063))
+# A trial that only refutes: there, sizes that are broadcast look like others.
+_ONE_ROW = (1, _TRIALS[-1][1])
+_LARGE = 2  # trials with large numbers
+# Ops that limit integers by others, so sizes may depend on the rows for some numbers of rows, and not for others.
+_LIMITS = ("Maximum", "Minimum", "ClipByValue", "Select", "SelectV2")
 # The maximum depth to which elements of lists are followed into other lists.
 _MAX_NESTING = 5
 # Values with more elements are not followed.
@@ -66,26 +73,33 @@ class Size:
     @property
     def per_row(self) -> int | None:
         """The number of elements per row; None if it depends on more, or is not an integer."""
-        each = {value / rows for value, (rows, _) in zip(self.values, _PRIMES)}
+        each = {value / rows for value, (rows, _) in zip(self.values, _TRIALS)}
         return int(min(each)) if len(each) == 1 and min(each).is_integer() and min(each) else None
 
     @property
     def of_rows(self) -> bool:
         """Whether it is a multiple of the number of rows."""
-        if any(value % rows or not value for value, (rows, _) in zip(self.values, _PRIMES)):
+        if any(value % rows or not value for value, (rows, _) in zip(self.values, _TRIALS)):
             return False
-        each = [value // rows for value, (rows, _) in zip(self.values, _PRIMES)]
-        while len(set(each)) > 1 and all(value % unknown == 0 for value, (_, unknown) in zip(each, _PRIMES)):
-            each = [value // unknown for value, (_, unknown) in zip(each, _PRIMES)]
+        each = [value // rows for value, (rows, _) in zip(self.values, _TRIALS)]
+        while len(set(each)) > 1 and all(value % unknown == 0 for value, (_, unknown) in zip(each, _TRIALS)):
+            each = [value // unknown for value, (_, unknown) in zip(each, _TRIALS)]
         return len(set(each)) == 1
+
+    @property
+    def of_one_row(self) -> int | None:
+        """What it is expected to be in a batch of one row; None if that is unknown."""
+        if self.constant is not None or not self.of_rows:
+            return self.constant
+        return self.values[-1] // _TRIALS[-1][0] if len(self.values) == len(_TRIALS) else None
 
 
 def product(sizes: Sequence[Size]) -> Size:
     """Returns the product of `Size`s, a `Size`."""
-    return Size(tuple(math.prod(size.values[i] for size in sizes) for i in range(len(_PRIMES))))
+    return Size(tuple(map(math.prod, zip(*(size.values for size in sizes)))) or _ONE)
 
 
-ONE = product(())
+_ONE = (1,) * len(_TRIALS)
 # A tensor's shape, with None for unknown sizes.
 Shape = tuple[Size | None, ...]
 
@@ -122,7 +136,7 @@ class Sizes:
         if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
             # TensorFlow infers nothing about elements that are taken from a stack, not even their rank.
             self._any = _with_elements(self._any, add_shapes)
-        self._generic = _generic_graphs(self.graph, add_shapes)
+        self._generic, self._one_row = _generic_graphs(self.graph, add_shapes)
         self._shapes: dict[str, Shape | None] = {}
 
     def usual_elements(self, tensor: str) -> int | None:
@@ -137,7 +151,7 @@ class Sizes:
 
     def likely_shape(self, tensor: str) -> tuple[float, ...] | None:
         """Returns about what shape a tensor has in a usual batch, or one of 128 rows; None if unknown."""
-        shape, share = self.shape(tensor), (self.usual_rows or 128) / _PRIMES[0][0]
+        shape, share = self.shape(tensor), (self.usual_rows or 128) / _TRIALS[0][0]
         return tuple(size.values[0] * (share if size.of_rows else 1) for size in shape) if is_known(shape) else None
 
     def static(self, tensor: str) -> graph_lib.Shape | None:
@@ -152,6 +166,8 @@ class Sizes:
             has_rank = len(known) == len(shapes) and len(set(map(len, known))) == 1
             self._shapes[tensor] = tuple(
                 Size(sizes) if graph_lib.is_known(sizes) else None for sizes in zip(*known)) if has_rank else None
+            if self._one_row is not None:
+                self._shapes[tensor] = _not_refuted(self._shapes[tensor], self._one_row.shape(tensor))
         return self._shapes[tensor]
 
     def bytes(self, tensor: str, dtype: int) -> report_lib.Bytes:
@@ -196,7 +212,16 @@ class Sizes:
         size 1 of another input.
         """
         any_rows, many = self._any.static(tensor), self.shape(tensor)
-        return any_rows is not None and any_rows[dimension] == 1 and many is not None and many[dimension] == ONE
+        return any_rows is not None and any_rows[dimension] == 1 and many is not None and (
+            (size := many[dimension]) is not None and size.constant == 1)
+
+
+def _not_refuted(shape: Shape | None, of_one_row: graph_lib.Shape | None) -> Shape | None:
+    """Returns a shape without the sizes that are not what they are expected to be in a batch of one row."""
+    if shape is None or of_one_row is None or len(shape) != len(of_one_row):
+        return shape
+    return tuple(None if size is None or None not in (size.of_one_row, found) and size.of_one_row != found else size
+                 for size, found in zip(shape, of_one_row))
 
 
 def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:
@@ -391,8 +416,11 @@ def _inferred(graph_def: graph_pb2.GraphDef, add_shapes: graph_lib.AddShapes) ->
     return graph_lib.Graph(graph_def, add_shapes(graph_def, alone=True))
 
 
-def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> list[_Generic]:
-    """Returns the `_Generic`s of a graph, for each number of rows."""
+def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> tuple[list[_Generic], _Generic | None]:
+    """Returns (the `_Generic`s of a graph for several numbers of rows, the one for one row if sizes may be limited).
+
+    A small number of rows with which the graph cannot run is left out: one process cannot run it either.
+    """
     markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
     without_rows = _with_placeholders(graph)
@@ -403,12 +431,25 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
         shown = _with_elements(valued, add_shapes)
         return shown if shown is valued else _with_values(shown, add_shapes)
 
+    trials = (*_TRIALS, _ONE_ROW) if any(map(functools.partial(_limits_integers, graph), graph.graph_def.node)) else _TRIALS
     # In parallel: TensorFlow releases Python's lock while it infers shapes.
-    with futures.ThreadPoolExecutor(len(_PRIMES)) as pool:
-        try:
-            return list(pool.map(lambda pair: make(*pair), _PRIMES))
-        except PoseidonError:  # lengths that were assumed equal are different
-            return list(pool.map(lambda pair: make(pair[0], None), _PRIMES))
+    with futures.ThreadPoolExecutor(len(trials)) as pool:
+        made = [pool.submit(make, *trial) for trial in trials]
+        futures.wait(made)
+        if any(isinstance(found.exception(), PoseidonError) for found in made[:_LARGE]):
+            # Lengths that were assumed equal are different.
+            made = [pool.submit(make, rows, None) for rows, _ in trials]
+    generic = [found.result() for found in made[:_LARGE]]
+    small = [None if isinstance(found.exception(), PoseidonError) else found.result() for found in made[_LARGE:]]
+    return [*generic, *(found for found in small[:1] if found)], small[1] if len(small) > 1 else None
+
+
+def _limits_integers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
+    """Whether an op limits integers by others; a limit of one, as in gradients of means, matters to no batch."""
+    if node.op not in _LIMITS or node.attr["T"].type not in _INTEGERS:
+        return False
+    values = map(graph.constant, graph.inputs(node))
+    return not any(value is not None and value.size and np.all(value == 1) for value in values)
 
 
 def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:

@@ -67,11 +67,11 @@ class Program:
             Value(tf.gather(self.w, self.ids), (rows, _const(4))), Value(self.mask, (rows,)),
             Value(self.x @ self.w, (rows, _const(4)))]
 
-    def run(self, steps):
-        """Builds all steps; omits those that do not fit."""
+    def run(self, steps, operations):
+        """Builds all steps from a list of operations; omits those that do not fit."""
         for which, a, b, c in steps:
             value = self._pick(a)
-            made = OPERATIONS[which % len(OPERATIONS)](self, value, b, c)
+            made = operations[which % len(operations)](self, value, b, c)
             if made is not None and 0 < made.elements() <= _MOST_ELEMENTS:
                 self.values.append(made)
 
@@ -349,7 +349,7 @@ def case_of(steps, kind):
 
     def build(*inputs):
         program = Program(inputs)
-        program.run(steps)
+        program.run(steps, OPERATIONS)
         return program.results(kind)
 
     return partition_table.Case("", build, INPUTS, "", tolerance=1e-9, has_gradient=False)
