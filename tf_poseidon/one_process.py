@@ -24,6 +24,8 @@ import tensorflow as tf
 from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import partitioning
+from tf_poseidon import step as step_lib
+from tf_poseidon import step_verifier
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
@@ -183,23 +185,31 @@ class Trace:
     """
 
     def __init__(self, traced: tf.types.experimental.ConcreteFunction | None = None,
-                 partitioned: partitioning.Partitioned | None = None) -> None:
+                 partitioned: partitioning.Partitioned | None = None,
+                 verifier: step_verifier.StepVerifier | None = None) -> None:
         """Makes a trace.
 
         Args:
             traced: The traced ConcreteFunction; None if it need not be kept.
             partitioned: The `Partitioned` function; None if the traced one runs.
+            verifier: Compares both, in verify mode.
         """
         self.report = partitioned and partitioned.report
         self._traced = traced
         self._partitioned = partitioned
+        self._verifier = verifier
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        return self._traced(*tensors) if self._partitioned is None else self._partitioned(tensors)
+        if self._partitioned is None:
+            return self._traced(*tensors)
+        if self._verifier is not None and tf.executing_eagerly():
+            return self._verifier.run(self._partitioned, tensors)
+        return self._partitioned(tensors)
 
     def unrolled_steps(self, number: int) -> int:
         """Returns how many of a number of runs become one graph."""
-        return 1 if self._partitioned is None else self._partitioned.unrolled_steps(number)
+        is_single = self._partitioned is None or self._verifier is not None
+        return 1 if is_single else self._partitioned.unrolled_steps(number)
 
     @property
     def overlap(self) -> str:
@@ -264,9 +274,25 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         extended.held.use(held)
     if trains:
         extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
+    if extended.verifier is not None and (verifier := _step_verifier(function, call.name, extended, held)):
+        return Trace(function, partitioned, verifier)
     # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
     tf_compat.dismantle(function.graph)
     return Trace(partitioned=partitioned)
+
+
+def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, extended: "Extended",
+                   held: Sequence[tf.Variable]) -> step_verifier.StepVerifier | None:
+    """Returns what compares a partitioned function with that of one process; None, and says so, if nothing can."""
+    flat, _, variables = partitioning.flat(function)
+    if problem := step_verifier.obstacle(flat, held):
+        if extended.rank == 0:
+            _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
+                      name, problem)
+        return None
+    paths = {step_lib.variable_path(variable): variable for variable in variables.values()}
+    return step_verifier.StepVerifier(function, name, paths.items(), flat, extended.verifier.every,
+                                      extended.communicator)
 
 
 def _check_trained(function: tf.types.experimental.ConcreteFunction, communicator: Communicator, name: str) -> None:

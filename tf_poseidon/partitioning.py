@@ -232,9 +232,9 @@ class Partitioned:
 
 def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
     """Returns a line per variable that a ConcreteFunction updates."""
-    flat, _, variables = _flat(function)
-    graph = graph_lib.Graph(flat)
-    updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in flat.node
+    graph_def, _, variables = flat(function)
+    graph = graph_lib.Graph(graph_def)
+    updated = {variables_lib.source(graph, graph.inputs(node)[0]) for node in graph_def.node
                if node.op.startswith(propagate_lib.UPDATES)}
     return sorted(f"'{step_lib.variable_path(v)}' {v.dtype.name}{list(v.shape)}" for name, v in variables.items()
                   if name in updated)
@@ -249,17 +249,17 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         rows: Usual number of rows of a batch, None if unknown.
         held: Variables that hold summands.
     """
-    flat, outputs, variables = _flat(traced)
-    if not any(node.op == sizes_lib.ROWS for node in flat.node):
+    graph_def, outputs, variables = flat(traced)
+    if not any(node.op == sizes_lib.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
     paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
     summands = [name for name, variable in variables.items() if any(variable is each for each in held)]
-    return partition_lib.partition(flat, outputs, grappler.add_shapes, paths, rows=rows, summands=summands,
+    return partition_lib.partition(graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=summands,
                                    runs_whole=True)
 
 
-def _flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
+def flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
         graph_pb2.GraphDef, list[str], dict[str, tf.Variable]]:
     """Returns (flat GraphDef, names of its outputs, variables by name of their resource) of a ConcreteFunction."""
     graph = traced.graph
@@ -269,8 +269,8 @@ def _flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[
     outputs = [_full(names.get(tensor.op.name, tensor.name)) for tensor in graph.outputs]
     controls = [operation.name for operation in graph.control_outputs]
     inputs = [names.get(tensor.op.name, tensor.op.name) for tensor in graph.inputs]
-    flat = inline.inline(graph_def, [*outputs, *controls, *inputs])
-    return flat, outputs, {names[name]: variable for name, variable in variables_of(graph)}
+    inlined = inline.inline(graph_def, [*outputs, *controls, *inputs])
+    return inlined, outputs, {names[name]: variable for name, variable in variables_of(graph)}
 
 
 def _names(graph: tf.Graph) -> dict[str, str]:

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 import numpy as np
 import partition_table
 import pipeline
+import planted
 import pytest
 import tensorflow as tf
 import test_partition_fuzz as fuzz
 from test_partition_fuzz import Value
 
-from tf_poseidon.graph_passes import planned
 from tf_poseidon.graph_passes import session
-from tf_poseidon.graph_passes.find import step
 
 GRAPHS = int(os.environ.get("POSEIDON_PIPELINE_GRAPHS", 6))
 PROGRAMS = 20  # of a graph
@@ -151,15 +150,6 @@ def _columns(loss):
 @pytest.mark.parametrize("loss", [loss for _, loss in _LOSSES], ids=[name for name, _ in _LOSSES])
 def test_planned_shapes_in_a_graph_that_runs_are_found(loss):
     """If sums are received with the shapes of one rank's planned rows, what TensorFlow's optimizer makes is wrong."""
-    find = session.RewriteSession.find
-
-    def with_planned(self, graph_def, add_shapes=None):
-        shaped = planned.with_sizes(graph_def, facts := step.facts_of(graph_def))
-        for node in shaped.node:
-            for size in node.attr["shape"].shape.dim[:1] if node.op == "Placeholder" else ():
-                size.size = facts.rows if size.size < 0 else size.size
-        return find(self, graph_def, lambda _, alone: add_shapes(shaped, alone))
-
     assert not pipeline.check([_columns(loss)], [2], BATCHES, usual_rows=12)
-    with mock.patch.object(session.RewriteSession, "find", with_planned):
+    with mock.patch.object(session.RewriteSession, "find", planted.planned_shapes()):
         assert pipeline.check([_columns(loss)], [2], BATCHES, usual_rows=12)

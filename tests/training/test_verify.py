@@ -10,8 +10,8 @@ RANKS = 2
 STEPS = 12  # 4 epochs of 3 batches
 
 
-def run(fault, policy, reports=""):
-    return launch.run(["train_verified.py", fault, policy], RANKS, timeout_s=90,
+def run(fault, policy, reports="", way=()):
+    return launch.run(["train_verified.py", fault, policy, *way], RANKS, timeout_s=90,
                       environment={"REPORTS": str(reports)})
 
 
@@ -40,3 +40,12 @@ def test_fault_ends_the_job_with_name_rank_and_size(fault, policy, message):
     outcome = run(fault, policy)
     assert outcome.status != 0
     assert re.search("verify: the .*" + message, outcome.own_lines[-1]), outcome.own_lines[-1]
+
+
+@pytest.mark.parametrize("method, name", [("fit", "train_step"), ("distribute", "step")])
+def test_steps_are_compared_as_the_optimizer_leaves_them(method, name):
+    right, wrong = (run(fault, "auto", way=(method,)) for fault in ("none", "shapes"))
+    assert right.status == 0, right.output
+    assert wrong.status != 0
+    assert re.search(rf"verify: '{name}' has computed other values than one process: (output|variable) .* times the "
+                     "rounding bound", wrong.own_lines[-1]), wrong.own_lines[-1]

@@ -1,14 +1,22 @@
-"""Training in verify mode, with and without a fault: train_verified.py FAULT POLICY, on several ranks."""
+"""Training in verify mode, with and without a fault: train_verified.py FAULT POLICY [WAY], on several ranks.
+
+With the fault "shapes", or "none" and a WAY, it trains on a matrix of rows against rows: by "fit", or "distribute".
+"""
 
 import dataclasses
 import sys
 
 import keras
+import numpy as np
+import planted
 from rewritten_programs import BATCH
 from rewritten_programs import small_model
 from rewritten_programs import write_report
 
+import tensorflow as tf
+
 import tf_poseidon as poseidon
+from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.match import factors as factors_lib
 from tf_poseidon.graph_passes.match import matches
 from tf_poseidon.graph_passes.write import horovod_ops
@@ -56,7 +64,42 @@ class ChangeWeights(keras.callbacks.Callback):
             kernel.assign(kernel + 0.25)
 
 
-def main(fault, policy):
+class Similarities(keras.layers.Dense):
+    """Its loss is that of similarities to its inputs, which are centred over the batch."""
+
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        similarities = tf.matmul(tf.sin(outputs), inputs, transpose_b=True)
+        self.add_loss(tf.reduce_mean((similarities - tf.reduce_mean(similarities, 0, keepdims=True)) ** 2))
+        return outputs
+
+
+def train_on_similarities(strategy, way):
+    """Trains in four steps by `fit`, or a function of `distribute`."""
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Similarities(3)])
+        model.compile(keras.optimizers.Adam(0.1))
+    if way == "fit":
+        model.fit(x, batch_size=len(x), epochs=4, verbose=0)
+        return
+
+    @poseidon.distribute
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            model(x, training=True)
+            loss = model.losses[0]
+        variables = [variable.value for variable in model.trainable_variables]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    for _ in range(4):
+        step(x)
+
+
+def main(fault, policy, way=""):
     keras.config.set_floatx("float64")
     strategy = poseidon.PoseidonStrategy(policy, verify=EVERY, timeout_s=30)
     callbacks = []
@@ -66,6 +109,11 @@ def main(fault, policy):
         double_sums()
     elif strategy.rank == 1 and fault == "weights":
         callbacks = [ChangeWeights()]
+    elif fault == "shapes":
+        session.RewriteSession.find = planted.planned_shapes()
+    if way:
+        train_on_similarities(strategy, way)
+        return
     model, x, y = small_model(strategy)
     model.fit(x, y, batch_size=BATCH, epochs=4, verbose=0, callbacks=callbacks)
     counts = {name: site["count"] for name, site in strategy.stats()["sites"].items()}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tf_poseidon import rounding
 from tf_poseidon import runtime
-from tf_poseidon.saved_graphs import bounds
 
 if TYPE_CHECKING:  # it imports this module
     from tf_poseidon.saved_graphs.verifying import Verification
@@ -30,11 +30,11 @@ def with_one_process(result: "Verification", values: Mapping[tuple[str, str], np
         if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
             error = np.inf
         elif key in allowed:
-            error = bounds.error(value, wanted, allowed[key])
+            error = rounding.error(value, wanted, allowed[key])
         else:
             error = 0.0 if np.array_equal(value, wanted) else np.inf
         number, largest = result.errors.get(key, (0, 0.0))
-        compared = bounds.num_finite(wanted) if key in allowed else wanted.size
+        compared = rounding.num_finite(wanted) if key in allowed else wanted.size
         result.errors[key] = number + compared, max(largest, error)
 
 

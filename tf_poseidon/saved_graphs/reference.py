@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_poseidon.saved_graphs import bounds
+from tf_poseidon import rounding
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
 
@@ -22,11 +22,11 @@ class Reference:
         Args:
             original: The graph, of `formats.read`.
             what: The keyword arguments of `running.runner` that define a step.
-            epsilon: The last place of 1 in the numbers of the rewritten step, see `bounds.epsilon`.
+            epsilon: The last place of 1 in the numbers of the rewritten step, see `rounding.epsilon`.
             seed: Seed for the choice of numbers that are a last place larger or smaller.
         """
         # Each run has its own runner, so that seeded random ops have the same state as in the rewritten graph.
-        self._runners = [running.runner(original, **what) for _ in range(1 + bounds.RERUNS)]
+        self._runners = [running.runner(original, **what) for _ in range(1 + rounding.RERUNS)]
         self._epsilon = epsilon
         self._rng = np.random.default_rng([seed, 1])
 
@@ -50,12 +50,12 @@ class Reference:
             and how far floats may be from that.
         """
         exact, *others = [self._run(runner, batch, state, is_exact=not i) for i, runner in enumerate(self._runners)]
-        return exact, bounds.measured(exact, others, self._epsilon)
+        return exact, rounding.measured(exact, others, self._epsilon)
 
     def _run(self, runner: running.Runner, batch: Arrays, state: Arrays,
              is_exact: bool) -> dict[tuple[str, str], np.ndarray]:
         def change(value: np.ndarray) -> np.ndarray:
-            return value if is_exact else bounds.changed(value, self._epsilon, self._rng)
+            return value if is_exact else rounding.changed(value, self._epsilon, self._rng)
 
         runner.set_state([change(state[name]) for name in runner.variables])
         return run_step(runner, {name: change(value) for name, value in batch.items()})

@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import functions as functions_lib
+from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.saved_graphs import formats
 
 v1 = tf.compat.v1
@@ -175,6 +179,26 @@ def _needed(targets: Iterable[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
             seen.add(op)
             queue += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
     return seen
+
+
+def nodes_of_step(graph: formats.Saved, targets: Iterable[str]) -> list[node_def_pb2.NodeDef]:
+    """Returns the nodes that given tensors need, and those of the functions that these nodes call."""
+    main = {node.name: node for node in graph.graph_def.node}
+    functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
+    queue, found = [graph_lib.node_of(target) for target in targets], {}
+    for name in queue:
+        if name not in main:
+            raise ConfigurationError(f"'{graph.path}' has no node '{name}'; name one of its nodes with --train_op.")
+    while queue:
+        name = queue.pop()
+        if name in main and name not in found:
+            found[name] = main[name]
+            queue += map(graph_lib.node_of, main[name].input)
+    nodes = list(found.values())
+    for node in nodes:  # which grows
+        for name in functions_lib.called(node):
+            nodes += functions.pop(name, ())
+    return nodes
 
 
 def random_inputs(inputs: Mapping[str, tuple[tf.DType, tf.TensorShape]], rows: int, seed: Any) -> dict[str, np.ndarray]:

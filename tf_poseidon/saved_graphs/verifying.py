@@ -1,7 +1,7 @@
 """Compares a rewritten graph on all ranks of the job with its original in one process.
 
 The rewritten graph runs on all ranks. For each of its steps, rank 0 gives the original the same variables, and runs
-it on the same global batch (`reference.py`). `bounds.py` bounds the difference of floats from those of one process;
+it on the same global batch (`reference.py`). `rounding.py` bounds the difference of floats from those of one process;
 `comparing.py` measures it, and compares the bits of all ranks.
 """
 
@@ -18,11 +18,11 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import job
+from tf_poseidon import rounding
 from tf_poseidon import tables
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.saved import strip
-from tf_poseidon.saved_graphs import bounds
 from tf_poseidon.saved_graphs import comparing
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import reference
@@ -107,7 +107,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
     if _bytes(strip.strip(rewritten.graph_def)) != _bytes(original.graph_def):
         result.failures.append(f"'{target}' was made from a different graph than '{source}'")
         return result
-    epsilon = bounds.epsilon(rewritten, rewritten.targets(signature, train_op))
+    epsilon = rounding.epsilon(running.nodes_of_step(rewritten, rewritten.targets(signature, train_op)))
     for graph in (original, rewritten):
         _set_seeds(graph.graph_def)
     what = dict(signature=signature, train_op=train_op, initializer=initializer)

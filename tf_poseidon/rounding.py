@@ -1,7 +1,8 @@
 """Bounds on the difference of floats from those of one process: the effect of rounding.
 
-Nothing is known about a step, so the effect is measured: its original runs twice more, with its numbers changed in the
-last place. The bound of a value is a factor times the sum of its largest change and a last place of its largest number.
+Nothing is known about a step, so the effect is measured: in one process it runs twice more, with its numbers changed in
+the last place. The bound of a value is a factor times the sum of its largest change and a last place of its largest
+number.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,6 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
-
-from tf_poseidon.errors import ConfigurationError
-from tf_poseidon.graph_passes.graph import functions as functions_lib
-from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.saved_graphs import formats
 
 # ("variable" or "output", its name).
 Key = tuple[str, str]
@@ -69,38 +65,44 @@ def num_finite(value: np.ndarray) -> int:
     return int(np.isfinite(_wide(value)).sum())
 
 
-def epsilon(graph: formats.Saved, targets: Iterable[str]) -> float:
-    """Returns the last place of 1 in the narrowest floating-point type of a step.
+def worst(values: Mapping[Key, np.ndarray], exact: Mapping[Key, np.ndarray], allowed: Mapping[Key, float]) -> str:
+    """Returns which value differs most from that of one process, a clause; "" if none differs by more than its bound.
 
-    Give it the rewritten graph, which may round the tensors that ranks exchange.
+    Args:
+        values: The values, arrays by key.
+        exact: Those of one process.
+        allowed: The bounds on the difference of floats, from `measured`; other types must be equal.
+    """
+    errors = {key: _error(values[key], wanted, allowed.get(key)) for key, wanted in exact.items()}
+    key = max(errors, key=lambda key: errors[key], default=None)
+    if key is None or errors[key] <= 1:
+        return ""
+    kind, name = key
+    how = f"is off by {errors[key]:.3g} times the rounding bound" if np.isfinite(errors[key]) else "is another"
+    return f"{kind} '{name}' {how}"
+
+
+def _error(value: np.ndarray, wanted: np.ndarray, bound: float | None) -> float:
+    """Returns the largest error as a fraction of its bound; without a bound, infinite for another value."""
+    if value.shape != wanted.shape or value.dtype != wanted.dtype:
+        return np.inf
+    if bound is None:
+        return 0.0 if np.array_equal(value, wanted) else np.inf
+    return error(value, wanted, bound)
+
+
+def epsilon(nodes: Iterable[node_def_pb2.NodeDef]) -> float:
+    """Returns the last place of 1 in the narrowest floating-point type of the nodes of a step.
+
+    Give it a rewritten step, which may round the tensors that ranks exchange.
     """
     found = set()
-    for node in _nodes_of_step(graph, targets):
+    for node in nodes:
         for value in node.attr.values():
             found.update((value.type, *value.list.type))
     found.update(real.as_datatype_enum for dtype, real in _COMPLEX.items() if dtype.as_datatype_enum in found)
     narrowest = next((dtype for dtype in _FLOATS if dtype.as_datatype_enum in found), _FLOATS[-1])
     return float(ml_dtypes.finfo(narrowest.as_numpy_dtype).eps)
-
-
-def _nodes_of_step(graph: formats.Saved, targets: Iterable[str]) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes that given tensors need, and those of the functions that these nodes call."""
-    main = {node.name: node for node in graph.graph_def.node}
-    functions = {function.signature.name: function.node_def for function in graph.graph_def.library.function}
-    queue, found = [graph_lib.node_of(target) for target in targets], {}
-    for name in queue:
-        if name not in main:
-            raise ConfigurationError(f"'{graph.path}' has no node '{name}'; name one of its nodes with --train_op.")
-    while queue:
-        name = queue.pop()
-        if name in main and name not in found:
-            found[name] = main[name]
-            queue += map(graph_lib.node_of, main[name].input)
-    nodes = list(found.values())
-    for node in nodes:  # which grows
-        for name in functions_lib.called(node):
-            nodes += functions.pop(name, ())
-    return nodes
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -1,0 +1,125 @@
+"""Verify mode: compares steps that ranks run together with the same steps in one process.
+
+Rank 0 runs the function as it was traced, on the same global batch and from the same variables. It runs what training
+runs, optimized by TensorFlow in the same way, so it also finds what optimizers make of a partitioned graph. `rounding`
+measures by how much floats may differ.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import logging
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
+
+from tf_poseidon import rounding
+from tf_poseidon.communicator import Communicator
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.errors import JobError
+from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.partition import own as own_lib
+from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+
+_log = logging.getLogger("tf_poseidon")
+
+# Stateful ops that can run again, from the same variables, with the same result.
+_REPEATABLE = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
+               "VarIsInitializedOp", "Assert", "NoOp", *own.OPS)
+_OPAQUE = (tf.resource, tf.variant, tf.string)
+
+
+def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable]) -> str:
+    """Returns why a step cannot be compared with one process, a clause; "" if it can.
+
+    Args:
+        graph_def: The step of one process, a flat GraphDef.
+        held: Its variables that hold summands.
+    """
+    if held:
+        return f"'{held[0].name.partition(':')[0]}' holds this rank's summands"
+    for node in graph_def.node:
+        if node.op == own_lib.BEGINS:
+            return "each rank computes with its own rows what one process computes with all, as batch normalisation does"
+        op = tf_compat.op_def(node.op)
+        if op is not None and op.is_stateful and node.op not in _REPEATABLE and (
+                not node.op.startswith(propagate_lib.UPDATES)):
+            return f"it has a {node.op}, which would not do the same again"
+    return ""
+
+
+class StepVerifier:
+    """Compares a partitioned function with the function of one process, at intervals."""
+
+    def __init__(self, function: tf.types.experimental.ConcreteFunction, name: str,
+                 variables: Iterable[tuple[str, tf.Variable]], graph_def: graph_pb2.GraphDef, every: int,
+                 communicator: Communicator) -> None:
+        """Makes a verifier.
+
+        Args:
+            function: The function of one process.
+            name: Its name in messages.
+            variables: (path, variable) of each variable that it uses.
+            graph_def: Its flat GraphDef.
+            every: Runs from one comparison to the next.
+            communicator: This rank's communicator.
+        """
+        self._function = function
+        self._name = name
+        self._variables = {path: variable for path, variable in variables if variable.dtype not in _OPAQUE}
+        self._epsilon = rounding.epsilon(graph_def.node)
+        self._every = every
+        self._communicator = communicator
+        self._runs = 0
+        self._rng = np.random.default_rng(0)
+
+    def run(self, partitioned: Callable[[Sequence[tf.Tensor]], Any], tensors: Sequence[tf.Tensor]) -> Any:
+        """Runs the partitioned function, and compares the run if it is due.
+
+        Raises:
+            JobError: On rank 0, if it has computed other values than one process; the other ranks' job ends, too.
+        """
+        self._runs += 1
+        if self._runs % self._every or self._communicator.rank:
+            return partitioned(tensors)
+        before = self._state()
+        results = partitioned(tensors)
+        after = self._state()
+        try:
+            exact, *others = [self._of_one_process(tensors, before, is_exact=not i) for i in range(1 + rounding.RERUNS)]
+        finally:
+            self._restore(after)
+        wrong = rounding.worst(_values(results, after), exact, rounding.measured(exact, others, self._epsilon))
+        if wrong:
+            reason = (f"verify: '{self._name}' has computed other values than one process: {wrong}. This is a mistake "
+                      "of tf_poseidon: please report it; meanwhile, run the program with one process.")
+            self._communicator.abort(reason)
+            raise JobError(reason)
+        return results
+
+    def _of_one_process(self, tensors: Sequence[tf.Tensor], before: dict[str, np.ndarray],
+                        is_exact: bool) -> dict[rounding.Key, np.ndarray]:
+        """Returns the values of one process, with all numbers in their last place changed unless `is_exact`."""
+        def change(value: np.ndarray) -> np.ndarray:
+            return value if is_exact else rounding.changed(value, self._epsilon, self._rng)
+
+        self._restore({path: change(value) for path, value in before.items()})
+        given = [tensor if tensor.dtype in _OPAQUE else tf.constant(change(tensor.numpy()), tensor.dtype)
+                 for tensor in tensors]
+        return _values(self._function(*given), self._state())
+
+    def _state(self) -> dict[str, np.ndarray]:
+        return {path: np.array(variable.numpy()) for path, variable in self._variables.items()}
+
+    def _restore(self, values: dict[str, np.ndarray]) -> None:
+        for path, value in values.items():
+            self._variables[path].assign(value)
+
+
+def _values(results: Any, state: dict[str, np.ndarray]) -> dict[rounding.Key, np.ndarray]:
+    tensors = [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if tf.is_tensor(leaf)]
+    return {**{("output", str(i)): np.asarray(tensor.numpy()) for i, tensor in enumerate(tensors)
+               if tensor.dtype not in _OPAQUE},
+            **{("variable", path): value for path, value in state.items()}}
