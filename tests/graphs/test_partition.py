@@ -48,6 +48,35 @@ def test_ranks_compute_what_one_process_does(first):
     assert not lines, "\n".join(lines)
 
 
+def _drawn(rows):
+    return tf.random.stateless_uniform([rows, 3], [1, 2], dtype=tf.float64)
+
+
+def _one_hot(x, depth):
+    return tf.one_hot(tf.cast(x[:, 0] > 0, tf.int32), depth, dtype=tf.float64)
+
+
+# Sizes that look like the number of rows, or like constants, unless there are few rows: by (rows, x).
+_LIMITED = {
+    "at_least_three": lambda n, x: tf.reduce_sum(_drawn(tf.maximum(n, 3)) @ tf.ones([3, 3], tf.float64)),
+    "at_least_two": lambda n, x: tf.reduce_sum(_drawn(tf.maximum(n, 2)) @ tf.ones([3, 3], tf.float64)),
+    "sum_of_three_columns": lambda n, x: tf.transpose(x) @ _one_hot(x, tf.minimum(n, 3)),
+    "sum_of_two_columns": lambda n, x: tf.transpose(x) @ _one_hot(x, tf.minimum(n, 2)),
+    "chosen": lambda n, x: tf.transpose(x) @ _one_hot(x, tf.where(n > 1, 4, 2)),
+    "even": lambda n, x: tf.reduce_sum(_drawn(2 * ((n + 1) // 2) - 1) @ tf.ones([3, 3], tf.float64)),
+    "first_three": lambda n, x: tf.slice(x, [0, 0], [tf.minimum(n, 3), 3]),
+    "padded_to_three": lambda n, x: tf.pad(x, [[0, tf.maximum(3 - n, 0)], [0, 0]]),
+}
+
+
+def test_sizes_that_look_like_others_in_large_batches():
+    cases = [partition_table.Case("", lambda x, build=build: build(tf.shape(x)[0], x) + tf.reduce_sum(x),
+                                  [partition_table.of(partition_table.K, 3)], {}, has_gradient=False)
+             for build in _LIMITED.values()]
+    lines = partition_table.check(cases, all_rows=(1, 2, 3, 7))
+    assert not lines, "\n".join(lines)
+
+
 def test_every_rule_has_a_case():
     named = {op for case in partition_cases.CASES for op in case.ops.split()}
     without = _own_rules() - named
