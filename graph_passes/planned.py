@@ -41,7 +41,7 @@ def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: step.Step
 
 
 def with_sizes(graph_def: graph_pb2.GraphDef, facts: step.StepFacts) -> graph_pb2.GraphDef:
-    """Returns a copy of a flat GraphDef, for shape inference alone, in which numbers of rows are those of a usual batch.
+    """Returns a copy of a flat GraphDef, for shape inference alone, with the numbers of rows of a usual batch.
 
     Args:
         graph_def: The GraphDef.

@@ -42,7 +42,7 @@ def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable]) -> str:
         return f"'{held[0].name.partition(':')[0]}' holds this rank's summands"
     for node in graph_def.node:
         if node.op == own_lib.BEGINS:
-            return "each rank computes with its own rows what one process computes with all, as batch normalisation does"
+            return "in it, as in batch normalisation, ranks compute from their own rows alone"
         op = tf_compat.op_def(node.op)
         if op is not None and op.is_stateful and node.op not in _REPEATABLE and (
                 not node.op.startswith(propagate_lib.UPDATES)):

@@ -67,9 +67,9 @@ def _einsum(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> Found:
     return u, v
 
 
-# Functions of (graph, node) that return (U, V). U^T V is the node's result after a reshape, in the type of its attribute
-# T. They raise Refused with a sentence about the node, whose subject is "it" or "its". An op whose arithmetic should
-# count in plans also needs a line in find/operations.py.
+# Functions of (graph, node) that return (U, V). U^T V is the node's result after a reshape, in the type of its
+# attribute T. They raise Refused with a sentence about the node, whose subject is "it" or "its". An op whose arithmetic
+# should count in plans also needs a line in find/operations.py.
 PRODUCTS = {"MatMul": _matmul, "Einsum": _einsum}
 
 # The same for products that must be summed over their batch to give a gradient.

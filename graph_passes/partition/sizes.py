@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
-import functools
 import math
 from typing import TypeGuard
 
@@ -431,7 +430,8 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
         shown = _with_elements(valued, add_shapes)
         return shown if shown is valued else _with_values(shown, add_shapes)
 
-    trials = (*_TRIALS, _ONE_ROW) if any(map(functools.partial(_limits_integers, graph), graph.graph_def.node)) else _TRIALS
+    is_limited = any(_limits_integers(graph, node) for node in graph.graph_def.node)
+    trials = (*_TRIALS, _ONE_ROW) if is_limited else _TRIALS
     # In parallel: TensorFlow releases Python's lock while it infers shapes.
     with futures.ThreadPoolExecutor(len(trials)) as pool:
         made = [pool.submit(make, *trial) for trial in trials]

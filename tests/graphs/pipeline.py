@@ -1,4 +1,4 @@
-"""Runs cases through the whole pipeline: partitioned, handed to TensorFlow's graph optimizer, and with it to the passes.
+"""Runs cases through the whole pipeline: the partitioner, TensorFlow's graph optimizer, and the passes that it calls.
 
 Unlike those of `partition_table.py`, the graphs that ranks run are rewritten, and optimized by all that TensorFlow has.
 Each rank is a thread with a session of its own, in this process.

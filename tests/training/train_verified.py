@@ -12,7 +12,6 @@ import planted
 from rewritten_programs import BATCH
 from rewritten_programs import small_model
 from rewritten_programs import write_report
-
 import tensorflow as tf
 
 import tf_poseidon as poseidon

@@ -18,7 +18,7 @@ from tf_poseidon.errors import JobError
 
 
 def applies(model: keras.Model, batches: Any) -> bool:
-    """Whether a model's train or test function runs its steps one by one or several at a time, not in a loop of Keras."""
+    """Whether the steps of a model's train or test function run outside of the graph that Keras makes for them."""
     runs_eagerly = model.run_eagerly or tf.config.functions_run_eagerly()
     is_verified = model.distribute_strategy.extended.verifier is not None  # which compares steps outside of graphs
     return (model.steps_per_execution > 1 or is_verified) and not runs_eagerly and isinstance(batches, tf.data.Iterator)
