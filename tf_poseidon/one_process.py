@@ -24,7 +24,6 @@ import tensorflow as tf
 from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import partitioning
-from tf_poseidon import step as step_lib
 from tf_poseidon import step_verifier
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
@@ -290,8 +289,7 @@ def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, 
             _log.info("verify compares the gradients of '%s' with plain sums, but not the step with one process: %s.",
                       name, problem)
         return None
-    paths = {step_lib.variable_path(variable): variable for variable in variables.values()}
-    return step_verifier.StepVerifier(function, name, paths.items(), flat, extended.verifier.every,
+    return step_verifier.StepVerifier(function, name, variables.values(), flat, extended.verifier.every,
                                       extended.communicator)
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import rounding
+from tf_poseidon import step as step_lib
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
@@ -53,22 +54,25 @@ def obstacle(graph_def: graph_pb2.GraphDef, held: Sequence[tf.Variable]) -> str:
 class StepVerifier:
     """Compares a partitioned function with the function of one process, at intervals."""
 
-    def __init__(self, function: tf.types.experimental.ConcreteFunction, name: str,
-                 variables: Iterable[tuple[str, tf.Variable]], graph_def: graph_pb2.GraphDef, every: int,
-                 communicator: Communicator) -> None:
+    def __init__(self, function: tf.types.experimental.ConcreteFunction, name: str, variables: Iterable[tf.Variable],
+                 graph_def: graph_pb2.GraphDef, every: int, communicator: Communicator) -> None:
         """Makes a verifier.
 
         Args:
             function: The function of one process.
             name: Its name in messages.
-            variables: (path, variable) of each variable that it uses.
+            variables: The variables that it uses.
             graph_def: Its flat GraphDef.
             every: Runs from one comparison to the next.
             communicator: This rank's communicator.
         """
         self._function = function
         self._name = name
-        self._variables = {path: variable for path, variable in variables if variable.dtype not in _OPAQUE}
+        self._variables: dict[str, tf.Variable] = {}  # by path, to which others of the same path append a number
+        for number, variable in enumerate(variables):
+            path = step_lib.variable_path(variable)
+            if variable.dtype not in _OPAQUE:
+                self._variables[f"{path} ({number})" if path in self._variables else path] = variable
         self._epsilon = rounding.epsilon(graph_def.node)
         self._every = every
         self._communicator = communicator

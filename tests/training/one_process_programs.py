@@ -697,6 +697,55 @@ def keras_attention():
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
 
+# ---- matrices of rows against rows --------------------------------------------------------------
+
+# Their sums over rows are received by other ranks, with a size for each row.
+
+
+def _distances(a, b):
+    return tf.reduce_sum((a[:, None] - b[None])**2, -1)
+
+
+_MATRICES = {
+    "outputs_by_batch": lambda a, b, x: tf.matmul(a, x, transpose_b=True),
+    "outputs_by_outputs": lambda a, b, x: tf.matmul(a, b, transpose_b=True),
+    "outputs_by_themselves": lambda a, b, x: tf.matmul(a, a, transpose_b=True),
+    "distances_to_batch": lambda a, b, x: _distances(a, x),
+    "distances_of_outputs": lambda a, b, x: _distances(a, a),
+    "kernel_of_batch": lambda a, b, x: tf.exp(-_distances(x, x)) * a[:, :1],
+    "masked": lambda a, b, x: tf.matmul(a, a, transpose_b=True) - 9. * tf.cast(x[:, :1] < x[:, 0][None], tf.float64),
+}
+
+
+def _of_columns(matrix):
+    """A loss of the columns of a matrix: centred, normalised, and by their moments."""
+    return (tf.reduce_mean((matrix - tf.reduce_mean(matrix, 0, keepdims=True))**2)
+            + tf.reduce_mean(tf.reduce_logsumexp(matrix, 0))
+            + tf.reduce_mean(tf.sqrt(.1 + tf.math.reduce_variance(matrix, 0)))
+            + tf.reduce_mean(tf.nn.l2_normalize(matrix, 0)[:, 0])
+            + tf.reduce_mean(matrix / tf.reduce_sum(1 + tf.abs(matrix), 0, keepdims=True))
+            + tf.reduce_mean(tf.nn.moments(matrix, [0])[1]))
+
+
+def _similarities(matrix):
+    def build():
+        variables = [_variable("w", 4, 4, seed=seed) for seed in (1, 2)]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = _of_columns(matrix(tf.sin(x @ variables[0]), tf.cos(x @ variables[1]), x))
+            for variable, gradient in zip(variables, tape.gradient(loss, variables)):
+                if gradient is not None:
+                    variable.assign_sub(_RATE * gradient)
+            return loss
+
+        return step, variables, _batches(_x)
+    return build
+
+
+PROGRAMS |= {f"similarities_{name}": _similarities(matrix) for name, matrix in _MATRICES.items()}
+
+
 # ---- steps in which a gradient is hard to find --------------------------------------------------
 
 
