@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import own
+from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import inline
@@ -32,6 +34,7 @@ from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.verify import Verifier
 
+_numbers = itertools.count()  # of the partitioned functions of this process
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -132,9 +135,12 @@ class Partitioned:
         self._fetches = partitioned.fetches
         ends = dict.fromkeys([*self._interface.controls, *map(graph_lib.node_of, self._fetches)])
         self._ends = tuple(name for name in ends if name not in self._interface.shared)
+        # TensorFlow forgets a function together with the graph that was traced with it, and names some after their
+        # contents, so graphs that are traced later use the same names.
+        graph_def = functions_lib.with_own_functions(partitioned.graph_def, f"_partitioned{next(_numbers)}")
         # As bytes, a graph takes a fraction of the memory.
-        self._serialized = partitioned.graph_def.SerializeToString()
-        self._built = {"": self._build(partitioned.graph_def, "")}
+        self._serialized = graph_def.SerializeToString()
+        self._built = {"": self._build(graph_def, "")}
         self._unrolled: dict[int, tf.types.experimental.ConcreteFunction] = {}
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
@@ -191,6 +197,7 @@ class Partitioned:
         """Returns the ConcreteFunction of a partitioned GraphDef of some steps."""
         interface = self._interface if steps == 1 else self._interface.of_steps(steps)
         graph = tf_compat.func_graph(interface.name)
+        tf_compat.define_functions(graph_def.library, graph)
         with graph.as_default():
             self._import(graph, graph_def, interface, mark, steps)
             checks = self._checks(graph, mark, steps) if self._trains else []

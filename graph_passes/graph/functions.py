@@ -304,6 +304,48 @@ def with_graph(function_def: function_pb2.FunctionDef, graph_def: graph_pb2.Grap
     return result
 
 
+def with_own_functions(graph_def: graph_pb2.GraphDef, suffix: str) -> graph_pb2.GraphDef:
+    """Returns a GraphDef whose library has the functions that it needs, and no others, under names of its own.
+
+    Args:
+        graph_def: The GraphDef, with the definitions of its functions.
+        suffix: What comes after the name of each function, wherever it is named.
+    """
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    gradients = {gradient.function_name: gradient for gradient in graph_def.library.gradient}
+    needed: dict[str, None] = {}
+    queue = [name for node in graph_def.node for name in called(node)]
+    while queue:
+        name = queue.pop()
+        if name in functions and name not in needed:
+            needed[name] = None
+            queue += (each for node in functions[name].node_def for each in called(node))
+            if name in gradients:
+                queue.append(gradients[name].gradient_func)
+    result = graph_lib.with_nodes(graph_def, graph_def.node)
+    result.ClearField("library")
+    for name in sorted(needed):
+        result.library.function.add().CopyFrom(functions[name])
+        result.library.function[-1].signature.name += suffix
+        if name in gradients:
+            result.library.gradient.add(function_name=f"{name}{suffix}",
+                                        gradient_func=f"{gradients[name].gradient_func}{suffix}")
+    for nodes in (result.node, *(function.node_def for function in result.library.function)):
+        for node in nodes:
+            if node.op in needed:
+                node.op += suffix
+            for call in _calls(node):
+                if call.name in needed:
+                    call.name += suffix
+    return result
+
+
+def _calls(node: node_def_pb2.NodeDef) -> list[attr_value_pb2.NameAttrList]:
+    """Returns the functions in a node's attributes, which may be changed."""
+    return [call for value in node.attr.values()
+            for call in ([value.func] if value.HasField("func") else value.list.func)]
+
+
 def called(node: node_def_pb2.NodeDef) -> list[str]:
     """Returns the names of the functions that a node calls: in its attributes, or as its op."""
     found = [] if tf_compat.op_def(node.op) else [node.op]

@@ -7,15 +7,19 @@ shows. `fit` trains it in batches of BATCH rows: on several ranks, uneven parts 
 import keras
 from keras import layers
 from keras import ops
+from keras.src.legacy import backend as legacy
 import numpy as np
 import tensorflow as tf
 
 BATCH, ROWS = 11, 24  # the last batch has two rows
 PROGRAMS = {}
-# Layers of Keras that compute only in single precision.
-SINGLE = ("orthogonal_activity_regularizer", "augmentation")
-# Ops that every rank runs for all rows: rows of two tensors in one, and logits whose rows are columns.
-WHOLE = {"simclr": ["ConcatV2"], "clip": ["SparseSoftmaxCrossEntropyWithLogits"]}
+# What Keras computes only in single precision.
+SINGLE = ("orthogonal_activity_regularizer", "augmentation", "ctc_cost_of_batches")
+# Ops that every rank runs for all rows: rows of two tensors in one, logits whose rows are columns, and recurrences over
+# labels.
+WHOLE = {"simclr": ["ConcatV2"], "clip": ["SparseSoftmaxCrossEntropyWithLogits"],
+         "ctc": ["AddV2", "Sub", "TensorListSetItem", "TensorScatterAdd", "While"],
+         "ctc_cost_of_batches": ["CTCLoss", "GatherNd"]}
 
 
 def program(function):
@@ -154,6 +158,24 @@ def weights_of_classes():
     model = _compiled(_net(activation="softmax"), keras.losses.SparseCategoricalCrossentropy(
         reduction="mean_with_sample_weight"), weighted_metrics=["accuracy"])
     return model, x, y, {"class_weight": {0: 1.0, 1: 5.0, 2: 0.5}}
+
+
+@program
+def ctc():
+    """The loss of sequences of labels, which TensorFlow makes of functions that are not inlined."""
+    model = keras.Sequential([keras.Input((8, 6)), layers.LSTM(5, return_sequences=True), layers.Dense(5)])
+    return _compiled(model, keras.losses.CTC()), _data(8, 6)[0], np.random.default_rng(2).integers(1, 5, (ROWS, 3))
+
+
+@program
+def ctc_cost_of_batches():
+    """The older function, which takes lengths."""
+    def loss(y, outputs):
+        ones = tf.ones((tf.shape(outputs)[0], 1), tf.int32)
+        return legacy.ctc_batch_cost(y, tf.nn.softmax(outputs), 8 * ones, 3 * ones)
+
+    model = keras.Sequential([keras.Input((8, 6)), layers.Dense(5)])
+    return _compiled(model, loss), _data(8, 6)[0], np.random.default_rng(2).integers(0, 4, (ROWS, 3))
 
 
 @program

@@ -197,6 +197,57 @@ def steps_of_one_execution(rank):
     return fitting(model, numbers(33, 4), numbers(33, 1), batch_size=5)
 
 
+class Recogniser(keras.Model):
+    """Predicts the labels of sequences by beam search."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def predict_step(self, data):
+        outputs = self(data[0] if isinstance(data, tuple) else data)
+        lengths = tf.fill([tf.shape(outputs)[0]], tf.shape(outputs)[1])
+        return keras.ops.ctc_decode(outputs, lengths, "beam_search", beam_width=3, top_paths=1)[1]
+
+
+def _sequences():
+    return numbers(26, 8, 6), np.random.default_rng(2).integers(1, 5, (26, 3))
+
+
+@program
+def ctc(rank):
+    """Its loss is made of functions of TensorFlow 1, which are not inlined."""
+    model = Recogniser()
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.CTC())
+    x, y = _sequences()
+
+    def run():
+        history = model.fit(x, y, batch_size=9, epochs=2, shuffle=False, verbose=0).history
+        return {"loss": history["loss"], "evaluated": model.evaluate(x, y, batch_size=7, verbose=0),
+                "scores": model.predict(x, batch_size=8, verbose=0)}
+
+    return model, run
+
+
+@program
+def ctc_in_steps_of_one_execution(rank):
+    model = Recogniser()
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.CTC(), steps_per_execution=3)
+    x, y = _sequences()
+
+    def run():
+        losses = [model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history["loss"],
+                  model.evaluate(x, y, batch_size=5, verbose=0)]
+        model.compile(model.optimizer, keras.losses.CTC())  # traced again: functions of the same names
+        losses.append(model.fit(x, y, batch_size=5, shuffle=False, verbose=0).history["loss"])
+        return {f"losses {i}": loss for i, loss in enumerate(losses)}
+
+    return model, run
+
+
 @program
 def model_saved_on_one_rank(rank):
     """What Keras creates on the rank that saves must not be missed on others."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import TYPE_CHECKING
 from typing import TypeVar
+import weakref
 
 from tf_poseidon import supported
 from tf_poseidon.compat.table import Name
@@ -16,6 +17,7 @@ from tf_poseidon.compat.table import Table
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from tensorflow.core.framework import function_pb2
     from tensorflow.core.framework import graph_pb2
     from tensorflow.core.framework import kernel_def_pb2
     from tensorflow.core.framework import op_def_pb2
@@ -106,6 +108,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
 
     # ---- the process ----
     Name(f"{_EAGER}.context", "context", "compute integers that depend on shapes"),
+    *(Name(f"{_EAGER}.context", f"Context.{name}", "keep the functions that a partitioned graph calls", ("self", parameter))
+      for name, parameter in (("add_function_def", "fdef"), ("remove_function", "name"))),
     Name(f"{_EAGER}.context", "global_seed", "give all ranks the same random seed"),
     Name(f"{_EAGER}.context", "Context.set_config_key_value", "agree over tf.distribute's coordination service",
          ("self", "key", "value")),
@@ -151,6 +155,17 @@ def is_branch(graph: "tf.Graph") -> bool:
 def dismantle(graph: "tf.Graph") -> None:
     """Frees the contents of a function's graph, which cannot be used again."""
     TABLE["func_graph.dismantle_func_graph"](graph)
+
+
+def define_functions(library: "function_pb2.FunctionDefLibrary", graph: "tf.Graph") -> None:
+    """Defines functions for as long as a function's graph lives, so that what is made of the graph can call them.
+
+    TensorFlow itself only knows those that were traced, and forgets them with their traces.
+    """
+    context = TABLE["context.context"]()
+    for function in library.function:
+        context.add_function_def(function)
+        weakref.finalize(graph, context.remove_function, function.signature.name).atexit = False
 
 
 def concrete_function(graph: "tf.Graph", function_type: Any) -> "tf.types.experimental.ConcreteFunction":
