@@ -233,14 +233,11 @@ class _Propagation:
             node, inputs: The node, and the tensors that it reads.
             given: The states, wish and stored of a `Case`, which may have changed since the last pass.
         """
-        rule = rules.RULES.get(node.op)
-        if rule is None:
-            return None
         last, outcome = self._ruled.get(node.name, (None, None))
         if last != given:
             states, wish, stored = given
-            outcome = held_lib.outcome(rule(Case(node, inputs, held_lib.as_summands(states), self._outputs[node.name],
-                                                 self._sizes, wish, stored)), states)
+            case = Case(node, inputs, held_lib.as_summands(states), self._outputs[node.name], self._sizes, wish, stored)
+            outcome = held_lib.outcome(rules.applied(case), states)
             self._ruled[node.name] = given, outcome
         return outcome
 
@@ -264,7 +261,8 @@ class _Propagation:
             return state == WHOLE and (target == SUM or target.reduce in IDEMPOTENT)
         assert isinstance(target, Rows)
         shape = self._sizes.shape(tensor)
-        return shape is not None and target.dimension < len(shape) and _of_rows(shape[target.dimension])
+        return shape is not None and target.dimension < len(shape) and sizes_lib.consists_of(
+            shape[target.dimension], target.blocks)
 
     def _hand_over(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
         """Enter and NextIteration return the state of the Merge that they feed: no conversion may come in between."""
@@ -345,7 +343,7 @@ class _Propagation:
         node = self._graph.node(tensor)
         # Gathering along another dimension than the first needs the rank.
         can_be_gathered = dtype_of(node, graph_lib.output_of(tensor)) in GATHERED and (
-            state.dimension == 0 or self._sizes.shape(tensor) is not None)
+            state == Rows(0) or self._sizes.shape(tensor) is not None)
         if can_be_gathered or node.op == sizes_lib.ROWS or node.name in self._kept_whole:
             return False
         self._kept_whole.add(node.name)
@@ -461,10 +459,6 @@ def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_l
             f"The inputs with rows are in {len(found)} loops{': ' if found else ''}{', '.join(found.values())}; "
             "expected all of them outside of loops, or in the same one.")
     return next(iter(found))
-
-
-def _of_rows(size: sizes_lib.Size | None) -> bool:
-    return size is not None and size.of_rows
 
 
 def tensor_of(name: str, i: int) -> str:

@@ -93,12 +93,36 @@ class Size:
         return self.values[-1] // _TRIALS[-1][0] if len(self.values) == len(_TRIALS) else None
 
 
+    def divided(self, number: int) -> "Size | None":
+        """Returns its part if it is divided by a number; None if it is no multiple of it."""
+        return None if any(value % number for value in self.values) else Size(
+            tuple(value // number for value in self.values))
+
+    def minus(self, other: "Size") -> "Size | None":
+        """Returns a difference of sizes; None if it is negative."""
+        values = tuple(value - less for value, less in zip(self.values, other.values))
+        return None if min(values) < 0 else Size(values)
+
+    def ratio(self, other: "Size") -> int | None:
+        """Returns how many times it is another size, for each number of rows; None if that is not an integer."""
+        if any(value < 0 or not by or value % by for value, by in zip(self.values, other.values)):
+            return None
+        each = {value // by for value, by in zip(self.values, other.values)}
+        return each.pop() if len(each) == 1 else None
+
+
 def product(sizes: Sequence[Size]) -> Size:
     """Returns the product of `Size`s, a `Size`."""
-    return Size(tuple(map(math.prod, zip(*(size.values for size in sizes)))) or _ONE)
+    return Size(tuple(map(math.prod, zip(*(size.values for size in sizes)))) or ONE.values)
 
 
-_ONE = (1,) * len(_TRIALS)
+def consists_of(size: Size | None, blocks: int) -> bool:
+    """Whether a size is known to be that of so many blocks, each with a multiple of the number of rows."""
+    part = None if size is None else size.divided(blocks)
+    return part is not None and part.of_rows
+
+
+ONE, NONE = Size((1,) * len(_TRIALS)), Size((0,) * len(_TRIALS))
 # A tensor's shape, with None for unknown sizes.
 Shape = tuple[Size | None, ...]
 
@@ -204,6 +228,11 @@ class Sizes:
         return _same([None if value is None else value[index]
                       for value in (generic.value(tensor) for generic in self._generic)])
 
+    def size_at(self, tensor: str, *index: int) -> Size | None:
+        """Returns an integer in a tensor, a size or a position, for each tried number of rows; None if unknown."""
+        values = [generic.value(tensor) for generic in self._generic]
+        return Size(tuple(int(value[index]) for value in values)) if _have(values, index) else None
+
     def is_one(self, tensor: str, dimension: int) -> bool:
         """Whether a dimension of a tensor has one element, for any number of rows.
 
@@ -221,6 +250,12 @@ def _not_refuted(shape: Shape | None, of_one_row: graph_lib.Shape | None) -> Sha
         return shape
     return tuple(None if size is None or None not in (size.of_one_row, found) and size.of_one_row != found else size
                  for size, found in zip(shape, of_one_row))
+
+
+def _have(values: Sequence[np.ndarray | None], index: Sequence[int]) -> "TypeGuard[list[np.ndarray]]":
+    """Whether all values are known, and have an element at an index."""
+    return all(value is not None and value.ndim == len(index) and all(
+        i < size for i, size in zip(index, value.shape)) for value in values)
 
 
 def _same(values: Sequence[np.ndarray | None]) -> np.ndarray | None:

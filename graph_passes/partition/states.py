@@ -16,16 +16,19 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The contiguous part of the one-process value that belongs to the rank's rows.
+    """The part of the one-process value that belongs to the rank's rows; contiguous if there is one block.
 
     Attributes:
         dimension: The dimension of the rows; its size is a multiple of their number, and rows have equal parts.
+        blocks: The number of blocks, all of the same size, of which the dimension consists, such as two batches that
+            were concatenated. The rank holds its part of each block, one after the other.
     """
 
     dimension: int
+    blocks: int = 1
 
     def __str__(self) -> str:
-        return f"rows({self.dimension})"
+        return f"rows({self.dimension})" + (f"x{self.blocks}" if self.blocks > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -226,7 +226,7 @@ def state_put(node: node_def_pb2.NodeDef, states: Sequence[State | None]) -> Sta
     state = states[tensor]
     if not (is_together and isinstance(state, Rows)):
         return state
-    return Rows(state.dimension - 1) if state.dimension else None
+    return Rows(state.dimension - 1, state.blocks) if state.dimension else None
 
 
 def _of_summands(store: Store, states: set[State | None]) -> State | None:

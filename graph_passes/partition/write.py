@@ -10,7 +10,7 @@ runs its rounds one after the other, since exchanges are matched by name and cou
 | whole | partial | the value on rank 0, zeros elsewhere |
 | partial | held | the summand, zeros on ranks without rows |
 | partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
-| rows | whole | `PoseidonAllGather` |
+| rows | whole | `PoseidonAllGather`; blocks of rows lie beside each other meanwhile |
 | inputs with rows | whole | the global batch, which every rank has |
 """
 
@@ -433,7 +433,7 @@ class GraphWriter:
         if isinstance(native, Rows):
             if self._is_available(name):
                 return self._again(name)
-            return self.gathered(value, native.dimension, dtype, prefix, place, name)
+            return self.gathered(value, native, dtype, prefix, place, name)
         assert isinstance(native, Partial)
         return self.reduced(value, native, dtype, prefix, place, name)
 
@@ -484,8 +484,8 @@ class GraphWriter:
 
     def _from_whole(self, value: str, name: str, state: State, dtype: int, prefix: str, place: Place) -> str:
         if isinstance(state, Rows):
-            prefix = f"{prefix}/rows{state.dimension}"
-            rows = self._rows_of(value, state.dimension, dtype, prefix, place)
+            prefix = f"{prefix}/rows{state.dimension}" + (f"_of_{state.blocks}" if state.blocks > 1 else "")
+            rows = self._rows_of_blocks(value, state, dtype, prefix, place)
             if not is_inexact(dtype) or not self._elements_of_row(name, state.dimension):
                 return rows
             return self._declared(rows, name, state.dimension, f"{prefix}/mine", self._device_of(value))
@@ -500,6 +500,27 @@ class GraphWriter:
         zeros = writer.add("zeros", "ZerosLike", [value], T=dtype)
         return writer.add("", "SelectV2", [condition, value, zeros], T=dtype)
 
+    def _rows_of_blocks(self, value: str, state: Rows, dtype: int, prefix: str, place: Place) -> str:
+        """Slices this rank's rows of each block."""
+        if state.blocks == 1:
+            return self._rows_of(value, state.dimension, dtype, prefix, place)
+        writer = self._writer(prefix, self._device_of(value))
+        parts = [self._rows_of(block, state.dimension, dtype, f"{prefix}/block{i}", place)
+                 for i, block in enumerate(self._split(writer, value, state, dtype))]
+        return self._joined(writer, "", parts, state.dimension, dtype)
+
+    @staticmethod
+    def _split(writer: graph_lib.Writer, value: str, state: Rows, dtype: int) -> list[str]:
+        """Splits a tensor into its blocks."""
+        axis = writer.constant("axis", np.array(state.dimension, np.int32), value)
+        split = writer.add("blocks", "Split", [axis, value], T=dtype, num_split=state.blocks)
+        return [propagate_lib.tensor_of(split, i) for i in range(state.blocks)]
+
+    @staticmethod
+    def _joined(writer: graph_lib.Writer, suffix: str, parts: Sequence[str], dimension: int, dtype: int) -> str:
+        axis = writer.constant(f"{suffix}along", np.array(dimension, np.int32), parts[0])
+        return writer.add(suffix, "ConcatV2", [*parts, axis], T=dtype, N=len(parts), Tidx=types_pb2.DT_INT32)
+
     def _rows_of(self, value: str, dimension: int, dtype: int, prefix: str, place: Place) -> str:
         """Slices this rank's rows."""
         writer = self._writer(prefix, _HOST)
@@ -513,24 +534,33 @@ class GraphWriter:
                               begin_mask=before, end_mask=before, ellipsis_mask=0, new_axis_mask=0,
                               shrink_axis_mask=0)
 
-    def gathered(self, value: str, dimension: int, dtype: int, prefix: str, place: Place, name: str) -> str:
+    def gathered(self, value: str, state: Rows, dtype: int, prefix: str, place: Place, name: str) -> str:
         """Gathers the rows of all ranks."""
         if dtype not in propagate_lib.GATHERED:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
                              f"{types_pb2.DataType.Name(dtype)}; it must be computed from whole inputs.")
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
         writer = self._writer(f"{prefix}/whole", _HOST, exchange)
+        dimension, shape = state.dimension, self._sizes.shape(name)
+        if state.blocks > 1:  # in one exchange: blocks become a dimension behind that of the rows
+            value = writer.add("beside", "Pack", self._split(writer, value, state, dtype), T=dtype, N=state.blocks,
+                               axis=dimension + 1)
+        order: list[int] = []
         if dimension:
-            shape = self._sizes.shape(name)
             assert shape is not None  # otherwise it is kept whole
-            rank = len(shape)
+            rank = len(shape) + (state.blocks > 1)
             order = [dimension, *(d for d in range(rank) if d != dimension)]
             value = self._transposed(writer, "first", value, order, dtype)
-        rows = writer.add("rows" if dimension else "", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
-                          **exchange.attributes)
+        is_last = not dimension and state.blocks == 1
+        whole = writer.add("" if is_last else "rows", "PoseidonAllGather", [value, self.part(place)[1]], T=dtype,
+                           **exchange.attributes)
         if dimension:
-            return self._transposed(writer, "", rows, list(np.argsort(order)), dtype)
-        return rows
+            whole = self._transposed(writer, "" if state.blocks == 1 else "back", whole, list(np.argsort(order)), dtype)
+        if state.blocks > 1:
+            parts = writer.add("parts", "Unpack", [whole], T=dtype, num=state.blocks, axis=dimension + 1)
+            whole = self._joined(writer, "", [propagate_lib.tensor_of(parts, i) for i in range(state.blocks)],
+                                 dimension, dtype)
+        return whole
 
     def _constant_shape(self, tensor: str) -> graph_lib.Shape | None:
         """Returns the shape of a tensor, None for sizes that are unknown or depend on rows."""
@@ -790,6 +820,12 @@ class NodeWriter:
         """Returns the one-process shape, given that of this rank's rows."""
         with self._writer.placed(_HOST):
             return self.add(suffix, "PoseidonGlobalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
+                            dimension=dimension)
+
+    def made_local(self, shape: str, dimension: int, dtype: int, suffix: str) -> str:
+        """Returns a shape with an element, a size or a position, that becomes that of this rank's rows."""
+        with self._writer.placed(_HOST):
+            return self.add(suffix, "PoseidonLocalShape", [shape, self._all.part(self._place)[0]], Tshape=dtype,
                             dimension=dimension)
 
     def made_whole(self, tensor: str, state: Partial, dtype: int | None = None) -> str:

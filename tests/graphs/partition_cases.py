@@ -13,7 +13,8 @@ nodes of an op do, all of the states. An op is looked up in the case itself and,
 unknown when graphs are built, and `summed(3)` is an input of [K, 3] that is summed over its rows, so the case gets a
 summand. Values are integers from -3 to 3, of type float64; `dtype`, `low`, `high` and `make` change that. All float
 outputs are compared, and so is the gradient of a weighted sum of the outputs, or of their squares, for every float
-input; these gradients test the gradient ops. `fewest=1` marks cases that one process cannot compute without rows.
+input; these gradients test the gradient ops. `fewest=1` marks cases that one process cannot compute without rows. In
+"rows(0)x2", two blocks of rows follow each other.
 """
 
 import inspect
@@ -478,7 +479,7 @@ SHAPES = [
     Case("ShapeN", lambda x, y, z: tf.raw_ops.ShapeN(input=[x, y, z]), [of(3, K), of(2), summed(2)], "whole"),
     *(Case("Reshape", lambda x, s=shape: tf.reshape(x, s), [spec], state) for spec, shape, state in (
         (of(K, 2, 3), [-1, 6], "rows(0)"), (of(K, 2, 3), [-1, 3], "rows(0)"), (of(K, 2, 3), [-1], "rows(0)"),
-        (of(2, K, 3), [2, -1], "rows(1)"), (of(2, K, 3), [-1, 3], "whole"), (of(K, 3), [3, -1], "whole"),
+        (of(2, K, 3), [2, -1], "rows(1)"), (of(2, K, 3), [-1, 3], "rows(0)x2"), (of(K, 3), [3, -1], "whole"),
         (of(2, K), [1, 2, 1, -1], "rows(3)"), (of(K), [-1, 1], "rows(0)"), (summed(2, 3), [3, -1], SUM),
         (summed(2, 3, reduce="max"), [6], "partial(max)"))),
     Case("Reshape", lambda x: tf.reshape(x, [tf.shape(x)[0], -1]), [of(K, 2, 3)], "rows(0)", fewest=1),
@@ -505,17 +506,19 @@ SHAPES = [
       for spec, axis, state in (
           (of(K, 3), 1, "rows(0)"), (of(3, K), 0, "rows(0)"), (of(2, K, 3), -1, "rows(1)"), (summed(3, 2), 0, SUM))),
     *(Case("ConcatV2", lambda *xs, a=axis: tf.concat(xs, a), specs, state) for specs, axis, state in (
-        ([of(K, 3), of(K, 2)], 1, "rows(0)"), ([of(K, 3), of(K, 3)], 0, "whole"), ([of(2, K), of(3, K)], -2, "rows(1)"),
+        ([of(K, 3), of(K, 2)], 1, "rows(0)"), ([of(K, 3), of(K, 3)], 0, "rows(0)x2"),
+        ([of(2, K), of(3, K)], -2, "rows(1)"),
         ([of(K, 3), of(2, 3)], 0, "whole"), ([summed(3), summed(2)], 0, SUM), ([summed(3), of(2)], 0, SUM))),
     Case("ConcatV2", lambda x, y: tf.concat([x, tf.tile(y, [tf.shape(x)[0], 1])], 1), [of(K, 3), of(1, 2)],
          "rows(0)"),
     *(Case("Split", lambda x, a=axis: tf.split(x, 2, a)[1], [spec], state) for spec, axis, state in (
         (of(K, 4), 1, "rows(0)"), (of(4, K), -2, "rows(1)"), (summed(4), 0, SUM))),
-    Case("Split", lambda x: tf.split(tf.concat([x, x], 0), 2)[1], [of(K, 4)], "whole"),
+    Case("Split", lambda x: tf.split(tf.concat([x, x], 0), 2)[1], [of(K, 4)], "rows(0)"),
     *(Case("SplitV", lambda x, a=axis: tf.split(x, [1, 3], a)[1], [spec], state) for spec, axis, state in (
         (of(K, 4), 1, "rows(0)"), (of(4, K), -2, "rows(1)"), (summed(4), 0, SUM))),
     *(Case("Tile", lambda x, n=times: tf.tile(x, n), [spec], state) for spec, times, state in (
-        (of(K, 3), [1, 2], "rows(0)"), (of(K, 3), [2, 1], "whole"), (summed(3), [1], SUM), (summed(3), [2], "whole"))),
+        (of(K, 3), [1, 2], "rows(0)"), (of(K, 3), [2, 1], "rows(0)x2"), (summed(3), [1], SUM),
+        (summed(3), [2], "whole"))),
     *(Case("Pad", lambda x, p=paddings: tf.pad(x, p), [spec], state) for spec, paddings, state in (
         (of(K, 3), [[0, 0], [1, 2]], "rows(0)"), (of(K, 3), [[1, 0], [0, 0]], "whole"),
         (summed(3), [[1, 0]], "whole"))),
@@ -605,6 +608,92 @@ UNKNOWN = [
          [of(K, T)], "rows(0)"),
 ]
 
+
+
+def _joined(*tensors):
+    return tf.concat(tensors, 0)
+
+
+def _loop_of_blocks(x, y, w):
+    """A recurrence over time, whose rows are two batches."""
+    z = tf.transpose(_joined(x, y), [1, 0, 2])
+    return tf.scan(lambda h, each: tf.tanh(h @ w + each), z, tf.zeros_like(z[0]))
+
+
+def _between(x):
+    """Values between those of x, as many, from a part of it that another op than a product leaves whole."""
+    return tf.reverse(tf.reverse(x, [0]) * 2, [0])
+
+
+# Several blocks of rows, one after the other.
+BLOCKS = [
+    Case("ConcatV2", _joined, [of(K, 3), of(K, 3), of(K, 3)], "rows(0)x3"),
+    Case("ConcatV2", lambda x, y: tf.concat([x, y], 1), [of(2, K), of(2, K)], "rows(1)x2"),
+    Case("ConcatV2", lambda x, y: tf.concat([tf.concat([x, y], 0), x], 0), [of(K, 3), of(K, 3)],
+         "rows(0)x2 rows(0)x3"),
+    Case("ConcatV2", lambda x: _joined(x, tf.ones_like(_between(x))), [of(K, 3)], "rows(0)x2"),
+    Case("ConcatV2", lambda x, y: _joined(x, tf.reshape(y, [-1, 3])), [of(K, 3), of(K, 6)], "whole"),
+    Case("ConcatV2", lambda x, y: _joined(tf.reshape(x, [-1, 3]), tf.reshape(y, [-1, 3])), [of(K, 6), of(K, 2, 3)],
+         "rows(0)x2"),
+    Case("ConcatV2", lambda x, y: _joined(x, y), [of(K, 3), summed(2, 3)], "whole"),
+    Case("Tanh Square", lambda x, y: tf.square(tf.tanh(_joined(x, y))), [of(K, 3), of(K, 3)], "rows(0)x2"),
+    Case("Mul", lambda x, y, z: _joined(x, y) * tf.reshape(z, [-1, 3]), [of(K, 3), of(K, 3), of(K, 6)], "rows(0)x2"),
+    Case("Mul", lambda x, y: _joined(x, y) * _joined(y, x)[:, :1], [of(K, 3), of(K, 3)], "rows(0)x2"),
+    Case("AddV2", lambda x, y: _joined(x, y, x, y) + tf.reshape(
+        _joined(x[:, None], y[:, None]) * [[1.], [2.]], [-1, 3]), [of(K, 3), of(K, 3)], "rows(0)x4"),
+    Case("MatMul", lambda x, y, w: _joined(x, y) @ w, [of(K, 3), of(K, 3), of(3, 2)], "rows(0)x2"),
+    Case("MatMul", lambda x, y: tf.matmul(_joined(x, y), _joined(y, x), transpose_a=True), [of(K, 3), of(K, 3)], SUM),
+    Case("MatMul", lambda x, y: tf.matmul(_joined(x, y), _joined(y, x), transpose_b=True), [of(K, 3), of(K, 3)],
+         "rows(0)x2", fewest=1),
+    Case("Sum", lambda x, y: tf.reduce_sum(_joined(x, y), 0), [of(K, 3), of(K, 3)], SUM),
+    Case("Max", lambda x, y: tf.reduce_max(_joined(x, y), 1), [of(K, 3), of(K, 3)], "rows(0)x2"),
+    Case("Max", lambda x, y: tf.reduce_max(_joined(x, y)), [of(K, 3), of(K, 3)], "partial(max)", fewest=1),
+    Case("Mean", lambda x, y: tf.reduce_mean(_joined(x, y), 0), [of(K, 3), of(K, 3)], SUM, fewest=1, tolerance=1e-12),
+    Case("Softmax", lambda x, y: tf.nn.softmax(_joined(x, y)), [of(K, 3), of(K, 3)], "rows(0)x2"),
+    Case("Cumsum", lambda x, y: tf.cumsum(_joined(x, y)), [of(K, 3), of(K, 3)], "whole"),
+    Case("ReverseV2", lambda x, y: tf.reverse(_joined(x, y), [0]), [of(K, 3), of(K, 3)], "whole"),
+    Case("Transpose", lambda x, y: tf.transpose(_joined(x, y)) * 2, [of(K, 3), of(K, 3)], "rows(1)x2"),
+    Case("Shape", lambda x, y: tf.shape(_joined(x, y)), [of(K, 3), of(K, 3)], "whole"),
+    Case("GatherV2", lambda x, i, j: tf.gather(x, _joined(i, j)), [of(4, 3), ints(K, low=0), ints(K, low=0)],
+         "rows(0)x2"),
+    Case("GatherV2", lambda x, y: tf.gather(_joined(x, y), [0, 1, 1]), [of(K, 3), of(K, 3)], "whole", fewest=1),
+    Case("Reshape", lambda x, y: tf.reshape(_joined(x, y), [-1]), [of(K, 3), of(K, 3)], "rows(0)x2"),
+    Case("Reshape", lambda x, y: tf.reshape(_joined(x, y), [tf.shape(x)[0], 6]), [of(K, 3), of(K, 3)], "whole"),
+    Case("Reshape", lambda x, y: tf.reshape(_joined(x, y), [2, -1, 3]), [of(K, 3), of(K, 3)], "rows(1)"),
+    Case("Reshape", lambda x, y: tf.reshape(_joined(x, y), [2, tf.shape(x)[0], 3]), [of(K, 3), of(K, 3)], "rows(1)"),
+    Case("Reshape", lambda x: tf.reshape(x, [2, -1, 3]), [of(4, K, 3)], "rows(1)x2"),
+    Case("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 3]) * 2, [4, -1, 3]), [of(4, K, 3)],
+         "rows(0)x4 rows(1)"),
+    Case("Tile", lambda x: tf.tile(x, [1, 3]), [of(2, K)], "rows(1)x3"),
+    Case("Tile", lambda x, y: tf.tile(_joined(x, y), [2, 2]), [of(K, 3), of(K, 3)], "rows(0)x4"),
+    *(Case("Split", lambda *xs, n=number: tf.split(_joined(*xs), n)[0], [of(K, 3)] * 4, state)
+      for number, state in ((4, "rows(0)"), (2, "rows(0)x2"))),
+    Case("Split", lambda x, y: [part * (i + 1.) for i, part in enumerate(tf.split(
+        tf.reshape(_joined(x, y), [-1, 1]), 4))], [of(K, 2), of(K, 2)], "whole"),
+    Case("SplitV", lambda x, y, z: [part * (i + 1.) for i, part in enumerate(tf.split(
+        _joined(x, y, z), [tf.shape(x)[0], 2 * tf.shape(x)[0]]))], [of(K, 3)] * 3, "rows(0)"),
+    Case("Slice Pad", lambda x, y: tf.slice(_joined(x, y), [tf.shape(x)[0], 1], [tf.shape(x)[0], 2]),
+         [of(K, 3), of(K, 3)], {"Slice": "rows(0)", "Pad": "rows(0)x2"}),
+    Case("Slice", lambda x, y, z: tf.slice(_joined(x, y, z), [tf.shape(x)[0], 0], [-1, 2]), [of(K, 3)] * 3,
+         "rows(0)x2"),
+    *(Case("StridedSlice StridedSliceGrad", lambda x, y, z, f=cut: f(_joined(x, y, z), tf.shape(x)[0]), [of(K, 3)] * 3,
+           {"StridedSlice": f"{state} whole", "StridedSliceGrad": "rows(0)x3"}) for cut, state in (
+               (lambda x, k: x[:k], "rows(0)"), (lambda x, k: x[k:], "rows(0)x2"), (lambda x, k: x[k:2 * k], "rows(0)"),
+               (lambda x, k: x[k:3 * k, 1:], "rows(0)x2"), (lambda x, k: x[2 * k:, None, 0], "rows(0)"))),
+    Case("StridedSliceGrad", lambda x, y: (x[:, ::2] * 1.)[:], [of(K, 3), of(K, 3)], "rows(0)"),
+    *(Case("StridedSlice", lambda x, y, f=cut: f(_joined(x, y), tf.shape(x)[0]), [of(K, 3), of(K, 3)], "whole",
+           fewest=1) for cut in (
+               lambda x, k: x[k // 2:k], lambda x, k: x[:k:2], lambda x, k: x[:k - 1], lambda x, k: x[-k:])),
+    Case("StridedSliceGrad", lambda x: tf.reshape(x, [-1, 3])[:tf.shape(x)[0]], [of(K, 6)], "whole"),
+    Case("Switch", lambda x, y, z: tf.cond(tf.reduce_sum(z) > 0, lambda: _joined(x, y) * 2, lambda: _joined(y, x)),
+         [of(K, 3), of(K, 3), of(3)], "rows(0) whole"),
+    Case("Merge", lambda x, y, p: tf.raw_ops.Merge(inputs=list(tf.raw_ops.Switch(data=_joined(x, y), pred=p)))[0],
+         [of(K, 3), of(K, 3), bools()], "rows(0)x2"),
+    Case("TensorListStack", _loop_of_blocks, [of(K, 4, 2), of(K, 4, 2), of(2, 2)], "rows(1)x2", tolerance=1e-11),
+    Case("Conv2D", lambda x, y, w: tf.nn.conv2d(_joined(x, y), w, 1, "SAME"), [
+        of(K, 4, 4, 2), of(K, 4, 4, 2), of(3, 3, 2, 3)], "rows(0)x2"),
+]
+
 CONTROL = [
     Case("Switch Merge", lambda x, p: tf.raw_ops.Merge(inputs=list(tf.raw_ops.Switch(data=x, pred=p)))[0],
          [of(K, 3), bools()], "rows(0)"),
@@ -618,4 +707,4 @@ CONTROL = [
     Case("Enter Exit", _loop_of_version_1, [of(K, 3), of(3, 3)], "rows(0) partial(sum) whole", has_gradient=False),
     Case("Assert", _asserted, [of(K, 3)], "none"),
 ]
-CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *UNKNOWN, *CONTROL]
+CASES = [*ELEMENTWISE, *REDUCTIONS, *CONTRACTIONS, *SHAPES, *BLOCKS, *UNKNOWN, *CONTROL]

@@ -151,13 +151,14 @@ _UNNOTICED = {
 @pytest.mark.parametrize("change", [_claims_whole, _claims_other, _stays_local], ids=lambda change: change.__name__)
 def test_wrong_rules_are_noticed(change, monkeypatch):
     unnoticed, same = [], set()
-    for op, rule in rules.RULES.items():
+    for table, op, rule in [*((rules.RULES, *item) for item in rules.RULES.items()),
+                            *((rules.BLOCKS, *item) for item in rules.BLOCKS.items())]:
         numbers = _cases_of(op)
         if not numbers:
             continue  # test_every_rule_has_a_case is about them
         changed, has_changed = [], False
         with monkeypatch.context() as patch:
-            patch.setitem(rules.RULES, op, _mutated(rule, change, changed))
+            patch.setitem(table, op, _mutated(rule, change, changed))
             for number in numbers:
                 if _is_noticed(number, changed):
                     break

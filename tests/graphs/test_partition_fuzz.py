@@ -232,6 +232,32 @@ def _concat(p, x, b, c):
     return Value(tf.concat([x.tensor, y.tensor], d), (*x.sizes[:d], size, *x.sizes[d + 1:]))
 
 
+def _of_rows(x, number):
+    """Returns a dimension with several times the number of rows, None if there is none."""
+    axes = [d for d, (n, k) in enumerate(x.sizes) if k == 1 and n > 1]
+    return axes[number % len(axes)] if axes else None
+
+
+def _range(p, x, b, c):
+    """As many rows as the batch has, or more: of concatenated tensors, some of them."""
+    d = _of_rows(x, b)
+    if d is None:
+        return None
+    rows, n = tf.shape(p.x)[0], x.sizes[d][0]
+    first = c % n
+    number = 1 + b % (n - first)
+    return Value(x.tensor[(*[slice(None)] * d, slice(first * rows, (first + number) * rows))],
+                 (*x.sizes[:d], (number, 1), *x.sizes[d + 1:]))
+
+
+def _split_rows(p, x, b, c):
+    d = _of_rows(x, b)
+    if d is None:
+        return None
+    parts = tf.split(x.tensor, x.sizes[d][0], d)
+    return Value(parts[c % len(parts)] - parts[0] / 3, (*x.sizes[:d], (1, 1), *x.sizes[d + 1:]))
+
+
 def _stack(p, x, b, c):
     y = p.pick(c, lambda value: value.sizes == x.sizes)
     d = b % (x.rank + 1)
@@ -332,6 +358,7 @@ OPERATIONS = [
     _on_constant_axis(lambda x, d, rank: tf.gather(x, [1, 0, 1], axis=d), lambda n: 3),
     _on_constant_axis(lambda x, d, rank: tf.sort(x, d)),
     _on_constant_axis(lambda x, d, rank: tf.split(x, [1, x.shape[d] - 1], d)[1], lambda n: n - 1),
+    _concat, _range, _range, _split_rows,
 ]
 
 

@@ -17,7 +17,7 @@ PROGRAMS = {}
 SINGLE = ("orthogonal_activity_regularizer", "augmentation", "ctc_cost_of_batches")
 # Ops that every rank runs for all rows: rows of two tensors in one, logits whose rows are columns, and recurrences over
 # labels.
-WHOLE = {"simclr": ["ConcatV2"], "clip": ["SparseSoftmaxCrossEntropyWithLogits"],
+WHOLE = {"simclr": [], "clip": ["SparseSoftmaxCrossEntropyWithLogits"],
          "ctc": ["AddV2", "Sub", "TensorListSetItem", "TensorScatterAdd", "While"],
          "ctc_cost_of_batches": ["CTCLoss", "GatherNd"]}
 

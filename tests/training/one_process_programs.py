@@ -202,6 +202,79 @@ def contrastive():
 
 
 @program
+def siamese():
+    """One network for both batches of pairs at a time."""
+    net, variables = _net()
+
+    def step(x, y, same):
+        with tf.GradientTape() as tape:
+            a, b = tf.split(tf.math.l2_normalize(net(tf.concat([x, y], 0)), -1), 2)
+            distance = tf.reduce_sum((a - b)**2, -1)
+            loss = tf.reduce_mean(same * distance + (1 - same) * tf.nn.relu(1 - distance))
+        _sgd(tape, loss, variables)
+        return loss, distance
+
+    return step, variables, _batches(_x, _x, lambda rng, k: rng.integers(0, 2, k).astype("float64"))
+
+
+@tf.custom_gradient
+def _reversed_gradient(x):
+    return tf.identity(x), lambda dy: -.3 * dy
+
+
+@program
+def domain_adaptation():
+    """Features of both domains; labels of the source; and which domain, from gradients that are reversed (DANN)."""
+    net, variables = _net()
+    domain = _variable("domain", 3, 2)
+
+    def step(source, labels, target):
+        rows = tf.shape(source)[0]
+        with tf.GradientTape() as tape:
+            features = tf.nn.tanh(net(tf.concat([source, target], 0)))
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, features[:rows]))
+            of_domain = tf.repeat([0, 1], [rows, rows])
+            confusion = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+                of_domain, _reversed_gradient(features) @ domain))
+            total = loss + confusion + .01 * tf.reduce_mean(features[rows:]**2)
+        _sgd(tape, total, [*variables, domain])
+        return loss, confusion
+
+    return step, [*variables, domain], _batches(_x, _labels, _x)
+
+
+@program
+def mixup():
+    """Rows and their mixtures with those of another batch, in one."""
+    net, variables = _net()
+
+    def step(x, y, other, share):
+        mixed = share[:, None] * x + (1 - share[:, None]) * other
+        with tf.GradientTape() as tape:
+            outputs = net(tf.concat([x, mixed, other], 0))
+            errors = tf.reduce_mean((outputs - tf.tile(y, [3, 1]))**2, -1)
+            loss = tf.reduce_mean(errors * tf.concat([tf.ones_like(share), share, 1 - share], 0))
+        _sgd(tape, loss, variables)
+        return loss, tf.reduce_max(tf.reshape(errors, [3, -1]), 1)
+
+    return step, variables, _batches(_x, _y, _x, lambda rng, k: rng.uniform(size=k))
+
+
+@program
+def map_over_rows():
+    net, variables = _net()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum((net(row[0][None])[0] - row[1])**2), (x, y),
+                                            fn_output_signature=tf.float64))
+        _sgd(tape, loss, variables)
+        return loss
+
+    return step, variables, _batches(_x, _y)
+
+
+@program
 def triplets_in_batch():
     """The farthest positive and the nearest negative of each row."""
     net, variables = _net()

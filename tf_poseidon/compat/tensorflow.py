@@ -108,8 +108,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
 
     # ---- the process ----
     Name(f"{_EAGER}.context", "context", "compute integers that depend on shapes"),
-    *(Name(f"{_EAGER}.context", f"Context.{name}", "keep the functions that a partitioned graph calls", ("self", parameter))
-      for name, parameter in (("add_function_def", "fdef"), ("remove_function", "name"))),
+    *(Name(f"{_EAGER}.context", f"Context.{name}", "keep the functions that a partitioned graph calls",
+           ("self", parameter)) for name, parameter in (("add_function_def", "fdef"), ("remove_function", "name"))),
     Name(f"{_EAGER}.context", "global_seed", "give all ranks the same random seed"),
     Name(f"{_EAGER}.context", "Context.set_config_key_value", "agree over tf.distribute's coordination service",
          ("self", "key", "value")),

@@ -6,6 +6,7 @@ whole inputs, and so whole outputs, on every rank: correct, but no faster than o
 To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py`.
 """
 
+from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.rules import contractions
 from tf_poseidon.graph_passes.partition.rules import control
 from tf_poseidon.graph_passes.partition.rules import elementwise
@@ -18,6 +19,8 @@ from tf_poseidon.graph_passes.partition.rules import shapes
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.partition.rules import stores
 from tf_poseidon.graph_passes.partition.rules import windows
+from tf_poseidon.graph_passes.partition.rules.case import Case
+from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule
 
 RULES: dict[str, Rule] = {
@@ -38,3 +41,18 @@ RULES: dict[str, Rule] = {
 ALWAYS = sources.ALWAYS | lists.ALWAYS | stores.ALWAYS | own.ALWAYS
 # Ops with so much arithmetic that they may divide whole inputs, see dividing.py.
 DIVIDING = contractions.DIVIDING | windows.DIVIDING
+# The rules of ops that make several blocks of rows, or take them apart; they come first.
+BLOCKS = shapes.BLOCKS
+# Ops that treat rows separately, or reduce them in any order, so that rows may be in several blocks.
+_IN_BLOCKS = frozenset((
+    *elementwise.RULES, *reductions.RULES, *contractions.RULES, *shapes.RULES, *windows.RULES, *gathering.RULES,
+    *lists.RULES, *normalisation.RULES, *control.RULES))
+
+
+def applied(case: Case) -> Outcome | None:
+    """Applies the rule of a case's op; returns None if it has no rule, or none for this case."""
+    op = case.node.op
+    if op not in RULES:
+        return None
+    outcome = BLOCKS[op](case) if op in BLOCKS else None
+    return outcome or blocks.applied(RULES[op], case, op in _IN_BLOCKS)

@@ -92,6 +92,15 @@ class Case:
         assert isinstance(state, Rows)
         return state.dimension
 
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return [f"{self.node.name}:{i}" if i else self.node.name for i in range(self.num_outputs)]
+
+    def shape_of(self, tensor: str) -> sizes_lib.Shape | None:
+        """Returns what is known about the one-process shape of an input or output, given its name."""
+        return self._sizes.shape(tensor)
+
     def out_shape(self, i: int = 0) -> sizes_lib.Shape | None:
         """Returns what is known about an output's one-process shape."""
         return self._sizes.shape(f"{self.node.name}:{i}" if i else self.node.name)
@@ -112,6 +121,14 @@ class Case:
     def likely_element(self, i: int, index: int) -> np.ndarray | None:
         """Returns the same for the tried numbers of rows alone, see `Sizes.likely_element`."""
         return self._sizes.likely_element(self.inputs[i], index)
+
+    def size_at(self, i: int, *index: int) -> sizes_lib.Size | None:
+        """Returns an integer in an input, see `Sizes.size_at`."""
+        return self._sizes.size_at(self.inputs[i], *index)
+
+    def with_states(self, states: Sequence[State], wish: State | None, stored: State | None) -> "Case":
+        """Returns the same case with other states."""
+        return Case(self.node, self.inputs, tuple(states), self.num_outputs, self._sizes, wish, stored)
 
     def is_packed(self, i: int) -> bool:
         """Whether an input was packed from single values: by a program rather than by backpropagation."""

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import typing
 
 import numpy as np
+from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
+from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
@@ -245,15 +247,28 @@ def along_others(case: Case) -> Outcome | None:
     return case.all({0: state}, state)
 
 
-def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None:
+class _Kept(typing.NamedTuple):
+    """A dimension that a StridedSlice keeps.
+
+    Attributes:
+        position: Its number in the tensor.
+        out: Its number in the slice.
+        is_all: Whether all of it is taken.
+        given: The number of its range; None if it has none.
+    """
+
+    position: int
+    out: int
+    is_all: bool
+    given: int | None = None
+
+
+def _strided(case: Case, tensor_rank: int) -> list[_Kept] | None:
     """Returns what a StridedSlice does to the dimensions that it keeps; None if its strides are unknown.
 
     Args:
         case: The `Case`, of a StridedSlice or its gradient.
         tensor_rank: Number of dimensions of the tensor that is sliced.
-
-    Returns:
-        [(dimension of the tensor, dimension of the slice, whether all of it is taken), ...].
     """
     begin, strides = case.constant(1), case.constant(3)
     if strides is None:
@@ -266,7 +281,7 @@ def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None
         bit = 1 << i
         if masks["ellipsis"] & bit:
             for _ in range(hidden):
-                pairs.append((position, out, True))
+                pairs.append(_Kept(position, out, True))
                 position, out = position + 1, out + 1
         elif masks["new_axis"] & bit:
             out += 1
@@ -275,13 +290,31 @@ def _strided(case: Case, tensor_rank: int) -> list[tuple[int, int, bool]] | None
         else:
             from_first = masks["begin"] & bit or begin is not None and begin[i] == 0
             is_all = bool(from_first and masks["end"] & bit and strides[i] == 1)
-            pairs.append((position, out, is_all))
+            pairs.append(_Kept(position, out, is_all, i))
             position, out = position + 1, out + 1
     if not masks["ellipsis"]:
         for _ in range(hidden):
-            pairs.append((position, out, True))
+            pairs.append(_Kept(position, out, True))
             position, out = position + 1, out + 1
     return pairs
+
+
+def _range(case: Case, index: int, whole: sizes_lib.Size | None) -> tuple[sizes_lib.Size | None,
+                                                                          sizes_lib.Size | None]:
+    """Returns (begin, size) of a range of a StridedSlice, or of its gradient, None where unknown.
+
+    Args:
+        case: The `Case`.
+        index: The number of the range.
+        whole: The size of the dimension that it is taken from.
+    """
+    begins, ends = (case.attr(f"{name}_mask").i >> index & 1 for name in ("begin", "end"))
+    begin = sizes_lib.NONE if begins else case.size_at(1, index)
+    end, strides = whole if ends else case.size_at(2, index), case.constant(3)
+    if begin is None or end is None or whole is None or strides is None or strides[index] != 1 or (
+            whole.minus(end) is None):
+        return begin, None
+    return begin, end.minus(begin)
 
 
 def strided_slice(case: Case) -> Outcome | None:
@@ -292,9 +325,9 @@ def strided_slice(case: Case) -> Outcome | None:
     shape = case.shape(0)
     if not isinstance(state, Rows) or shape is None:
         return None
-    for position, out, is_all in _strided(case, len(shape)) or ():
-        if position == state.dimension:
-            return case.all({0: state}, Rows(out)) if is_all else None
+    for kept in _strided(case, len(shape)) or ():
+        if kept.position == state.dimension:
+            return case.all({0: state}, Rows(kept.out)) if kept.is_all else None
     return None
 
 
@@ -305,11 +338,156 @@ def strided_slice_gradient(case: Case) -> Outcome | None:
         return None if case.enlarges([4]) else case.all({4: SUM}, SUM)
     if not isinstance(state, Rows) or out is None:
         return None
-    for position, sliced, is_all in _strided(case, len(out)) or ():
-        if sliced == state.dimension:
-            if not is_all:
+    for kept in _strided(case, len(out)) or ():
+        if kept.out == state.dimension:
+            if not kept.is_all:
                 return None
-            return case.all({4: state}, Rows(position), local={0: position})
+            return case.all({4: state}, Rows(kept.position), local={0: kept.position})
+    return None
+
+
+# ---- blocks of rows -------------------------------------------------------------------------
+
+
+def reshape_of_blocks(case: Case) -> Outcome | None:
+    """Merges a dimension before the rows with them, whose size is then the number of blocks; or splits these again."""
+    state, shape, out = case.states[0], case.shape(0), case.out_shape()
+    if not isinstance(state, Rows) or shape is None or out is None:
+        return None
+    known = shape[:state.dimension]
+    if not sizes_lib.is_known(known):
+        return None
+    before = sizes_lib.product(known)
+    for i in range(len(out)):
+        until = out[:i]
+        if not sizes_lib.is_known(until):
+            return None
+        after = sizes_lib.product(until)
+        merged, split = before.ratio(after), after.ratio(before)
+        number = state.blocks * merged if merged else state.blocks // split if split and not (
+            state.blocks % split) else None
+        if number and number != state.blocks and sizes_lib.consists_of(out[i], number):
+            return case.all({0: state}, Rows(i, number), local={1: i})
+    return None
+
+
+def tile_of_blocks(case: Case) -> Outcome | None:
+    """Tile(x, multiples) repeats all rows, one after the other."""
+    state = case.states[0]
+    if not isinstance(state, Rows) or case.rank(0) is None or blocks.size_of_block(case, 0) is None:
+        return None
+    times = case.element(1, state.dimension)
+    if times is None or np.asarray(times).size != 1 or int(times) < 2:
+        return None
+    return case.all({0: state}, Rows(state.dimension, state.blocks * int(times)))
+
+
+def concat_of_blocks(case: Case) -> Outcome | None:
+    """Joins tensors along their rows: those of each become one block, or several."""
+    given, inputs = case.constant(len(case.inputs) - 1), range(len(case.inputs) - 1)
+    if given is None or any(case.rank(i) is None for i in inputs):
+        return None
+    axis = int(given) % len(case.sizes(0))
+    sizes = [case.sizes(i)[axis] for i in inputs]
+    leading = next((i for i in inputs if isinstance(state := case.states[i], Rows) and state.dimension == axis), None)
+    block = None if leading is None else blocks.size_of_block(case, leading)
+    numbers = blocks.all_known(None if size is None or block is None else size.ratio(block) for size in sizes)
+    if numbers is None or any(isinstance(case.states[i], Partial) for i in inputs):
+        return None
+    takes = {i: Rows(axis, number) for i, number in zip(inputs, numbers)}
+    if any(isinstance(state, Rows) and state != takes[i] for i, state in zip(inputs, case.states)):
+        return None
+    return case.all(takes, Rows(axis, sum(numbers)))
+
+
+def split_of_blocks(which: int, value: int) -> Rule:
+    """Returns the rule of an op that splits input `value` along the dimension in input `which`, that of the rows."""
+
+    def rule(case: Case) -> Outcome | None:
+        axis, state = case.constant(which), case.states[value]
+        if not blocks.has_blocks(state) or axis is None or case.rank(value) is None or (
+                int(axis) % len(case.sizes(value)) != state.dimension):
+            return None
+        shapes = [case.out_shape(i) for i in range(case.num_outputs)]
+        numbers = blocks.all_known(
+            blocks.number_in(shape[state.dimension] if shape else None, case, value) for shape in shapes)
+        if numbers is None or sum(numbers) != state.blocks:
+            return None
+        return Outcome(tuple(state if i == value else WHOLE for i in range(len(case.inputs))),
+                       tuple(Rows(state.dimension, number) for number in numbers),
+                       write=None if case.node.op == "Split" else _write_split)
+
+    return rule
+
+
+def _write_split(writer: "NodeWriter") -> list[str]:
+    """SplitV(x, sizes, axis): the size of each part becomes that of this rank's rows."""
+    x, sizes, axis = writer.inputs
+    count, dtype = writer.node.attr["num_split"].i, writer.node.attr["Tlen"].type
+    for i in range(count):
+        sizes = writer.made_local(sizes, i, dtype, f"size{i}")
+    name = writer.add("", "SplitV", [x, sizes, axis], T=writer.node.attr["T"].type, Tlen=dtype, num_split=count)
+    return [f"{name}:{i}" if i else name for i in range(count)]
+
+
+def padded_blocks(case: Case) -> Outcome | None:
+    """Pad(x, paddings) with zeros in place of other blocks: the gradient of a Slice."""
+    state = case.states[0]
+    if not isinstance(state, Rows) or case.rank(0) is None:
+        return None
+    before, after = (blocks.number_in(case.size_at(1, state.dimension, side), case, 0) for side in (0, 1))
+    if before is None or after is None or not before + after:
+        return None
+    return case.all({0: state}, Rows(state.dimension, before + state.blocks + after),
+                    write=lambda writer: _write_padded(writer, state.dimension))
+
+
+def _write_padded(writer: "NodeWriter", dimension: int) -> list[str]:
+    """The zeros on both sides become as many as belong to this rank's rows."""
+    (x, paddings), dtype = writer.inputs, writer.node.attr["Tpaddings"].type
+    flat, pairs = (writer.constant(name, np.array(shape, np.int32), paddings)
+                   for name, shape in (("flat", [-1]), ("pairs", [-1, 2])))
+    paddings = writer.add("flattened", "Reshape", [paddings, flat], T=dtype, Tshape=types_pb2.DT_INT32)
+    for side in (0, 1):
+        paddings = writer.made_local(paddings, 2 * dimension + side, dtype, f"side{side}")
+    paddings = writer.add("paddings", "Reshape", [paddings, pairs], T=dtype, Tshape=types_pb2.DT_INT32)
+    return [writer.add("", "Pad", [x, paddings], T=writer.node.attr["T"].type, Tpaddings=dtype)]
+
+
+def cut_of_blocks(case: Case) -> Outcome | None:
+    """Slice(x, begin, size) of some blocks."""
+    state, out = case.states[0], case.out_shape()
+    if not blocks.has_blocks(state) or out is None:
+        return None
+    d = state.dimension
+    number = blocks.number_taken(case, case.size_at(1, d), out[d])
+    return case.all({0: state}, Rows(d, number), local={1: d, 2: d}) if number else None
+
+
+def strided_slice_of_blocks(case: Case) -> Outcome | None:
+    """x[begin:end] of some blocks."""
+    state, shape = case.states[0], case.shape(0)
+    if not blocks.has_blocks(state) or shape is None:
+        return None
+    for position, out, _, index in _strided(case, len(shape)) or ():
+        if position == state.dimension and index is not None:
+            number = blocks.number_taken(case, *_range(case, index, shape[position]))
+            return case.all({0: state}, Rows(out, number), local={1: index, 2: index}) if number else None
+    return None
+
+
+def strided_slice_gradient_of_blocks(case: Case) -> Outcome | None:
+    """StridedSliceGrad(shape, begin, end, strides, dy): zeros in place of the blocks that were not taken."""
+    state, out = case.states[4], case.out_shape()
+    if not isinstance(state, Rows) or out is None or case.rank(4) is None:
+        return None
+    for position, sliced, _, index in _strided(case, len(out)) or ():
+        if sliced == state.dimension and index is not None:
+            begin, size = _range(case, index, out[position])
+            before, taken, number = (blocks.number_in(part, case, 4) for part in (begin, size, out[position]))
+            if before is None or taken != state.blocks or not number or number == taken:
+                return None
+            return case.all({4: state}, Rows(position, number), local={0: position, 1: index, 2: index})
     return None
 
 
@@ -333,4 +511,16 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("ReverseV2", "Roll"), along_others),
     "StridedSlice": strided_slice,
     "StridedSliceGrad": strided_slice_gradient,
+}
+# The rules of ops that make blocks of rows, or take them apart.
+BLOCKS: dict[str, Rule] = {
+    "Reshape": reshape_of_blocks,
+    "Tile": tile_of_blocks,
+    "ConcatV2": concat_of_blocks,
+    "Split": split_of_blocks(0, 1),
+    "SplitV": split_of_blocks(2, 0),
+    "Pad": padded_blocks,
+    "Slice": cut_of_blocks,
+    "StridedSlice": strided_slice_of_blocks,
+    "StridedSliceGrad": strided_slice_gradient_of_blocks,
 }
