@@ -84,7 +84,7 @@ def kernel_of_all_pairs():
 
 def products_behind_all_pairs():
     """As in SimCLR. The scores are whole, since their gradient would be a sum with a size for each row."""
-    x = _x()
+    x = _noise(_x())
     w = _weights(3, 4)
     z = tf.math.l2_normalize(tf.concat([x, tf.reverse(x, [1])], 0) @ w, 1)
     loss = tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(z, z, transpose_b=True), 1))
