@@ -30,6 +30,7 @@ from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
+from tf_poseidon.graph_passes.partition.rules import blocks
 from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.sizes import Sizes
@@ -97,14 +98,22 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
         fetches: Names of the tensors or nodes that are read outside of the graph.
         dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
     """
-    return _Propagation(sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}).run()
+    arguments = sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}
+    propagated = _Propagation(*arguments).run()
+    # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised, they
+    # would be gathered where they are widest.
+    if any(node.op == own_lib.BEGINS and blocks.has_blocks(propagated.states.get(canonical(tensor)))
+           for node in propagated.ordered for tensor in sizes.graph.inputs(node)):
+        return _Propagation(*arguments, with_blocks=False).run()
+    return propagated
 
 
 class _Propagation:
 
     def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str],
-                 dividing: Mapping[str, Outcome]) -> None:
+                 dividing: Mapping[str, Outcome], with_blocks: bool = True) -> None:
         self._sizes = sizes
+        self._with_blocks = with_blocks
         self._dividing = dividing
         self._fetched = fetched
         self._graph = sizes.graph
@@ -237,7 +246,7 @@ class _Propagation:
         if last != given:
             states, wish, stored = given
             case = Case(node, inputs, held_lib.as_summands(states), self._outputs[node.name], self._sizes, wish, stored)
-            outcome = held_lib.outcome(rules.applied(case), states)
+            outcome = held_lib.outcome(rules.applied(case, self._with_blocks), states)
             self._ruled[node.name] = given, outcome
         return outcome
 

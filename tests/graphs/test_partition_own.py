@@ -66,6 +66,19 @@ def reference(form, size, x):
             return session.run(results, {"x:0": x})
 
 
+def test_concatenated_rows_that_become_own_are_contiguous():
+    """Their parts are not: they would be gathered where a batch normalisation reads them."""
+    def build():
+        x, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, 2, CHANNELS), name="x"))
+        z = tf.concat([x, -x], 0)
+        y = ops.join(tf.tanh(ops.own(z)), "rows")
+        return [tf.reduce_sum(y * z), *tf.gradients(tf.reduce_sum(y * z), [x])]
+
+    made = partitioning.check(build, [{"x": np.random.default_rng(rows).normal(size=(rows, 2, CHANNELS))}
+                                      for rows in ROWS])
+    assert "ConcatV2" in {op.op for op in made.report.whole}, made.report
+
+
 @pytest.mark.parametrize("form", [normalised, masked], ids=lambda form: form.__name__)
 def test_each_rank_computes_of_its_own_rows(form):
     partitioned = partitioning.Partitioned(lambda: build(None, form))

@@ -49,10 +49,18 @@ _IN_BLOCKS = frozenset((
     *lists.RULES, *normalisation.RULES, *control.RULES))
 
 
-def applied(case: Case) -> Outcome | None:
-    """Applies the rule of a case's op; returns None if it has no rule, or none for this case."""
+def applied(case: Case, with_blocks: bool = True) -> Outcome | None:
+    """Applies the rule of a case's op.
+
+    Args:
+        case: The `Case`.
+        with_blocks: Whether ops may make several blocks of rows.
+
+    Returns:
+        The `Outcome`; None if the op has no rule, or none for this case.
+    """
     op = case.node.op
     if op not in RULES:
         return None
-    outcome = BLOCKS[op](case) if op in BLOCKS else None
+    outcome = BLOCKS[op](case) if with_blocks and op in BLOCKS else None
     return outcome or blocks.applied(RULES[op], case, op in _IN_BLOCKS)
