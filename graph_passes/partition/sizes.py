@@ -113,7 +113,7 @@ class Size:
 
 def product(sizes: Sequence[Size]) -> Size:
     """Returns the product of `Size`s, a `Size`."""
-    return Size(tuple(map(math.prod, zip(*(size.values for size in sizes)))) or ONE.values)
+    return Size(tuple(map(math.prod, zip(*(size.values for size in sizes)))) or _ONE)
 
 
 def consists_of(size: Size | None, blocks: int) -> bool:
@@ -122,7 +122,8 @@ def consists_of(size: Size | None, blocks: int) -> bool:
     return part is not None and part.of_rows
 
 
-ONE, NONE = Size((1,) * len(_TRIALS)), Size((0,) * len(_TRIALS))
+_ONE = (1,) * len(_TRIALS)
+NONE = Size((0,) * len(_TRIALS))
 # A tensor's shape, with None for unknown sizes.
 Shape = tuple[Size | None, ...]
 
