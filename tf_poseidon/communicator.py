@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
+from tf_poseidon.errors import encoded
+from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import steps
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
@@ -148,7 +150,7 @@ class Communicator:
             (_SUMMABLE[value.dtype.name], _SUMMABLE[output.dtype.name], value.size) if root is None else
             (_BYTES, _BYTES, value.nbytes))
         handle = self._lib.poseidon_submit(
-            self._handle, site.encode(), dtype, sum_dtype, count, value.ctypes.data, output.ctypes.data,
+            self._handle, encoded(site), dtype, sum_dtype, count, value.ctypes.data, output.ctypes.data,
             contributes, -1 if root is None else root, is_gradient)
         return self._waiting(handle, (value, output), lambda: output)
 
@@ -172,7 +174,7 @@ class Communicator:
         parts = [np.asarray(part, order="C") for part in parts]
         columns = [part.shape[1] * part.itemsize for part in parts]
         handle = self._lib.poseidon_submit_factors(
-            self._handle, site.encode(), form.encode(), len(parts),
+            self._handle, encoded(site), encoded(form), len(parts),
             (ctypes.c_void_p * len(parts))(*(part.ctypes.data for part in parts)),
             (ctypes.c_int64 * len(parts))(*(len(part) for part in parts)),
             (ctypes.c_int64 * len(parts))(*columns),
@@ -221,12 +223,12 @@ class Communicator:
 
     def broadcast_text(self, site: str, text: str, root: int = 0) -> str:
         """Returns the text of rank `root`."""
-        data = text.encode()
+        data = text.encode(errors="surrogatepass")  # all that Python has, such as names of files that are not UTF-8
         length = int(self.broadcast(f"{site}/length", np.int64(len(data)), root))
         buffer = np.zeros(length, np.uint8)
         if self.rank == root:
             buffer[:] = np.frombuffer(data, np.uint8)
-        return self.broadcast(f"{site}/text", buffer, root).tobytes().decode()
+        return self.broadcast(f"{site}/text", buffer, root).tobytes().decode(errors="surrogatepass")
 
     def ping(self, peer: int, num_bytes: int = 0) -> float:
         """Returns the seconds from sending bytes to another rank to hearing that it has them.
@@ -244,7 +246,7 @@ class Communicator:
 
     def abort(self, reason: str, seconds: float = 2.0) -> None:
         """Ends the job on all ranks; waits at most `seconds` until the reason has reached them."""
-        self._lib.poseidon_abort(self._handle, reason.encode(), seconds)
+        self._lib.poseidon_abort(self._handle, encoded(shortened(reason)), seconds)
 
     def goodbye(self) -> None:
         """Waits until all ranks have reached their end.
@@ -400,7 +402,7 @@ def join_mpi(transport_library: str | os.PathLike[str], options: JobOptions) -> 
         PoseidonError: If MPI cannot be started, or the ranks do not meet in time.
     """
     error = ctypes.create_string_buffer(_TEXT_BYTES)
-    handle = _functions().poseidon_join_mpi(str(transport_library).encode(), _c_options(options), error)
+    handle = _functions().poseidon_join_mpi(os.fsencode(transport_library), _c_options(options), error)
     if not handle:
         raise JobError(error.value.decode(errors="replace"))
     return Communicator(handle)

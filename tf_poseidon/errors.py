@@ -36,3 +36,19 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # a whole number of more than 4300 digits; a list in a list in a list ...
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+LONGEST = 4000  # characters of a text that is sent to other ranks or printed, of which an error may have any number
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """Returns a text of at most about `most` characters: the beginning and the end of a longer one."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters are left out) ... {text[-half:]}"
+
+
+def encoded(text: str) -> bytes:
+    """Returns a text as UTF-8, in which what UTF-8 does not have is escaped: names of files that are not UTF-8."""
+    return text.encode(errors="backslashreplace")

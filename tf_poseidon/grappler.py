@@ -24,6 +24,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import encoded
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.find import step
@@ -216,7 +217,7 @@ class GraphPass:
             return graph_def if self.session.has_to_agree else None
         for node in graph_def.node:
             if node.op == "PoseidonAgree":
-                node.attr["refusal"].s = self.plan.refusal.encode()
+                node.attr["refusal"].s = encoded(self.plan.refusal)
         return graph_def
 
 
