@@ -3,15 +3,20 @@
 import hashlib
 import importlib.metadata
 import json
+import logging
 import random
 
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import kernel_settings
 from tf_poseidon import ops
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
+from tf_poseidon.errors import shortened
+
+_log = logging.getLogger("tf_poseidon")
 
 
 class SingleRankComparison:
@@ -34,7 +39,7 @@ class CommunicatorComparison:
     def difference(self, key: str, text: str) -> str | None:
         """Returns None if all ranks have the same text under a key, else a sentence about the first difference."""
         site = f"agreement/{key}"
-        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+        digest = np.frombuffer(hashlib.sha256(text.encode(errors="surrogatepass")).digest(), np.uint8)
         digests, = self._communicator.submit_factors(site, [digest.reshape(1, -1)])()
         differing = [r for r in range(len(digests)) if (digests[r] != digests[0]).any()]
         if not differing:
@@ -65,16 +70,22 @@ class CoordinationServiceComparison:
 
 
 def first_difference(mine: str, theirs: str, rank: int, other: int) -> str:
-    """Returns a sentence about the first lines in which two texts differ."""
+    """Returns a sentence about the first lines in which two texts differ: if possible, lines that only one has."""
     a, b = mine.split("\n"), theirs.split("\n")
-    length = max(len(a), len(b))
-    a, b = ([*lines, *["nothing"] * (length - len(lines))] for lines in (a, b))
-    here, there = next(pair for pair in zip(a, b) if pair[0] != pair[1])
+    only_a, only_b = ([line for line in lines if line and line not in others]
+                      for lines, others in ((a, set(b)), (b, set(a))))
+    if only_a or only_b:
+        here, there = (lines[0] if lines else "nothing" for lines in (only_a, only_b))
+    else:  # the same lines in another order, or another number of times
+        length = max(len(a), len(b))
+        a, b = ([*lines, *["nothing"] * (length - len(lines))] for lines in (a, b))
+        here, there = next(pair for pair in zip(a, b) if pair[0] != pair[1])
+    here, there = shortened(here, 1000), shortened(there, 1000)
     return f"ranks would do different things: {here} on rank {rank}, but {there} on rank {other}"
 
 
 def agree_on_options(communicator: Communicator, **options: object) -> None:
-    """Ends the job unless all ranks have the same options and packages.
+    """Ends the job unless all ranks have the same options, packages, and settings that change the bits of kernels.
 
     Raises:
         PoseidonError: If this rank differs from rank 0.
@@ -84,6 +95,7 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
         **{name: importlib.metadata.version(name) for name in ("tf_poseidon", "keras", "numpy")},
         "tensorflow": tf.__version__,
         "products and sums of factors": ops.rounding(),
+        **kernel_settings.settings(),
     }
     of_rank_0 = json.loads(communicator.broadcast_text("options", json.dumps(mine)))
     for name, value in mine.items():
@@ -92,6 +104,41 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
                 f"Ranks differ in {name}: {value} on rank {communicator.rank}, and "
                 f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
                 "on all ranks.")
+    _agree_on_threads(communicator)
+
+
+def _agree_on_threads(communicator: Communicator) -> None:
+    """Ends the job if ranks have chosen other numbers of threads; says so if they have other processors.
+
+    Raises:
+        PoseidonError: On all ranks.
+    """
+    mine = np.zeros((communicator.size, 2), np.int64)
+    mine[communicator.rank] = kernel_settings.chosen_threads(), kernel_settings.processors()
+    chosen, processors = communicator.sum("threads", mine).T
+    threads = np.where(chosen, chosen, processors)
+    other = int(np.argmax(threads != threads[0]))
+    if not other:
+        return
+    what = " and ".join(f"{threads[rank]} on rank {rank} ({'as chosen' if chosen[rank] else 'that of its processors'})"
+                        for rank in (other, 0))
+    if chosen.any():
+        raise JobError(
+            f"Ranks differ in the number of threads of an op: {what}, and with other numbers kernels may compute other "
+            "bits; give all ranks the same TF_NUM_INTRAOP_THREADS, or "
+            "tf.config.threading.set_intra_op_parallelism_threads.")
+    if communicator.rank == 0:
+        _log.warning("Ranks have other numbers of threads in an op: %s. Kernels whose bits depend on that could make "
+                     "ranks differ, which ends the job; give all ranks the same TF_NUM_INTRAOP_THREADS to exclude it.",
+                     what)
+
+
+def difference_of_kernels(communicator: Communicator) -> str | None:
+    """Returns a sentence about what now makes ranks' kernels compute other bits, None if nothing is known to."""
+    threads = kernel_settings.chosen_threads() or kernel_settings.processors()
+    lines = [f"{name} is {value}" for name, value in kernel_settings.settings().items()]
+    return CommunicatorComparison(communicator).difference(
+        "settings of kernels", "\n".join([*lines, f"the number of threads of an op is {threads}"]))
 
 
 def agree_on_seed(communicator: Communicator) -> None:

@@ -36,6 +36,7 @@ _DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
 _OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
+_KERNELS = "know whether all ranks have the same kernels"
 _TRACED = "take a traced function apart, and reassemble it"
 
 # Datasets whose elements are batches; and datasets that keep the number of rows of their input's elements, as `map`
@@ -110,6 +111,8 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_EAGER}.context", "context", "compute integers that depend on shapes"),
     *(Name(f"{_EAGER}.context", f"Context.{name}", "keep the functions that a partitioned graph calls",
            ("self", parameter)) for name, parameter in (("add_function_def", "fdef"), ("remove_function", "name"))),
+    Name(f"{_FRAMEWORK}.config", "is_op_determinism_enabled", _KERNELS, ()),
+    Name(f"{_PYTHON}.util._pywrap_util_port", "IsMklEnabled", _KERNELS),
     Name(f"{_EAGER}.context", "global_seed", "give all ranks the same random seed"),
     Name(f"{_EAGER}.context", "Context.set_config_key_value", "agree over tf.distribute's coordination service",
          ("self", "key", "value")),
@@ -246,6 +249,16 @@ def execute(op: str, num_outputs: int, inputs: "Sequence[tf.Tensor]", attributes
 def global_seed() -> int | None:
     """Returns the seed of `tf.random.set_seed`; None if there is none."""
     return TABLE["context.global_seed"]()
+
+
+def is_deterministic() -> bool:
+    """Whether this process is asked for deterministic ops, by its environment or its program."""
+    return bool(TABLE["config.is_op_determinism_enabled"]())
+
+
+def uses_onednn() -> bool:
+    """Whether this process uses the kernels of oneDNN, which depends on its environment and its processor."""
+    return bool(TABLE["_pywrap_util_port.IsMklEnabled"]())
 
 
 def publish_text(key: str, text: str) -> None:

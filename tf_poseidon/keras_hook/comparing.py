@@ -11,6 +11,7 @@ import weakref
 import keras
 import numpy as np
 
+from tf_poseidon import agreement
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import JobError
 
@@ -48,12 +49,15 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
     differing = sorted(np.flatnonzero(of_ranks.any(0)), key=lambda i: np.prod(variables[i].shape))
     first, count = differing[0], len(differing)
     rank = int(np.flatnonzero(of_ranks[:, first])[0])
+    known = agreement.difference_of_kernels(communicator)
+    cause = ("Something outside the training step has changed it on some ranks: for example a callback that depends on "
+             "the time or a file. Make it do the same on all ranks.")
+    if known is not None:
+        cause = f"The kernels of ranks may compute other bits, since {known}. Make that the same on all ranks."
     raise JobError(
         f"'{variables[first].path}' differs between rank {rank} and rank 0 at {when}"
         + (f", and {count - 1} other variables differ" if count > 1 else "")
-        + f"; they were the same at {_last.get(model, 'the start of training')}. Something outside the training "
-        "step has changed it on some ranks: for example a callback that depends on the time or a file. Make it do the "
-        "same on all ranks.")
+        + f"; they were the same at {_last.get(model, 'the start of training')}. {cause}")
 
 
 def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Communicator) -> np.ndarray:
