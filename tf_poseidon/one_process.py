@@ -1,8 +1,9 @@
 """Functions with the meaning that they have in one process, run on the ranks of a job.
 
 A function is traced for global batches, with an unknown number of rows. Its graph is partitioned by rows
-(graph_passes/partition), and the result runs in its place, if it is the same on all ranks. Otherwise the function runs
-unmodified, on the global batch on every rank: correct, and as slow as one process. Inside it there is one replica.
+(graph_passes/partition), and the result runs in its place. If it cannot be partitioned, and is the same on all ranks,
+it runs unmodified, on the global batch on every rank: correct, and as slow as one process. A function that is not the
+same on all ranks ends the job, since their variables would drift apart. Inside it there is one replica.
 """
 
 from collections.abc import Callable
@@ -23,11 +24,13 @@ import tensorflow as tf
 
 from tf_poseidon import agreement
 from tf_poseidon import calls
+from tf_poseidon import graph_texts
 from tf_poseidon import partitioning
 from tf_poseidon import step_verifier
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.ops import library
 
@@ -180,19 +183,22 @@ class Trace:
     """One trace of a function.
 
     Attributes:
+        name: The function's name.
         report: The `report.Report`, None if the function runs as traced.
     """
 
-    def __init__(self, traced: tf.types.experimental.ConcreteFunction | None = None,
+    def __init__(self, name: str, traced: tf.types.experimental.ConcreteFunction | None = None,
                  partitioned: partitioning.Partitioned | None = None,
                  verifier: step_verifier.StepVerifier | None = None) -> None:
         """Makes a trace.
 
         Args:
+            name: The function's name.
             traced: The traced ConcreteFunction; None if it need not be kept.
             partitioned: The `Partitioned` function; None if the traced one runs.
             verifier: Compares both, in verify mode.
         """
+        self.name = name
         self.report = partitioned and partitioned.report
         self._traced = traced
         self._partitioned = partitioned
@@ -225,7 +231,7 @@ class Trace:
 
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,
           trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list) -> Trace:
-    """Traces a function for a call, and partitions it if the result is the same on all ranks.
+    """Traces a function for a call, and partitions it.
 
     Args:
         function: A Python function, or `tf.function`.
@@ -240,8 +246,8 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         A `Trace`.
 
     Raises:
-        PoseidonError: If the function was not partitioned, and `strict` is set or the function uses variables that
-            hold summands.
+        PoseidonError: If the function is not the same on all ranks; or if it was not partitioned, and `strict` is set
+            or the function uses variables that hold summands.
     """
     # All ranks trace one function after the other, so functions of one name, of which a process that trains one model
     # after the other has ever more, can use the same exchanges.
@@ -263,21 +269,24 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
             partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, held, trains)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
-        text = f"not partitioned: {problem}" if problem else f"partitioned\n{partitioned.agreement_text}"
-        difference = agreement.CommunicatorComparison(extended.communicator).difference(f"distribute/{name}", text)
+        text = ["it is not partitioned"] if partitioned is None else [
+            "it is partitioned", partitioned.agreement_text, *graph_texts.captured_values(function)]
+        comparison = agreement.CommunicatorComparison(extended.communicator)
+        difference = comparison.difference(f"distribute/{name}", "\n".join(text))
         if problem or difference:
             _check_trained(function, extended.communicator, name)
-            _refuse(call.name, problem or difference, extended)
+            _check_same(function, comparison, name)
+            _refuse(call.name, _problem_of_ranks(problem, extended.communicator, name) or difference, extended)
             extended.held.release(held, extended.communicator, name)
-            return Trace(function)
+            return Trace(name, function)
         extended.held.use(held)
     if trains:
         extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
     if extended.verifier is not None and (verifier := _step_verifier(function, call.name, extended, held)):
-        return Trace(function, partitioned, verifier)
+        return Trace(name, function, partitioned, verifier)
     # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
     tf_compat.dismantle(function.graph)
-    return Trace(partitioned=partitioned)
+    return Trace(name, partitioned=partitioned)
 
 
 def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, extended: "Extended",
@@ -315,8 +324,43 @@ def _check_trained(function: tf.types.experimental.ConcreteFunction, communicato
             f"Ranks train different variables, so {difference}; build and freeze the same layers on all ranks.")
 
 
+def _check_same(function: tf.types.experimental.ConcreteFunction, comparison: agreement.CommunicatorComparison,
+                name: str) -> None:
+    """Refuses functions that differ between ranks: whole batches would not make their results the same.
+
+    Args:
+        function: The ConcreteFunction, as it was traced.
+        comparison: Compares texts of all ranks.
+        name: A name for the exchange, the same on all ranks.
+
+    Raises:
+        PoseidonError: On all ranks.
+    """
+    values = graph_texts.captured_values(function)
+    own = "\n".join([f"the digest of the graph is {graph_texts.structure(function)}", *values])
+    difference = comparison.difference(f"distribute/{name}/structure", own)
+    if difference is None:  # their names may differ
+        return
+    named = comparison.difference(f"distribute/{name}/nodes", "\n".join([*values, *partitioning.lines_of(function)]))
+    raise GraphError(
+        f"The function '{name}' is not the same on all ranks: {named or difference}. Make its constants, branches and "
+        "layers the same on all ranks: they must not depend on the rank, the time, or what only some hosts have.")
+
+
+def _problem_of_ranks(problem: str, communicator: Communicator, name: str) -> str:
+    """Returns why a function was not partitioned, and on which rank; "" if it was, on all ranks."""
+    have = np.zeros(communicator.size, np.int64)
+    have[communicator.rank] = bool(problem)
+    failing = np.flatnonzero(communicator.sum(f"distribute/{name}/problems", have))
+    if not failing.size:
+        return ""
+    text = communicator.broadcast_text(f"distribute/{name}/problem", problem, int(failing[0]))
+    return text if failing.size == communicator.size else f"on rank {failing[0]}, {text}"
+
+
 def _refuse(name: str, reason: str, extended: "Extended") -> None:
     sentence = f"The function '{name}' was not partitioned: {reason.rstrip('.')}."
+    sentence = shortened(sentence)
     if extended.graph_pass.strict:
         raise GraphError(f"strict=True, but: {sentence}")
     if extended.rank == 0:

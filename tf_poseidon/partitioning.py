@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
-import hashlib
 import itertools
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
+from tf_poseidon import graph_texts
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
@@ -128,7 +128,7 @@ class Partitioned:
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
         self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
-        self.agreement_text = "\n".join([self.report.agreement_text(), *_lines(partitioned.graph_def)])
+        self.agreement_text = "\n".join([self.report.agreement_text(), *graph_texts.lines(partitioned.graph_def)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._set_wire_dtype(partitioned.graph_def)
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
@@ -247,6 +247,13 @@ def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:
                   if name in updated)
 
 
+def lines_of(function: tf.types.experimental.ConcreteFunction) -> list[str]:
+    """Returns lines that differ where ConcreteFunctions do: of each node itself, then of each with its inputs."""
+    graph = function.graph
+    graph_def = _renamed(graph.as_graph_def(), _names(graph))
+    return [*graph_texts.lines(graph_def, with_inputs=False), *graph_texts.lines(graph_def)]
+
+
 def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None,
                  held: Sequence[tf.Variable]) -> partition_lib.Partitioned:
     """Returns the `partition.Partitioned` graph of a ConcreteFunction.
@@ -348,20 +355,3 @@ def _without(graph_def: graph_pb2.GraphDef, inputs: Iterable[str]) -> graph_pb2.
 def _full(tensor: str) -> str:
     """Returns the name of a tensor with the number of its output."""
     return tensor if ":" in tensor else f"{tensor}:0"
-
-
-def _lines(graph_def: graph_pb2.GraphDef) -> list[str]:
-    """Returns a line per node of a graph, with its attributes as a digest."""
-    lines = []
-    for node in graph_def.node:
-        plain = graph_pb2.GraphDef().node.add()
-        plain.CopyFrom(node)
-        plain.ClearField("experimental_debug_info")
-        for attribute in plain.attr.values():
-            if attribute.HasField("func"):
-                attribute.func.name = attribute.func.name.rstrip("0123456789")  # numbered process-wide
-        for key in [key for key in plain.attr if key.startswith("_")]:
-            del plain.attr[key]
-        digest = hashlib.sha256(plain.SerializeToString(deterministic=True)).hexdigest()[:12]
-        lines.append(f"the node '{node.name}' is a {node.op} ({digest})")
-    return sorted(lines)
