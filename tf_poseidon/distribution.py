@@ -9,6 +9,7 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon import calls
+from tf_poseidon import failures
 from tf_poseidon import fingerprints
 from tf_poseidon import one_process
 from tf_poseidon import strategy as strategy_lib
@@ -54,8 +55,8 @@ def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[st
         whole (`graph_passes.partition.report.Report`); None as long as it runs unmodified.
 
     Raises:
-        PoseidonError: When it is called: if `inputs` does not match the arguments; or, under `strict`, if ranks do not
-            have the same partitioned graph.
+        PoseidonError: When it is called: if `inputs` does not match the arguments; if the function is not the same on
+            all ranks; or, under `strict`, if it cannot be partitioned.
     """
     if function is None:
         return functools.partial(distribute, inputs=inputs, strategy=strategy)
@@ -95,6 +96,18 @@ class _Distributed:
         strategy = self._strategy()
         if strategy.num_replicas_in_sync == 1 or tf.config.functions_run_eagerly():
             return self._function(*args, **kwargs)
+        if not tf.executing_eagerly():
+            return self._run(strategy, args, kwargs)
+        try:
+            return self._run(strategy, args, kwargs)
+        except Exception as error:
+            communicator = strategy.extended.communicator
+            one_process.explain(error, self._traces.values(), communicator)
+            failures.note(error, getattr(self._python, "__name__", "function"), communicator)
+            raise
+
+    def _run(self, strategy: strategy_lib.PoseidonStrategy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the function of the job."""
         call = calls.Call(self._python, self._inputs, args, kwargs)
         self._check_inputs(call, strategy)
         if call.key not in self._traces:

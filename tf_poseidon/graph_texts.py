@@ -42,8 +42,7 @@ def lines(graph_def: graph_pb2.GraphDef, with_inputs: bool = True) -> list[str]:
 
 
 def captured_values(function: tf.types.experimental.ConcreteFunction) -> list[str]:
-    """Returns a line per tensor that a function has captured, variables excepted: their values are no part of a graph.
-    """
+    """Returns a line per tensor that a function has captured, whose values are no part of its graph; not variables."""
     result = []
     for number, (external, _) in enumerate(function.graph.captures):
         if hasattr(external, "numpy") and external.dtype not in _UNCOUNTED:

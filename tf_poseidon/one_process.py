@@ -24,12 +24,14 @@ import tensorflow as tf
 
 from tf_poseidon import agreement
 from tf_poseidon import calls
+from tf_poseidon import failures
 from tf_poseidon import graph_texts
 from tf_poseidon import partitioning
 from tf_poseidon import step_verifier
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.ops import library
@@ -153,6 +155,10 @@ class Steps:
             left, done = left[len(now):], done + len(now)
         return result
 
+    def explain(self, error: Exception) -> None:
+        """Says in an error that came while these steps ran which of them was partitioned."""
+        explain(error, self._traces.values(), self._extended.communicator)
+
     def _trace_of(self, function: Callable[..., Any], call: calls.Call) -> "Trace":
         if call.key not in self._traces:
             self._traces[call.key] = trace(as_step(function), call, self._extended, self._rows, self._trains,
@@ -227,6 +233,16 @@ class Trace:
         if len(inputs) == 1:
             return self(inputs[0])
         return self._partitioned.unrolled(len(inputs))(*(tensor for tensors in inputs for tensor in tensors))
+
+
+def explain(error: Exception, traces: Iterable[Trace], communicator: Communicator) -> None:
+    """Says in an error that came while functions ran which of them was partitioned, if it is not one of ours."""
+    partitioned = next((trace.name for trace in traces if trace.report is not None), None)
+    is_end = isinstance(error, (StopIteration, tf.errors.OutOfRangeError))  # of data
+    if partitioned is None or is_end or isinstance(error, PoseidonError) or communicator.failure is not None:
+        return
+    failures.explain(error, f"'{partitioned}' was partitioned by rows, so rank {communicator.rank} computed a part of "
+                     "each batch; to run it as it is written, start the program as one process, without a launcher.")
 
 
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,

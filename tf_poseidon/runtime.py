@@ -15,16 +15,15 @@ import dataclasses
 import functools
 import logging
 import os
-import re
 import signal
 import socket
 import sys
-import traceback
 import types
 from typing import NoReturn
 from typing import TYPE_CHECKING
 
 from tf_poseidon import engines
+from tf_poseidon import failures
 from tf_poseidon import gpus
 from tf_poseidon import interrupts
 from tf_poseidon.compat import keras as keras_compat
@@ -224,11 +223,13 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
             print("[rank 0] The job was interrupted.", file=sys.stderr)
         cause = cause or f"Rank {_communicator.rank} was interrupted."
     elif cause is None:
-        previous_hook(kind, error, trace)
-        summary = "".join(traceback.format_exception_only(kind, error))
-        # TensorFlow appends lines about its nodes to the message.
-        summary = re.sub(r"(?m)^\s*\[\[.*\n?", "", summary).strip()
-        cause = f"Rank {_communicator.rank} on {socket.gethostname()} failed: {summary}"
+        if previous_hook is sys.__excepthook__ and failures.is_long(error):
+            print(failures.printed(error, trace), end="", file=sys.stderr)
+        else:
+            previous_hook(kind, error, trace)
+            if sys.version_info < (3, 11):
+                print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
+        cause = failures.cause(_communicator.rank, error)
     else:
         # This exception is only the echo of that failure; its own traceback would hide the cause.
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
@@ -241,6 +242,7 @@ def _leave() -> None:
     """Leaves at the normal end of the program, once all ranks have reached theirs."""
     if os.getpid() != _pid:
         return
+    failures.settle()
     try:
         _communicator.goodbye()
         os._exit = _exit

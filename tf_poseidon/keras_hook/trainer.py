@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_poseidon import data
+from tf_poseidon import failures
 from tf_poseidon import fingerprints
 from tf_poseidon import one_process
 from tf_poseidon import runtime
@@ -48,10 +49,11 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         bound.arguments["callbacks"] = callbacks
         if strategy.rank != 0:
             bound.arguments["verbose"] = 0
-        if method != "fit":
-            return original(*bound.args, **bound.kwargs)
-        with resuming.in_fit(model, bound.arguments, callbacks):
-            return original(*bound.args, **bound.kwargs)
+        if is_outermost:
+            stack.enter_context(_noting_errors(strategy, method))
+        if method == "fit":
+            stack.enter_context(resuming.in_fit(model, bound.arguments, callbacks))
+        return original(*bound.args, **bound.kwargs)
 
 
 def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +69,18 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
             given = inspect.signature(original).bind(model, *args, **kwargs).arguments
             batch = [given.get(part) for part in ("x", "y", "sample_weight", "class_weight")]
             fingerprints.compare(batch, strategy.extended.communicator, f"call {number} of '{model.name}.{method}'")
-        return original(model, *args, **kwargs)
+        with _noting_errors(strategy, method):
+            return original(model, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _noting_errors(strategy: tf.distribute.Strategy, method: str) -> Iterator[None]:
+    """A context whose errors end the job, also if the program catches them, unless all ranks have them."""
+    try:
+        yield
+    except Exception as error:
+        failures.note(error, method, strategy.extended.communicator)
+        raise
 
 
 @contextlib.contextmanager
@@ -194,11 +207,15 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
 
     @functools.wraps(function)
     def running(batches: Any) -> Any:
-        with steps.current(data.usual_rows(batches)):
-            if step is not None and unrolling.applies(model, batches):
-                result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution)
-            else:
-                result = function(batches)
+        try:
+            with steps.current(data.usual_rows(batches)):
+                if step is not None and unrolling.applies(model, batches):
+                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution)
+                else:
+                    result = function(batches)
+        except Exception as error:
+            steps.explain(error)
+            raise
         if trains and (number := next(calls)) % comparing.EVERY == 0:
             callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
         return result

@@ -1,0 +1,124 @@
+"""Errors of a rank: their texts for others; and the end of the job where a program catches one that only it has.
+
+An error that nobody catches ends the job, by `runtime`. One that the program catches may be that of all ranks, as when
+a tuner's trial fails: then they go on alike. If it is not, the others would wait for this rank until their time is up.
+So a rank with an error tells the others, without waiting for them, and ends the job if they do not have it too.
+"""
+
+from collections.abc import Iterator
+import re
+import socket
+import threading
+import traceback
+import types
+from typing import TYPE_CHECKING
+import zlib
+
+import numpy as np
+
+from tf_poseidon.errors import JobEndedError
+from tf_poseidon.errors import LONGEST
+from tf_poseidon.errors import PoseidonError
+from tf_poseidon.errors import shortened
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from tf_poseidon.communicator import Communicator
+
+SECONDS = 10.0  # which ranks may be apart when they have an error alike
+
+_watch: "_Watch | None" = None
+
+
+def cause(rank: int, error: BaseException) -> str:
+    """Returns the sentence by which other ranks know an error of this one."""
+    text = "".join(traceback.format_exception_only(type(error), error))
+    notes = getattr(error, "__notes__", [])  # which Python prints since 3.11
+    text = text.rstrip("\n").removesuffix("\n".join(notes))
+    # TensorFlow appends lines about its nodes to the message.
+    text = re.sub(r"(?m)^\s*\[\[.*\n?", "", text).strip()
+    return " ".join([f"Rank {rank} on {socket.gethostname()} failed: {shortened(text)}", *notes])
+
+
+def printed(error: BaseException, trace: types.TracebackType | None) -> str:
+    """Returns an error with its traceback, as Python prints it, with long messages shortened."""
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    for each in _chain(error):
+        if len(message := str(each)) > LONGEST:
+            text = text.replace(message, shortened(message))
+    return text
+
+
+def is_long(error: BaseException) -> bool:
+    """Whether an error, or one that it came of, has a message that is too long to be printed."""
+    return any(len(str(each)) > LONGEST for each in _chain(error))
+
+
+def explain(error: BaseException, sentence: str) -> None:
+    """Adds a sentence to what is printed of an error, whose type stays: programs catch it by that."""
+    notes = getattr(error, "__notes__", [])
+    if sentence not in notes:
+        error.__notes__ = [*notes, sentence]
+
+
+def note(error: BaseException, what: str, communicator: "Communicator") -> None:
+    """Ends the job unless all ranks have an error like this within `SECONDS`, whatever the program does meanwhile.
+
+    Args:
+        error: The error, which the caller raises.
+        what: Where it came from, the same on all ranks: "fit".
+        communicator: This rank's communicator.
+    """
+    global _watch
+    if isinstance(error, JobEndedError) or communicator.failure is not None:
+        return
+    settle()
+    _watch = _Watch(error, what, communicator)
+
+
+def settle() -> None:
+    """Waits until the last error turned out to be that of all ranks, or has ended the job."""
+    if _watch is not None:
+        _watch.over.wait(2 * SECONDS)
+
+
+class _Watch:
+    """Waits for the errors of the other ranks.
+
+    Attributes:
+        over: Set when all ranks have had an error, or the job has ended.
+    """
+
+    def __init__(self, error: BaseException, what: str, communicator: "Communicator") -> None:
+        self.over = threading.Event()
+        self._communicator = communicator
+        self._cause = cause(communicator.rank, error)
+        mine = np.zeros(communicator.size, np.int64)
+        mine[communicator.rank] = zlib.crc32(f"{what} {type(error).__name__}".encode(errors="replace")) + 1
+        self._wait = communicator.submit("failures", mine)
+        for target in (self._compare, self._end):
+            threading.Thread(target=target, daemon=True).start()
+
+    def _compare(self) -> None:
+        try:
+            of_ranks = self._wait()
+            if (of_ranks != of_ranks[0]).any():
+                self._communicator.abort(self._cause)
+        except PoseidonError:  # the job has ended, or this is a child of a rank
+            pass
+        finally:
+            self.over.set()
+
+    def _end(self) -> None:
+        if not self.over.wait(SECONDS):
+            self._communicator.abort(self._cause)
+            self.over.set()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, and those during whose handling it came."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is other for other in seen):
+        seen.append(each)
+        yield each
+        each = each.__cause__ or each.__context__
