@@ -147,6 +147,30 @@ def test_damaged_backup_without_another_is_refused(double, tmp_path):
         fit(tmp_path, double_checkpoint=double)
 
 
+@pytest.mark.parametrize("before, now, said", [
+    (lambda: keras.optimizers.SGD(0.5), lambda: keras.optimizers.Adam(0.25), "(SGD, 2 variables)"),
+    # As many variables, so Keras alone would take the sums of squares for momenta.
+    (lambda: keras.optimizers.Adagrad(0.5), lambda: keras.optimizers.SGD(0.25, 0.9), "(Adagrad, 4 variables)"),
+    (lambda: keras.optimizers.SGD(0.5, 0.9), lambda: keras.optimizers.SGD(0.25, 0.9), "")])
+def test_backup_of_another_optimizer_is_said(before, now, said, tmp_path, caplog):
+    for optimizer in (before(), now()):
+        model = net()
+        model.compile(optimizer, "mse")
+        seen = []
+
+        class See(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None, seen=seen, model=model):
+                seen.append([variable.numpy() for variable in model.optimizer.variables[1:]])
+
+        caplog.clear()
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2 + len(os.listdir(tmp_path)), verbose=0, callbacks=[
+            keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False), See()])
+    assert ("was written with another optimizer " + said in caplog.text) == bool(said)
+    assert seen[0][0] == (0.25 if said else 0.5)
+    assert all(not value.any() for value in seen[0][1:]) == bool(said)
+    assert model.layers[0].kernel.numpy().any()
+
+
 def test_backup_of_plain_keras_is_restored(tmp_path):
     fit(tmp_path)
     with h5py.File(tmp_path / "latest.weights.h5", "r+") as file:

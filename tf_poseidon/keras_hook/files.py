@@ -76,9 +76,10 @@ def restore(original: Callable[..., Any], callback: keras.callbacks.BackupAndRes
         elif os.path.exists(metadata):  # what is left of a backup that was deleted
             os.remove(metadata)
         resuming.build_optimizer(callback.model)
+        state = resuming.optimizer_state(callback.model)
         original(callback)
         if os.path.exists(weights):
-            resuming.detach(weights, callback)
+            resuming.detach(weights, callback, state)
     except OSError as error:
         # Keras puts the backup before in place of the latest, and tries again.
         if callback.double_checkpoint and os.path.exists(before) and not filecmp.cmp(weights, before, shallow=False):

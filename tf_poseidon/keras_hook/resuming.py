@@ -32,6 +32,7 @@ _log = logging.getLogger("tf_poseidon")
 
 _GROUP = "tf_poseidon"  # in the file of a backup's weights
 _POSITION = "position"
+_OPTIMIZER = "optimizer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +164,13 @@ def attach(file: h5py.File, callback: keras.callbacks.BackupAndRestore) -> None:
         {name: keras_compat.callback_state(each) for name, each in _named(fit.callbacks).items()},
         {name: len(values) for name, values in best.items()})
     group.attrs[_POSITION] = json.dumps(dataclasses.asdict(position))
+    group.attrs[_OPTIMIZER] = _described_optimizer(model)
+
+
+def _described_optimizer(model: keras.Model) -> str:
+    """Returns what the state of a model's optimizer can be restored to."""
+    optimizer = getattr(model, "optimizer", None)
+    return "no optimizer" if optimizer is None else f"{type(optimizer).__name__}, {len(optimizer.variables)} variables"
 
 
 def _named(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, keras.callbacks.Callback]:
@@ -191,8 +199,18 @@ def build_optimizer(model: keras.Model) -> None:
             optimizer.build(model.trainable_variables)
 
 
-def detach(path: str, callback: keras.callbacks.BackupAndRestore) -> None:
+def optimizer_state(model: keras.Model) -> list[np.ndarray]:
+    """Returns the values of the variables of a model's optimizer."""
+    return [variable.numpy() for variable in getattr(getattr(model, "optimizer", None), "variables", ())]
+
+
+def detach(path: str, callback: keras.callbacks.BackupAndRestore, state: Sequence[np.ndarray]) -> None:
     """Restores what `attach` has added to the weights in a file, after Keras has restored these.
+
+    Args:
+        path: The file.
+        callback: The callback that restores it.
+        state: The `optimizer_state` before: Keras restores that of another optimizer, if it has as many variables.
 
     Raises:
         JobError: If it does not belong to this model.
@@ -203,7 +221,14 @@ def detach(path: str, callback: keras.callbacks.BackupAndRestore) -> None:
             return
         group = file[_GROUP]
         position = Position(**json.loads(group.attrs[_POSITION]))
+        optimizer = group.attrs.get(_OPTIMIZER)  # None in backups of earlier versions
         arrays = {name: [part[str(number)][()] for number in range(len(part))] for name, part in group.items()}
+    if optimizer is not None and optimizer != (own := _described_optimizer(model)):
+        for variable, value in zip(getattr(model.optimizer, "variables", ()), state):
+            variable.assign(value)
+        _log.warning("The backup '%s' was written with another optimizer (%s) than the model '%s' has now (%s); "
+                     "training resumes with its weights, and this optimizer begins anew. Compile the model with the "
+                     "optimizer of the backup to resume that, too.", path, optimizer, model.name, own)
     seeds = _seeds(model)
     if len(seeds) != len(arrays.get("seeds", ())):
         raise JobError(f"The backup '{path}' has the seeds of {len(arrays.get('seeds', ()))} random layers, but the "
