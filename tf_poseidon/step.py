@@ -212,7 +212,7 @@ class Step:
             raise GraphError(
                 "A tf.function was called inside a strategy.run that runs eagerly; it would keep "
                 "this batch's number of rows for all later batches. Decorate the function that calls "
-                "strategy.run with tf.function, not the inner one.")
+                "strategy.run with tf.function, not the inner one, or the training step with @poseidon.distribute.")
 
     def check_unconditional(self, what: str) -> None:
         """Refuses an exchange inside a tf.cond, whose condition could differ between ranks."""
@@ -222,7 +222,8 @@ class Step:
                 raise GraphError(
                     f"{what} inside a tf.cond, which only some ranks may enter: all ranks would "
                     "wait for each other. Do it unconditionally (to accumulate gradients, use "
-                    "the optimizer's gradient_accumulation_steps).")
+                    "the optimizer's gradient_accumulation_steps), or decorate the training step with "
+                    "@poseidon.distribute instead of calling it by strategy.run: ranks then take the same branch.")
             graph = tf_compat.outer_graph(graph)
             if graph is None:
                 return

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_poseidon import agreement
 from tf_poseidon import calibration
 from tf_poseidon import data
+from tf_poseidon import failures
 from tf_poseidon import grappler
 from tf_poseidon import held
 from tf_poseidon import keras_hook
@@ -198,8 +199,9 @@ class PoseidonStrategy(tf.distribute.Strategy):
             return list(gradients)
         step = step_lib.current()
         if step is None:
-            raise GraphError("strategy.synchronize was called outside strategy.run; call it in "
-                             "the function that strategy.run(function, args=(batch,)) runs.")
+            raise GraphError("strategy.synchronize was called outside strategy.run; call it in the function that "
+                             "strategy.run(function, args=(batch,)) runs, or leave it out and decorate the training "
+                             "step with @poseidon.distribute, which takes it as written for one process.")
         step.check_unconditional("strategy.synchronize was called")
         return step.synchronize(gradients, variables)
 
@@ -423,9 +425,20 @@ class Extended(tf_compat.one_device_extended()):
         if self._num_replicas_in_sync == 1:
             with self.one_replica():
                 return fn(*args, **kwargs)
-        strategy, steps = self._container_strategy(), one_process.current_steps()
+        steps = one_process.current_steps()
         if steps is not None:
             return steps.run(fn, args, kwargs)
+        if not tf.executing_eagerly():
+            return self._run_replica(fn, args, kwargs)
+        try:
+            return self._run_replica(fn, args, kwargs)
+        except Exception as error:
+            failures.note(error, "strategy.run", self.communicator)
+            raise
+
+    def _run_replica(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs a function on this rank's rows."""
+        strategy = self._container_strategy()
         self.broadcast_new_variables()
         share = step_lib.Share.of(data.first_rows((args, kwargs)), self.size)
         step = step_lib.Step(share, self.verifier, self.wire_dtype)

@@ -84,8 +84,8 @@ def _scattering(name: str) -> Callable[..., Any]:
         if step_lib.current() is not None and not one_process.is_inside():
             raise GraphError(
                 f"'{step_lib.variable_path(self)}', a variable with {self.aggregation}, was changed by {name} inside "
-                "strategy.run, where ranks may change different rows; assign all of it, or use a variable without an "
-                "aggregation.")
+                "strategy.run, where ranks may change different rows; assign all of it, use a variable without an "
+                "aggregation, or decorate the step with @poseidon.distribute in place of strategy.run.")
         return getattr(super(_Distributed, self), name)(*args, **kwargs)
 
     return scatter

@@ -27,7 +27,8 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, g
         if is_ours(keras_compat.strategy_of(optimizer)) and not one_process.is_inside():
             raise GraphError(
                 f"The optimizer '{optimizer.name}' was asked to apply gradients outside "
-                "strategy.run, where they cannot be synchronised; call the training step as "
+                "strategy.run, where they cannot be synchronised; decorate the training step with "
+                "@poseidon.distribute, which takes it as written for one process, or call it as "
                 "strategy.run(step, args=(batch,)).")
         return original(optimizer, grads, trainable_variables)
     if step.is_applying or len(grads) == 0:
