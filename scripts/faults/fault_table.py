@@ -25,6 +25,7 @@ class Fault:
         horovod: Whether it is run under horovodrun as well, which hides which of the ranks' lines is the last.
         horovod_says: What is said there, if it is something else.
         environment: Added to that of the ranks.
+        most_bytes: Longest output, in bytes.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault:
     horovod: bool = False
     horovod_says: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    most_bytes: int = 200_000
 
 
 class Ended(NamedTuple):
@@ -85,6 +87,8 @@ def wrong(fault: Fault, ended: Ended, by_mpiexec: bool = True) -> str:
         found.append(f"the status is {ended.status}")
     if says and not re.search(says, where):
         found.append(f"{says!r} is not said")
+    if len(ended.output) > fault.most_bytes:
+        found.append(f"the output has {len(ended.output)} bytes, expected {fault.most_bytes} at most")
     if ended.seconds is None:
         found.append("the fault did not happen")
     elif ended.seconds > fault.within_s:
@@ -110,6 +114,21 @@ def _data(how: str, message: str, remedy: str, name: str, horovod: bool = False)
 FAULTS = (
     Fault("an exception on one rank", "`raise` in a callback", ("raise_on_rank_1",), "ValueError: boom on purpose",
           ranks=3, horovod=True),
+    Fault("an exception whose text is not UTF-8", "the name of a file, in a callback",
+          ("raise_a_text_on_rank_1", "no UTF-8"),
+          r"\[rank 0\] The job has ended\. Rank 1 on \S+ failed: ValueError: cannot read photo\\udce9\.jpg"),
+    Fault("an exception with a text of 3 MB", "`raise` in a callback", ("raise_a_text_on_rank_1", "3 MB"),
+          r"Rank 1 on \S+ failed: ValueError: begin x{1000,4000} \.\.\. \(\d+ characters are left out\) "
+          r"\.\.\. x+ end$", most_bytes=40_000),
+    Fault("an exception on one rank, where the program catches it", "`except`, then 100 s",
+          ("raise_and_go_on", "a callback", "one"), r"\[rank 0\] The job has ended\. Rank 1 on \S+ failed: ValueError: "
+          "boom on purpose", within_s=20),
+    Fault("an op fails on one rank, where the program catches the error", "the same",
+          ("raise_and_go_on", "a step", "one"),
+          r"\[rank 0\] The job has ended\. Rank 1 .*InvalidArgumentError(?s:.*)boom on purpose.*'step' was partitioned "
+          "by rows, so rank 1 computed a part", is_last=False, within_s=25),
+    Fault("an exception on all ranks, which catch it", "the same", ("raise_and_go_on", "a callback", "all"),
+          r"(?s)caught ValueError in trial 1.*all ranks are done", succeeds=True, within_s=30),
     Fault("an exception in the data of one rank", "`raise` in a generator of `tf.data`", ("raise_in_data_on_rank_1",),
           "boom in the data", is_last=False),
     Fault("an exception in the data of one rank, amid an execution of 8 steps", "the same, of which it has 4 batches",
@@ -164,6 +183,31 @@ FAULTS = (
           r"connection to mpiexec: .*'PMI_'\.\nstatus 0: 1 process", succeeds=True, within_s=60),
     Fault("a loss is NaN", "a row of rank 1, `TerminateOnNaN`", ("diverge_to_nan",), "stopped after 1 epoch",
           succeeds=True, within_s=20),
+    *(Fault(f"functions that differ between ranks: {name}", "on rank 1", ("trace_other_graphs", what),
+            r"The function '\S+' is not the same on all ranks: ranks would do different things: "
+            rf"{here}.* on rank 0, but {there}.* on rank 1\. Make its constants", within_s=20)
+      for what, name, here, there in (
+          ("constant", "a constant", r"the node '\S+' of the function 'step' is a Const of 0\.1 ",
+           r"the node '\S+' of the function 'step' is a Const of 0\.2 "),
+          ("op", "an op", "the node 'Sin' of the function 'step' is a Sin ", "the node 'Cos' of .* is a Cos "),
+          ("captured", "a tensor that they have captured", r"the captured tensor \d is float64\[200, 1\] ",
+           r"the captured tensor \d is float64\[200, 1\] "),
+          ("whole", "a constant, where they cannot be partitioned", "the node .* is a Const of 0.1 ",
+           "the node .* is a Const of 0.2 "))),
+    Fault("functions that cannot be partitioned, with other numbers in their names", "functions that only rank 1 makes",
+          ("trace_other_graphs", "numbers"), "(?s)was not partitioned: .*all ranks are done", succeeds=True,
+          within_s=20),
+    *(Fault(f"other kernels on one rank: {name}", how, ("differ_in_kernels_on_rank_1", what), says, within_s=15)
+      for what, name, how, says in (
+          ("deterministic", "deterministic ops", "`enable_op_determinism`", r"Ranks differ in deterministic ops "
+           r"\(TF_DETERMINISTIC_OPS, .*\): enabled on rank 1, and disabled on rank 0"),
+          ("NVIDIA_TF32_OVERRIDE", "an environment variable", "NVIDIA_TF32_OVERRIDE", "Ranks differ in the environment "
+           "variable NVIDIA_TF32_OVERRIDE: '0' on rank 1, and not set on rank 0"),
+          ("threads", "a chosen number of threads", "`set_intra_op_parallelism_threads`", r"Ranks differ in the number "
+           r"of threads of an op: 3 on rank 1 \(as chosen\) and \d+ on rank 0 \(that of its processors\)"))),
+    Fault("another number of processors", "a stand-in for `sched_getaffinity`",
+          ("differ_in_kernels_on_rank_1", "processors"), r"(?s)Ranks have other numbers of threads in an op: 5 on rank "
+          r"1 \(that of its processors\) and \d+ on rank 0.*all ranks are done", succeeds=True, within_s=20),
     Fault("other variables on one rank", "another number of features", ("build_other_variables",),
           r"Rank 1 has created different variables than rank 0: number 0 is '\S*kernel' float32\[5, 3\] on rank 1, and "
           r"'\S*kernel' float32\[4, 3\] on rank 0", within_s=15, horovod=True),
@@ -179,6 +223,10 @@ FAULTS = (
           ("rate", "another learning rate", "sgd/learning_rate", 3, "the end of call 3 of its steps, and 2 other "
            "variables differ;"),
           ("weights", "other weights", r"sequential/first/(kernel|bias)", 1000, "the end of epoch 2"))),
+    Fault("other weights and deterministic ops on one rank", "in a callback", ("change_on_rank_1", "kernels", 1000),
+          r"'\S+' differs between rank 1 and rank 0 at .* The kernels of ranks may compute other bits, since ranks would "
+          r"do different things: deterministic ops \(.*\) is disabled on rank 0, but deterministic ops \(.*\) is enabled "
+          "on rank 1"),
     _differs("activation", "layers[1].config.activation of the model is 'relu'", "is 'tanh'", "an activation", True),
     _differs("trainable", "layers[1].config.trainable of the model is True", "is False", "a frozen layer"),
     _differs("rate", "layers[2].config.rate of the model is 0.1", "is 0.2", "a rate of dropout"),

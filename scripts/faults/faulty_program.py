@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
+from tf_poseidon import partitioning
 from tf_poseidon import runtime
 from tf_poseidon.keras_hook import comparing
 
@@ -78,6 +79,43 @@ def _signal_itself(number: int) -> Callable[[], None]:
 def raise_on_rank_1() -> None:
     strategy = poseidon.PoseidonStrategy()
     train(strategy, [AtBatch(strategy, 1, lambda: _raise(ValueError("boom on purpose")))])
+
+
+def raise_a_text_on_rank_1(what: str) -> None:
+    """An exception whose text is hard to pass on."""
+    strategy = poseidon.PoseidonStrategy()
+    text = {"no UTF-8": "cannot read " + os.fsdecode(b"photo\xe9.jpg"), "3 MB": f"begin {'x' * 3_000_000} end"}[what]
+    train(strategy, [AtBatch(strategy, 1, lambda: _raise(ValueError(text)))])
+
+
+def raise_and_go_on(where: str, ranks: str) -> None:
+    """As tuners do, which take an exception for a trial that failed; all ranks have the same, or one has it alone."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=300)
+    weight = tf.Variable(np.ones((3, 1)))
+
+    @poseidon.distribute
+    @tf.function
+    def step(x):
+        loss = tf.reduce_mean(tf.debugging.check_numerics(x, "boom on purpose") @ weight)
+        weight.assign_sub(tf.ones_like(weight) * loss)
+        return loss
+
+    x = np.ones((16, 3))
+    x[0 if ranks == "all" else 8:] = np.nan  # rows of rank 1
+    for trial in range(2):
+        try:
+            if where == "a callback":
+                train(strategy, [AtBatch(strategy, rank, lambda: _raise(ValueError("boom on purpose")))
+                                 for rank in range(2) if ranks == "all" or rank == 1])
+            else:
+                note_fault()
+                step(x)
+        except Exception as error:
+            print(f"rank {strategy.rank} caught {type(error).__name__} in trial {trial}", flush=True)
+            if ranks == "one":
+                time.sleep(100 if strategy.rank == 1 else 0)
+                raise
+    print("all ranks are done", flush=True)
 
 
 def raise_in_data_on_rank_1(steps_per_execution: str = "1") -> None:
@@ -393,7 +431,9 @@ def change_on_rank_1(what: str, every: str) -> None:
                 note_fault()
                 if what == "rate":
                     self.model.optimizer.learning_rate = 0.5
-                elif what == "weights":
+                else:
+                    if what == "kernels":
+                        tf.config.experimental.enable_op_determinism()
                     self.model.set_weights([value + 1 for value in self.model.get_weights()])
 
     train(strategy, [Decide()])
@@ -415,6 +455,51 @@ def build_other_variables_and_go_on() -> None:
         if strategy.rank == 1:
             time.sleep(5)
         raise
+
+
+def trace_other_graphs(what: str) -> None:
+    """A function whose graph, or what it has captured, depends on the rank; "whole": and that cannot be partitioned."""
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    other = strategy.rank == 1
+    weight = tf.Variable(np.ones((3, 1)))
+    table = tf.constant(np.full((200, 1), 2. if other and what == "captured" else 1.))
+    if other and what == "numbers":  # which TensorFlow gives to functions, process-wide
+        for _ in range(3):
+            tf.function(lambda x: tf.py_function(lambda: 1., [], tf.float64) * x).get_concrete_function(1.)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = (tf.cos if other and what == "op" else tf.sin)(x @ weight)
+            if what in ("numbers", "whole"):
+                y *= tf.py_function(lambda: 1., [], tf.float64)
+            loss = tf.reduce_mean(y) * tf.reduce_mean(table)
+        weight.assign_sub((.2 if other and what in ("constant", "whole") else .1) * tape.gradient(loss, weight))
+        return loss
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError(f"no pass at {id(fail):x}")  # another text on each rank
+
+    if what in ("numbers", "whole"):
+        partitioning._partitioned = fail
+    note_fault()
+    poseidon.distribute(tf.function(step))(np.ones((8, 3)))
+    print("all ranks are done", flush=True)
+
+
+def differ_in_kernels_on_rank_1(what: str) -> None:
+    note_fault()
+    if int(os.environ["PMI_RANK"]) == 1:
+        if what == "deterministic":
+            tf.config.experimental.enable_op_determinism()
+        elif what == "threads":
+            tf.config.threading.set_intra_op_parallelism_threads(3)
+        elif what == "processors":
+            os.sched_getaffinity = lambda _: set(range(5))
+        else:
+            os.environ[what] = "0"
+    strategy = poseidon.PoseidonStrategy(timeout_s=60)
+    train(strategy, epochs=1)
+    print("all ranks are done", flush=True)
 
 
 def read_other_data(how: str) -> None:

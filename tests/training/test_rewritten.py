@@ -301,7 +301,7 @@ def test_strict_is_content_where_all_is_well(trained):
 
 @pytest.mark.parametrize("arguments, message", [
     (["freeze_on_rank_1"], r"Ranks train different variables, so ranks would do different things: "
-     r"'\S*first/bias' float32\[4\] on rank 0, but '\S*second/bias' float32\[3\] on rank 1"),
+     r"'\S*first/bias' float32\[4\] on rank 0, but nothing on rank 1"),
     (["differ_on_rank_1", "policy"], "Ranks differ in policy: sfb on rank 1, and ps on rank 0"),
     (["differ_on_rank_1", "keras"], r"Ranks differ in keras: 9.9 on rank 1, and 3\.\S+ on rank 0"),
 ])
