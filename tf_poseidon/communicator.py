@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tf_poseidon.errors import encoded
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
-from tf_poseidon.errors import encoded
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import steps
 from tf_poseidon.ops import library

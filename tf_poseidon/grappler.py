@@ -23,8 +23,8 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
-from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import encoded
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as session_lib
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.find import step

@@ -224,9 +224,9 @@ FAULTS = (
            "variables differ;"),
           ("weights", "other weights", r"sequential/first/(kernel|bias)", 1000, "the end of epoch 2"))),
     Fault("other weights and deterministic ops on one rank", "in a callback", ("change_on_rank_1", "kernels", 1000),
-          r"'\S+' differs between rank 1 and rank 0 at .* The kernels of ranks may compute other bits, since ranks would "
-          r"do different things: deterministic ops \(.*\) is disabled on rank 0, but deterministic ops \(.*\) is enabled "
-          "on rank 1"),
+          r"'\S+' differs between rank 1 and rank 0 at .* The kernels of ranks may compute other bits, since ranks "
+          r"would do different things: deterministic ops \(.*\) is disabled on rank 0, but deterministic ops \(.*\) is "
+          "enabled on rank 1"),
     _differs("activation", "layers[1].config.activation of the model is 'relu'", "is 'tanh'", "an activation", True),
     _differs("trainable", "layers[1].config.trainable of the model is True", "is False", "a frozen layer"),
     _differs("rate", "layers[2].config.rate of the model is 0.1", "is 0.2", "a rate of dropout"),
