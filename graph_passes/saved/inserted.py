@@ -93,7 +93,8 @@ def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Itera
         if function and _is_step(after[function]):
             continue
         old, new = ({node.name: _comparable(node, leading) for node in bodies[function]} for bodies in (before, after))
-        new = {name: line for name, line in new.items() if name not in _notes(after[function])}
+        for name in _notes(after[function]):
+            del new[name]
         free = _part_of_step(before[function], after[function]) if _is_step(after[function]) else set()
         differing = [name for name in dict.fromkeys([*old, *new])
                      if name not in free and old.get(name) != new.get(name)]
