@@ -4,6 +4,7 @@ Requires: loops of Enter, Exit and NextIteration. A tensor enters a loop only th
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 
 from tensorflow.core.framework import node_def_pb2
@@ -51,6 +52,30 @@ def find_frames(ordered: Iterable[node_def_pb2.NodeDef]) -> dict[str, Frame]:
             frame = frame.outer or ROOT
         frames[node.name] = frame
     return frames
+
+
+def needed(nodes: Mapping[str, node_def_pb2.NodeDef], names: Iterable[str], frames: Mapping[str, Frame]) -> set[str]:
+    """Returns the names of the nodes that some nodes need; loops stay complete.
+
+    Args:
+        nodes: The nodes of the graph, by name.
+        names: Names of nodes.
+        frames: The `Frame`s of `find_frames`.
+    """
+    by_loop: dict[str, list[str]] = {}
+    for name, frame in frames.items():
+        if frame != ROOT:
+            by_loop.setdefault(frame.name, []).append(name)
+    queue, found = list(names), set()
+    while queue:
+        name = queue.pop()
+        if name in found:
+            continue
+        found.add(name)
+        queue += map(graph_lib.node_of, nodes[name].input)
+        if frames.get(name, ROOT) != ROOT:
+            queue += by_loop.pop(frames[name].name, ())
+    return found
 
 
 def _depth(frame: Frame) -> int:

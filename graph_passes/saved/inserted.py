@@ -14,13 +14,17 @@ import dataclasses
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
+from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import step as step_lib
 from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
+from tf_poseidon.graph_passes.partition import frames as frames_lib
 
 # Prefixes of the names of ops that an original does not have.
 _INSERTED = ("Poseidon", "SufficientFactor", "Horovod")
+# An attribute of the PoseidonAgree of a step in the main graph: the names of the nodes that make the step.
+_TARGETS = "_poseidon_targets"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,13 @@ class Step:
     after: int
 
 
+def note_targets(rewritten: graph_pb2.GraphDef, names: Iterable[str]) -> None:
+    """Notes the names of the nodes that make the step in the main graph."""
+    agree = step_lib.node_of(rewritten)
+    assert agree is not None  # every rewritten step has one
+    graph_lib.set_names(agree.attr[_TARGETS], names)
+
+
 def note_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> None:
     """Marks inserted nodes without an exchange as parts of a rewritten step."""
     before = _bodies(original)
@@ -95,7 +106,7 @@ def others(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> Itera
         old, new = ({node.name: _comparable(node, leading) for node in bodies[function]} for bodies in (before, after))
         for name in _notes(after[function]):
             del new[name]
-        free = _part_of_step(before[function], after[function]) if _is_step(after[function]) else set()
+        free = set() if function else _part_of_step(original, rewritten)
         differing = [name for name in dict.fromkeys([*old, *new])
                      if name not in free and old.get(name) != new.get(name)]
         if differing:
@@ -164,29 +175,17 @@ def _comparable(node: node_def_pb2.NodeDef, leading: Collection[str]) -> node_de
     return changed
 
 
-def _part_of_step(before: Iterable[node_def_pb2.NodeDef], after: Sequence[node_def_pb2.NodeDef]) -> set[str]:
-    """Returns the names of inserted nodes, their readers, and all that these need, now or in the original."""
-    needs = _inputs(after)
-    readers = collections.defaultdict(set)
-    for name, sources in needs.items():
-        for source in sources:
-            readers[source].add(name)
-    inserted = (node.name for node in after if provenance.of(node) is not None)
-    return _closure(_closure(_closure(inserted, readers), needs), _inputs(before))
-
-
-def _inputs(nodes: Iterable[node_def_pb2.NodeDef]) -> dict[str, set[str]]:
-    return {node.name: {graph_lib.node_of(tensor) for tensor in node.input} for node in nodes}
-
-
-def _closure(names: Iterable[str], edges: Mapping[str, Iterable[str]]) -> set[str]:
-    queue, found = list(names), set()
-    while queue:
-        name = queue.pop()
-        if name not in found:
-            found.add(name)
-            queue += edges.get(name, ())
-    return found
+def _part_of_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -> set[str]:
+    """Returns the names of the nodes that the step in the main graph has replaced, and of those inserted for it."""
+    agree = step_lib.node_of(rewritten)
+    if agree is None:
+        return set()
+    if _TARGETS not in agree.attr:
+        raise GraphError(f"Node '{agree.name}' does not say which nodes made its step; rewrite the original graph again.")
+    before = {node.name: node for node in original.node}
+    targets = [name for name in map(bytes.decode, agree.attr[_TARGETS].list.s) if name in before]
+    inserted = {node.name for node in rewritten.node if node.name not in before and provenance.of(node) is not None}
+    return inserted | frames_lib.needed(before, targets, frames_lib.find_frames(graph_lib.in_order(original)))
 
 
 def _line(node: node_def_pb2.NodeDef | None) -> str:

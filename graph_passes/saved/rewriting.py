@@ -267,9 +267,10 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     """
     main = library.main
     _check_flat(result, library)
-    names = [_node_of_target(library, main, target) for target in targets]
+    names = [_node_of_target(library, target) for target in targets]
     frames = frames_lib.find_frames(graph_lib.in_order(result))
-    needed = _needed(main, names, frames)
+    replaced = frames_lib.needed(main.nodes, names, frames)
+    needed = [node for name, node in main.nodes.items() if name in replaced]
     called = {function: None for node in needed for function in functions_lib.called(node)}
     _check_bodies(library, *called)
     step = graph_lib.with_nodes(result, needed)
@@ -281,47 +282,32 @@ def _rewrite_main(result: graph_pb2.GraphDef, library: functions_lib.Library, ta
     flat = inline.inline(marked, [node.name for node in marked.node]) if called else marked
     outside = [node.name for node in needed if frames[node.name] == frames_lib.ROOT]
     fetches = [target for target in dict.fromkeys(targets)
-               if _num_outputs(library, main.nodes[_node_of_target(library, main, target)])]
+               if _num_outputs(library, main.nodes[_node_of_target(library, target)])]
     partitioned = partition_lib.partition(flat, fetches, options.add_shapes, kept=outside, rows=options.global_rows)
     partitioned, _ = _with_comparison(_renamed_sites(partitioned, "", taken), inputs, options)
     planned, plan = _planned(partitioned, options)
     placeholders = {node.name: type(node).FromString(node.SerializeToString()) for node in needed
-                    if node.op.startswith("Placeholder")}
-    replaced = {node.name for node in needed}
+                    if _is_placeholder(node)}
     nodes = [*(node for node in result.node if node.name not in replaced),
              *(placeholders.get(node.name, node) for node in planned.node)]
     for node in nodes:
-        if "_output_shapes" in node.attr:
-            del node.attr["_output_shapes"]  # as saved; those of reserved outputs may have changed
+        # As saved: those of rewritten outputs may have changed. A placeholder's may be all that says its shape.
+        if "_output_shapes" in node.attr and not _is_placeholder(node):
+            del node.attr["_output_shapes"]
     del result.node[:]
     result.node.extend(nodes)
+    inserted.note_targets(result, names)
     return Step(tuple(inputs), plan, partitioned.report)
 
 
-def _needed(main: functions_lib.MainBody, names: Iterable[str],
-            frames: Mapping[str, frames_lib.Frame]) -> list[node_def_pb2.NodeDef]:
-    """Returns the nodes that some nodes need, in the order of the graph; loops stay complete."""
-    by_loop: dict[str, list[str]] = {}
-    for name, frame in frames.items():
-        if frame != frames_lib.ROOT:
-            by_loop.setdefault(frame.name, []).append(name)
-    queue, seen = list(names), set()
-    while queue:
-        name = queue.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        node = main.nodes[name]
-        queue += [graph_lib.node_of(tensor) for tensor in node.input]
-        if name in frames and frames[name] != frames_lib.ROOT:
-            queue += by_loop.pop(frames[name].name, ())
-    return [node for name, node in main.nodes.items() if name in seen]
+def _is_placeholder(node: node_def_pb2.NodeDef) -> bool:
+    return node.op.startswith("Placeholder")
 
 
-def _node_of_target(library: functions_lib.Library, main: functions_lib.MainBody, target: str) -> str:
+def _node_of_target(library: functions_lib.Library, target: str) -> str:
     """Returns the name of the node of a target that a user gives."""
-    name, output = main.parse(target)
-    if output is None or ":" in target and output >= _num_outputs(library, main.nodes[name]):
+    name, output = library.main.parse(target)
+    if output is None or ":" in target and output >= _num_outputs(library, library.main.nodes[name]):
         raise GraphError(f"The step is made of {target!r}, which is not a node or tensor of the graph.")
     return name
 

@@ -320,12 +320,17 @@ PROGRAMS = {
 
 def save(name, folder):
     """Saves a program's MetaGraph with a checkpoint, and returns its path."""
+    return save_graph(PROGRAMS[name].build, folder)
+
+
+def save_graph(build, folder):
+    """Saves the MetaGraph that a function builds, with TensorFlow 1's loops, and a checkpoint; returns its path."""
     was_v2 = v1.control_flow_v2_enabled()
     v1.disable_control_flow_v2()
     try:
         with tf.Graph().as_default(), v1.Session() as session:
             v1.set_random_seed(1)
-            PROGRAMS[name].build()
+            build()
             session.run(v1.global_variables_initializer())
             v1.train.Saver().save(session, f"{folder}/model")
     finally:

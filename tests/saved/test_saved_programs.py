@@ -1,6 +1,7 @@
 """Rewritten programs of TensorFlow 1: each call fetches the values of one process."""
 
 import pickle
+import time
 
 import launch
 import numpy as np
@@ -12,6 +13,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 
 import tf_poseidon as poseidon
 from tf_poseidon.saved_graphs import contexts
+from tf_poseidon.saved_graphs import formats
 
 v1 = tf.compat.v1
 
@@ -33,6 +35,7 @@ def trained(tmp_path_factory):
             reports[name] = poseidon.rewrite_meta_graph(
                 originals[name], target, program.train_op, workers=ranks, batch_size=3, policy=policy,
                 inputs=program.inputs)
+            assert not poseidon.diff(originals[name], target).others, name
             cases.append((name, originals[name], str(target)))
         (folder / "cases").write_bytes(pickle.dumps(cases))
         launch.run_ok(["saved_programs.py", folder / "cases", folder / "out"], ranks, timeout_s=200)
@@ -129,16 +132,85 @@ def test_attributes_that_ops_had_not_yet_are_their_defaults(tmp_path):
     assert [str(step.exchanges) for step in old.steps.values()] == [str(step.exchanges) for step in new.steps.values()]
 
 
-def test_old_placeholders_say_nothing_of_their_shapes(tmp_path):
-    """Before TensorFlow 1.3, no dimensions meant unknown ones; inferred shapes are stored elsewhere."""
-    def as_before(meta_graph):
-        meta_graph.graph_def.versions.producer = 21
-        for node in meta_graph.graph_def.node:
-            if node.op == "Placeholder":
-                node.attr["_output_shapes"].list.shape.add().CopyFrom(node.attr["shape"].shape)
-                node.attr["shape"].Clear()
-                node.attr["shape"].shape.SetInParent()
+def _as_before_1_3(meta_graph):
+    """Makes placeholders those of old files: no dimensions meant unknown ones; inferred shapes are stored elsewhere."""
+    meta_graph.graph_def.versions.producer = 21
+    for node in meta_graph.graph_def.node:
+        if node.op == "Placeholder":
+            node.attr["_output_shapes"].list.shape.add().CopyFrom(node.attr["shape"].shape)
+            node.attr["shape"].Clear()
+            node.attr["shape"].shape.SetInParent()
 
-    step, = _saved(tmp_path, as_before).steps.values()
+
+def test_old_placeholders_say_nothing_of_their_shapes(tmp_path):
+    step, = _saved(tmp_path, _as_before_1_3).steps.values()
     assert [(each.name, each.text()) for each in step.inputs] == [("x", "rows")]
     assert {exchange.site for exchange in step.exchanges.exchanges} >= {"w"}
+
+
+@pytest.mark.parametrize("name", ["model", "out"])
+def test_what_does_not_fit_an_old_placeholder_cannot_be_fed(name, tmp_path):
+    """Kernels would read it, and may end the process."""
+    _saved(tmp_path, _as_before_1_3)
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.import_meta_graph(str(tmp_path / f"{name}.meta"))
+        with pytest.raises(ValueError, match=r"shape \(4, 3\) for Tensor x:0, which has shape \(None, 6\)"):
+            session.run("train", {"x:0": np.ones((4, 3))})
+
+
+def _ctc(h):
+    rows = tf.shape(h)[0]
+    return tf.nn.ctc_loss(tf.ones((rows, 2), tf.int32), tf.tile(h[:, None], (1, 4, 1)), tf.fill([rows], 2),
+                          tf.fill([rows], 4), logits_time_major=False, blank_index=0)
+
+
+@pytest.mark.parametrize("in_loop", [tf.shape, lambda h: tf.identity_n([h]), _ctc])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_a_loop_does_not_use_is_no_difference(in_loop, is_used, tmp_path):
+    """Nodes that nothing reads are not written where they would have to be read."""
+    def build():
+        x, w = v1.placeholder(tf.float32, (None, 6), "x"), v1.get_variable("w", (6, 6))
+
+        def body(i, h):
+            found = in_loop(h)
+            return i + 1, tf.tanh((h + tf.reduce_mean(tf.cast(found, tf.float32)) if is_used else h) @ w)
+
+        _, h = v1.while_loop(lambda i, h: i < 3, body, (0, x))
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(h), name="train")
+
+    original = saved_programs.save_graph(build, tmp_path)
+    poseidon.rewrite_meta_graph(original, tmp_path / "out.meta", ("train",), workers=2)
+    assert not poseidon.diff(original, tmp_path / "out.meta").others
+
+
+def test_what_reads_the_step_may_not_differ(tmp_path):
+    original = saved_programs.save("fed rate", tmp_path)
+    poseidon.rewrite_meta_graph(original, tmp_path / "out.meta", ("train",), workers=2)
+    graph = formats.read(tmp_path / "out.meta")
+    next(node for node in graph.graph_def.node if node.name == "accuracy").attr["keep_dims"].b = True
+    graph.write(tmp_path / "changed.meta")
+    sentence, = poseidon.diff(original, tmp_path / "changed.meta").others
+    assert sentence.startswith("the main graph: 1 nodes, the first is 'accuracy', Mean(")
+
+
+def test_differences_take_linear_time(tmp_path):
+    def seconds(layers):
+        def build():
+            x = h = v1.placeholder(tf.float32, (None, 4), "x")
+            for i in range(layers):
+                h = tf.tanh(h @ v1.get_variable(f"w{i}", (4, 4), use_resource=False))
+            v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(h - x), name="train")
+
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        original = saved_programs.save_graph(build, folder)
+        poseidon.rewrite_meta_graph(original, folder / "out.meta", ("train",), workers=2)
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            assert not poseidon.diff(original, folder / "out.meta").others
+            taken.append(time.process_time() - begin)
+        return min(taken)
+
+    # 4 times if linear, 16 times if quadratic: a ratio, since machines differ.
+    assert seconds(48) < 9 * seconds(12)
