@@ -17,8 +17,8 @@ from tensorflow.core.framework import node_def_pb2
 # ("variable" or "output", its name).
 Key = tuple[str, str]
 
-# How often the original runs with other last places; and the factor between the observed change and the bound.
-RERUNS, _FACTOR = 2, 32
+# The factor between the observed change and the bound.
+_FACTOR = 32
 # From the narrowest: bfloat16 has fewer bits than half.
 _FLOATS = (tf.bfloat16, tf.half, tf.float32, tf.float64)
 _COMPLEX = {tf.complex64: tf.float32, tf.complex128: tf.float64}

@@ -29,6 +29,7 @@ _log = logging.getLogger("tf_poseidon")
 # Stateful ops that can run again, from the same variables, with the same result.
 _REPEATABLE = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
                "VarIsInitializedOp", "Assert", "NoOp", *own.OPS)
+_RERUNS = 2  # of the step in one process, with other last places
 _OPAQUE = (tf.resource, tf.variant, tf.string)
 
 
@@ -92,7 +93,7 @@ class StepVerifier:
         results = partitioned(tensors)
         after = self._state()
         try:
-            exact, *others = [self._of_one_process(tensors, before, is_exact=not i) for i in range(1 + rounding.RERUNS)]
+            exact, *others = [self._of_one_process(tensors, before, is_exact=not i) for i in range(1 + _RERUNS)]
         finally:
             self._restore(after)
         wrong = rounding.worst(_values(results, after), exact, rounding.measured(exact, others, self._epsilon))

@@ -181,7 +181,8 @@ def _part_of_step(original: graph_pb2.GraphDef, rewritten: graph_pb2.GraphDef) -
     if agree is None:
         return set()
     if _TARGETS not in agree.attr:
-        raise GraphError(f"Node '{agree.name}' does not say which nodes made its step; rewrite the original graph again.")
+        raise GraphError(f"Node '{agree.name}' does not say which nodes made its step; rewrite the original graph "
+                         "again.")
     before = {node.name: node for node in original.node}
     targets = [name for name in map(bytes.decode, agree.attr[_TARGETS].list.s) if name in before]
     inserted = {node.name for node in rewritten.node if node.name not in before and provenance.of(node) is not None}

@@ -8,7 +8,6 @@ partitioned by rows (`partition/`), and its sums are planned and rewritten as in
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tf_poseidon as poseidon
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import rewriting
+from tf_poseidon.saved_graphs import running
 from tf_poseidon.saved_graphs import verifying
 
 v1 = tf.compat.v1
@@ -147,6 +148,52 @@ def test_other_initial_values_are_wrong(tmp_path):
     assert found.failures == ["variable 'w' begins with other values than in the original"]
 
 
+@pytest.mark.parametrize("device, text", [
+    ("/job:ps/task:0", "nodes that name /job:ps/task:0 have run in each process all the same; to train, import the"),
+    ("/job:worker/replica:0/task:1/device:GPU:0", "nodes that name /job:worker/replica:0/task:1 have run in each pro"),
+    ("/gpu:7", ""), ("/job:localhost/replica:0/task:0/device:CPU:0", "")])
+def test_graphs_of_other_devices_are_verified(device, text, tmp_path):
+    source, target = save_v1(str(tmp_path / "model"), device), str(tmp_path / "out.meta")
+    rewriting.rewrite(source, target, train_op=("train",), workers=RANKS)
+    found = verifying.verify(source, target, train_op=("train",))
+    assert not found.failures and found.errors
+    assert text in str(found) and bool(text) == ("all the same" in str(found))
+
+
+def test_only_files_are_blamed_for_errors_of_files(tmp_path):
+    source, target = save_v1(str(tmp_path / "model")), str(tmp_path / "out.meta")
+    rewriting.rewrite(source, target, train_op=("train",), workers=RANKS)
+    with pytest.raises(poseidon.PoseidonError, match=r"out.meta' cannot be loaded: no number : .*; correct") as error:
+        verifying.verify(source, target, train_op=("train",), initializer=["fails"])
+    assert "damaged" not in str(error.value)
+
+
+X = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize("arrays, refusal", [
+    ({"x:0": X}, None), ({"x:0": X, "scale:0": np.ones(7)}, None),
+    ({"scale:0": 1.0}, r"^The arrays are scale:0, but the step takes x:0; add x:0\.$"),
+    ({"x:0": X, "y:0": X}, r"^The arrays are x:0, y:0, but the graph has no input 'y:0', and the step takes rate:0, "),
+    ({"x:0": X, "rate:0": X}, r"^The array 'rate:0' has the shape \[4, 3\], but the step takes \(\); "),
+])
+def test_arrays_are_those_of_the_graph(arrays, refusal, tmp_path):
+    source, target = save_v1(str(tmp_path / "model")), str(tmp_path / "out.meta")
+    rewriting.rewrite(source, target, train_op=("train",), workers=RANKS)
+    with pytest.raises(poseidon.ConfigurationError, match=refusal) if refusal else contextlib.nullcontext():
+        assert not verifying.verify(source, target, train_op=("train",), inputs=arrays).failures
+
+
+def test_arrays_with_defaults_are_fed(tmp_path):
+    """With a rate of zero, nothing is trained."""
+    source, target = save_v1(str(tmp_path / "model")), str(tmp_path / "out.meta")
+    rewriting.rewrite(source, target, train_op=("train",), workers=RANKS)
+    step = running.runner(formats.read(target), train_op=("train",))
+    before = step.state()
+    step.run(verifying._checked({"x:0": X, "rate:0": 0.0, "scale:0": 2.0}, step))
+    np.testing.assert_array_equal(step.state(), before)
+
+
 def test_what_else_differs(tmp_path):
     """The main graph does not belong to a step that is a function."""
     source, target = str(tmp_path / "step"), str(tmp_path / "out")
@@ -251,6 +298,41 @@ def save_gan(path):
     tf.saved_model.save(module, path, signatures={"train": step})
 
 
+def save_centred(path):
+    """Saves a step with products of all pairs of rows, from which the means of columns are subtracted."""
+    module = tf.Module()
+    module.w = tf.Variable(tf.random.stateless_normal((3, 3), (1, 4)), name="w")
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), name="x")])
+    def step(x):
+        with tf.GradientTape() as tape:
+            products = tf.matmul(tf.tanh(x @ module.w), x, transpose_b=True)
+            loss = tf.reduce_mean(tf.square(products - tf.reduce_mean(products, 0, keepdims=True)))
+        module.w.assign_sub(0.1 * tape.gradient(loss, module.w))
+        return {"loss": loss}
+
+    module.step = step
+    tf.saved_model.save(module, path, signatures={"train": step})
+
+
+def save_v1(path, device=""):
+    """Saves a MetaGraph with a placeholder that its step does not need, and one with a default, and a checkpoint."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, (None, 3), "x")
+        rate = v1.placeholder_with_default(0.1, (), "rate")
+        w = v1.get_variable("w", (3, 2), use_resource=False)
+        tf.multiply(x @ w, v1.placeholder(tf.float32, (), "scale"), name="scaled")
+        tf.debugging.check_numerics(v1.placeholder_with_default(np.nan, ()), "no number", name="fails")
+        v1.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(tf.square(x @ w)), name="train")
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, path)
+    meta_graph = v1.MetaGraphDef.FromString(pathlib.Path(f"{path}.meta").read_bytes())
+    for node in meta_graph.graph_def.node:
+        node.device = device
+    pathlib.Path(f"{path}.meta").write_bytes(meta_graph.SerializeToString())
+    return f"{path}.meta"
+
+
 def save_two_signatures(path, factor=1.0):
     """Saves a step that trains, and one that evaluates and counts; initial values are multiplied by a factor."""
     module = tf.Module()
@@ -341,6 +423,16 @@ def mix_up_rows(graph_def):
 DAMAGE = {"doubled": double, "left_out": leave_out, "mixed_up": mix_up_rows}
 
 
+def say_rows_of_a_rank(graph_def):
+    """Declares sums over rows with the rows that the plan is for: TensorFlow's optimizer computes with such sizes."""
+    shapes = [shape for function in graph_def.library.function for node in function.node_def
+              if node.op == "PoseidonRecv" for shape in node.attr["shapes"].list.shape]
+    of_columns = [shape for shape in shapes if [dim.size for dim in shape.dim][:1] == [1]]
+    assert of_columns
+    for shape in of_columns:
+        shape.dim[1].size = 4
+
+
 @pytest.fixture(scope="module")
 def verified(tmp_path_factory):
     """The findings of `verify` on some graphs, by name."""
@@ -375,6 +467,13 @@ def verified(tmp_path_factory):
         damage(graph.graph_def)
         graph.write(str(folder / name))
         cases[name] = {**cases["whole"], "target": str(folder / name)}
+    cases["sgd"]["steps"] = 3  # kernels count their calls: the original's runs must not disturb that
+    save_centred(str(folder / "centred"))
+    add("centred", folder / "centred", policy="ps")
+    graph = formats.read(cases["centred"]["target"])
+    say_rows_of_a_rank(graph.graph_def)
+    graph.write(str(folder / "wrong_shapes"))
+    cases["wrong_shapes"] = {**cases["centred"], "target": str(folder / "wrong_shapes")}
     cases["other"] = {**cases["sgd"], "source": str(folder / "two")}
     (folder / "cases").write_bytes(pickle.dumps(cases))
     launch.run_ok(["verify_saved.py", folder / "cases", folder / "results"], RANKS, timeout_s=120)
@@ -393,6 +492,7 @@ def verified(tmp_path_factory):
     ("v1_adam", {("variable", "first/kernel/Adam_1"), ("output", "loss:0")}),
     ("graph_def", {("variable", "last/bias"), ("output", "loss:0")}),
     ("sgd", {("variable", "dense1/bias"), ("output", "loss")}),
+    ("centred", {("variable", "w"), ("output", "loss")}),
 ])
 def test_what_is_right_is_verified(verified, name, values):
     found = verified[name]
@@ -407,6 +507,7 @@ def test_what_is_right_is_verified(verified, name, values):
     ("left_out", r"variable 'dense1/bias' is off by \S+ times the rounding bound"),
     ("left_out", r"ranks have different bits of variable 'dense1/bias'"),
     ("mixed_up", r"output 'loss' is off by \S+ times the rounding bound"),
+    ("wrong_shapes", r"variable 'w' is off by \S+ times the rounding bound"),
     ("other", r"'.*out_sgd' was made from a different graph than '.*two'"),
 ])
 def test_what_is_wrong_is_not_verified(verified, name, message):

@@ -2,8 +2,10 @@
 
 import collections
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import tempfile
 from typing import Any
 
@@ -20,26 +22,42 @@ from tf_poseidon.saved_graphs import formats
 v1 = tf.compat.v1
 
 
+# What TensorFlow raises for files that are damaged or missing.
+_OF_FILES = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError, IndexError, OSError)
+
+
 def runner(graph: formats.Saved, signature: str | None = None, train_op: Sequence[str] = (),
-           initializer: Sequence[str] | None = None) -> "Runner":
+           initializer: Sequence[str] | None = None, is_optimised: bool = True) -> "Runner":
     """Returns a runner of a graph of `formats.read`.
 
     Args:
         graph: The graph.
         signature, train_op: The step, as in `rewriting.rewrite`.
         initializer: Names of ops that initialise variables, if there is no checkpoint.
+        is_optimised: Whether TensorFlow optimises the graph before it runs, as it does in training.
 
     Raises:
         PoseidonError: If TensorFlow cannot load it.
     """
     try:
         if graph.has_functions:
-            return _FunctionRunner(graph, signature)
-        return _SessionRunner(graph, graph.targets(signature, train_op), initializer)
+            return _FunctionRunner(graph, signature, is_optimised)
+        return _SessionRunner(graph, graph.targets(signature, train_op), initializer, is_optimised)
     except (tf.errors.OpError, IndexError, OSError) as error:  # TensorFlow reads variables and assets
-        text = str(error).strip().split("\n")[0].rstrip(".")
-        raise GraphError(f"'{graph.path}' cannot be loaded: {text}; one of its files is damaged or missing, write it "
-                         "again.") from error
+        if isinstance(error, _OF_FILES):
+            raise GraphError(f"'{graph.path}' cannot be loaded: {_cause(error)}; one of its files is damaged or "
+                             "missing, write it again.") from error
+        raise GraphError(f"'{graph.path}' cannot be loaded: {_cause(error)}; correct what TensorFlow complains about, "
+                         "in the graph or in its checkpoint.") from error
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of an error of TensorFlow that says what is wrong; lines before it say where."""
+    lines = str(error).strip().split("\n")
+    if lines[0].startswith("Graph execution error"):
+        last = max((i for i, line in enumerate(lines) if line.startswith("Node: ")), default=0)
+        lines = [line for line in lines[last + 1:] if line.strip()] or lines
+    return lines[0].strip().rstrip(".")
 
 
 class _FunctionRunner:
@@ -47,10 +65,13 @@ class _FunctionRunner:
 
     Attributes:
         inputs: (dtype, shape) of the step's inputs, by name.
+        optional: The same of inputs that have a default.
+        unused: Names of inputs of the graph that the step does not need.
         variables: Distinct names of the variables that the step uses.
     """
 
-    def __init__(self, graph: formats.Saved, signature: str | None) -> None:
+    def __init__(self, graph: formats.Saved, signature: str | None, is_optimised: bool) -> None:
+        self._is_optimised = is_optimised
         self._directory = tempfile.TemporaryDirectory()
         path = f"{self._directory.name}/model"
         graph.write(path)
@@ -61,6 +82,9 @@ class _FunctionRunner:
         self._step = self._model.signatures[name]
         specs = self._step.structured_input_signature[1]
         self.inputs = {key: (spec.dtype, spec.shape) for key, spec in specs.items()}
+        self.optional: dict[str, tuple[tf.DType, tf.TensorShape]] = {}
+        self.unused = {key for step in self._model.signatures.values()
+                       for key in step.structured_input_signature[1]} - self.inputs.keys()
         # The same variable may be captured twice, and two variables may have the same name.
         self._variables = list({id(v): v for v in self._step.variables}.values())
         self.variables = _numbered(v.name.partition(":")[0] for v in self._variables)
@@ -76,7 +100,8 @@ class _FunctionRunner:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a step, and returns what it returns: arrays by name."""
-        outputs = self._step(**{key: tf.constant(value) for key, value in inputs.items()})
+        with _optimiser(self._is_optimised):
+            outputs = self._step(**{key: tf.constant(value) for key, value in inputs.items()})
         return {name: _array(tensor.numpy()) for name, tensor in outputs.items()}
 
 
@@ -86,10 +111,10 @@ class _SessionRunner:
     Its variables are all that have a value: a rewritten graph may need fewer than the original.
     """
 
-    def __init__(self, graph: formats.Saved, targets: Iterable[str], initializer: Sequence[str] | None) -> None:
-        config = v1.ConfigProto(intra_op_parallelism_threads=1)
-        options = tf.config.optimizer.get_experimental_options()  # sessions do not follow them
-        config.graph_options.rewrite_options.disable_meta_optimizer = options.get("disable_meta_optimizer", False)
+    def __init__(self, graph: formats.Saved, targets: Iterable[str], initializer: Sequence[str] | None,
+                 is_optimised: bool) -> None:
+        config = v1.ConfigProto(intra_op_parallelism_threads=1, allow_soft_placement=True)  # as functions
+        config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimised
         self._graph = tf.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
         with self._graph.as_default():
@@ -122,10 +147,16 @@ class _SessionRunner:
     def _make_accessors(self) -> None:
         """Adds ops that read and assign each variable, and finds the inputs."""
         self.inputs, self._names, self._reads, self._assigns, self._feeds, self._is_ready = {}, [], [], [], [], []
+        self.optional, self.unused = {}, set()
         needed = _needed(self._targets.values())
         for op in self._graph.get_operations():
-            if op.type == "Placeholder" and op in needed:
-                self.inputs[op.outputs[0].name] = op.outputs[0].dtype, op.outputs[0].shape
+            if op.type in ("Placeholder", "PlaceholderWithDefault"):
+                tensor = op.outputs[0]
+                if op not in needed:
+                    self.unused.add(tensor.name)
+                else:
+                    found = self.inputs if op.type == "Placeholder" else self.optional
+                    found[tensor.name] = tensor.dtype, tensor.shape
             elif op.type in ("VarHandleOp", "VariableV2", "Variable"):
                 dtype = op.get_attr("dtype")
                 feed = v1.placeholder(dtype)
@@ -154,6 +185,22 @@ class _SessionRunner:
 
 
 Runner = _FunctionRunner | _SessionRunner
+
+
+@contextlib.contextmanager
+def _optimiser(is_on: bool) -> Iterator[None]:
+    """A context in which TensorFlow optimises functions, or does not; sessions have options of their own.
+
+    It sets the option in both cases: for options that are written otherwise, even if they mean the same, TensorFlow
+    makes the kernels of a function anew, and ours count their calls.
+    """
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_on})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options(
+            {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)})
 
 
 def _numbered(names: Iterable[str]) -> list[str]:

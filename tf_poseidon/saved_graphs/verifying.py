@@ -5,10 +5,8 @@ it on the same global batch (`reference.py`). `rounding.py` bounds the differenc
 `comparing.py` measures it, and compares the bits of all ranks.
 """
 
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import os
 
@@ -30,6 +28,8 @@ from tf_poseidon.saved_graphs import running
 
 # The seeds of random ops that have none.
 _SEEDS = (87654321, 1)
+# The job of a process that has no cluster, as devices name it.
+_OWN_JOB = "localhost"
 
 
 @dataclasses.dataclass
@@ -43,6 +43,7 @@ class Verification:
             its bound). Floats are compared where those of one process are finite; for other types, any error is
             infinite.
         differing: Variables and outputs whose bits differ between ranks, sorted.
+        elsewhere: Devices of other processes that nodes name, sorted; these nodes ran in each process all the same.
         failures: What is wrong, as sentences; empty if nothing is.
     """
 
@@ -50,6 +51,7 @@ class Verification:
     steps: int
     errors: dict[tuple[str, str], tuple[int, float]] = dataclasses.field(default_factory=dict)
     differing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    elsewhere: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
@@ -65,6 +67,9 @@ class Verification:
                                                  "different bits of " + ", ".join(name for _, name in self.differing)))
             else:
                 lines.append("nothing was exchanged: start it with mpiexec -n RANKS to verify that, too")
+        if self.elsewhere:
+            lines.append(f"nodes that name {', '.join(self.elsewhere)} have run in each process all the same; to "
+                         "train, import the graph with clear_devices=True")
         return "\n".join([*lines, *(f"WRONG: {failure}" for failure in self.failures),
                           "wrong" if self.failures else "all right"])
 
@@ -110,20 +115,20 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
     epsilon = rounding.epsilon(running.nodes_of_step(rewritten, rewritten.targets(signature, train_op)))
     for graph in (original, rewritten):
         _set_seeds(graph.graph_def)
+    result.elsewhere = sorted(_run_here(original.graph_def) | _run_here(rewritten.graph_def))
     what = dict(signature=signature, train_op=train_op, initializer=initializer)
-    with _unoptimised():
-        real = running.runner(rewritten, **what)
-        one_process = reference.Reference(original, what, epsilon, seed) if rank == 0 else None
-        arrays = None if inputs is None else _checked(inputs, real.inputs)
+    real = running.runner(rewritten, **what)
+    one_process = reference.Reference(original, what, epsilon, seed) if rank == 0 else None
+    arrays = None if inputs is None else _checked(inputs, real)
+    if one_process:
+        result.failures += one_process.differs_at_first(dict(zip(real.variables, real.state())))
+    for step in range(steps):
+        batch = arrays or running.random_inputs(real.inputs, batch_size * size, [seed, step])
+        before = dict(zip(real.variables, real.state()))
+        values = reference.run_step(real, batch)
+        comparing.between_ranks(result, step, values)
         if one_process:
-            result.failures += one_process.differs_at_first(dict(zip(real.variables, real.state())))
-        for step in range(steps):
-            batch = arrays or running.random_inputs(real.inputs, batch_size * size, [seed, step])
-            before = dict(zip(real.variables, real.state()))
-            values = reference.run_step(real, batch)
-            comparing.between_ranks(result, step, values)
-            if one_process:
-                comparing.with_one_process(result, values, *one_process.step(batch, before))
+            comparing.with_one_process(result, values, *one_process.step(batch, before))
     result.failures += [
         f"{kind} '{name}' is off by {error:.3g} times the rounding bound" if np.isfinite(error) else
         f"{kind} '{name}' has values that are not those of one process"
@@ -140,29 +145,40 @@ def _set_seeds(graph_def: graph_pb2.GraphDef) -> None:
                 node.attr["seed"].i, node.attr["seed2"].i = _SEEDS
 
 
-def _checked(inputs: Mapping[str, npt.ArrayLike],
-             specs: Mapping[str, tuple[tf.DType, tf.TensorShape]]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a batch in the types that a step takes."""
-    if set(inputs) != set(specs):
+def _run_here(graph_def: graph_pb2.GraphDef) -> set[str]:
+    """Lets nodes that name devices of other processes run in this one; returns these devices.
+
+    TensorFlow 1 does the same when it imports a MetaGraph with clear_devices=True.
+    """
+    found = set()
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            try:
+                device = tf.DeviceSpec.from_string(node.device)
+            except ValueError:
+                continue  # TensorFlow says what is wrong with it
+            if device.job not in (None, _OWN_JOB) or device.task or device.replica:
+                found.add(device.replace(device_type=None, device_index=None).to_string())
+                node.device = device.replace(job=None, replica=None, task=None).to_string()
+    return found
+
+
+def _checked(inputs: Mapping[str, npt.ArrayLike], runner: running.Runner) -> dict[str, np.ndarray]:
+    """Returns the arrays of a batch in the types that a step takes, without those that it does not need."""
+    specs = {**runner.inputs, **runner.optional}
+    if unknown := set(inputs) - set(specs) - runner.unused:
+        raise ConfigurationError(f"The arrays are {', '.join(sorted(inputs))}, but the graph has no input "
+                                 f"'{min(unknown)}', and the step takes {', '.join(sorted(specs)) or 'none'}; name "
+                                 "them alike.")
+    if missing := set(runner.inputs) - set(inputs):
         raise ConfigurationError(f"The arrays are {', '.join(sorted(inputs)) or 'none'}, but the step takes "
-                                 f"{', '.join(sorted(specs)) or 'none'}; name them alike.")
-    for name, value in inputs.items():
+                                 f"{', '.join(sorted(runner.inputs))}; add {', '.join(sorted(missing))}.")
+    given = {name: value for name, value in inputs.items() if name in specs}
+    for name, value in given.items():
         if not specs[name][1].is_compatible_with(np.shape(value)):
             raise ConfigurationError(f"The array '{name}' has the shape {list(np.shape(value))}, but the step takes "
                                      f"{specs[name][1]}; give it a global batch of that shape.")
-    return {name: np.asarray(value, specs[name][0].as_numpy_dtype) for name, value in inputs.items()}
-
-
-@contextlib.contextmanager
-def _unoptimised() -> Iterator[None]:
-    """A context in which TensorFlow runs graphs unoptimised: otherwise the two would round in different places."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options(
-            {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)})
+    return {name: np.asarray(value, specs[name][0].as_numpy_dtype) for name, value in given.items()}
 
 
 def _bytes(graph_def: graph_pb2.GraphDef) -> bytes:
