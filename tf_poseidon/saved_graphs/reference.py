@@ -9,8 +9,8 @@ from tf_poseidon import rounding
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
 
-# For each run with other last places: whether it is optimised. TensorFlow optimises the rewritten graph otherwise than the
-# original, which then rounds in other places.
+# For each run with other last places: whether it is optimised. TensorFlow optimises the rewritten graph otherwise than
+# the original, which then rounds in other places.
 _RERUNS = (True, False)
 # By name.
 Arrays = Mapping[str, np.ndarray]
