@@ -20,7 +20,6 @@ from tf_poseidon import step as step_lib
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
-from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 
@@ -28,7 +27,7 @@ _log = logging.getLogger("tf_poseidon")
 
 # Stateful ops that can run again, from the same variables, with the same result.
 _REPEATABLE = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape",
-               "VarIsInitializedOp", "Assert", "NoOp", *own.OPS)
+               "VarIsInitializedOp", "Assert", "NoOp")
 _RERUNS = 2  # of the step in one process, with other last places
 _OPAQUE = (tf.resource, tf.variant, tf.string)
 

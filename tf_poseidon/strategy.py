@@ -92,7 +92,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             backward pass.
         verify: Interval in steps at which synchronised gradients are compared with a plain sum over the
             ranks: bit by bit or, if rebuilt from factors, within the rounding bound; and the weights
-            between ranks. A difference ends the job, with its name, rank and size. None never compares.
+            between ranks. Steps of `fit` and `evaluate`, and functions of `distribute`, are also compared with one
+            process, on rank 0. A difference ends the job, with its name, rank and size. None never compares.
             Gradients that travel as factors are computed here too, so all steps take longer.
         engine: The library that moves gradients: "mpi", our own communicator over MPI, or "horovod",
             Horovod's ops over whatever it was built with (MPI, Gloo, NCCL). None takes that of the
