@@ -69,7 +69,9 @@ def note(error: BaseException, what: str, communicator: "Communicator") -> None:
         communicator: This rank's communicator.
     """
     global _watch
-    if isinstance(error, JobEndedError) or communicator.failure is not None:
+    # Loops end by the end of their data.
+    if isinstance(error, (JobEndedError, StopIteration)) or type(error).__name__ == "OutOfRangeError" or (
+            communicator.failure is not None):
         return
     settle()
     _watch = _Watch(error, what, communicator)

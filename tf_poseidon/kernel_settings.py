@@ -6,6 +6,7 @@ settings on one rank, their variables would drift apart.
 
 from collections.abc import Mapping
 import os
+import re
 
 import tensorflow as tf
 
@@ -17,6 +18,8 @@ _VARIABLES = (
     "TF_ENABLE_CUBLAS_TENSOR_OP_MATH_FP32", "TF_ENABLE_CUDNN_TENSOR_OP_MATH_FP32",
     "TF_ENABLE_CUDNN_RNN_TENSOR_OP_MATH_FP32", "TF_ENABLE_WINOGRAD_NONFUSED", "TF_SET_ONEDNN_FPMATH_MODE",
     "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "TF_XLA_FLAGS", "XLA_FLAGS")
+# Flags that say what to write, or where files are.
+_FILES = re.compile(r"--xla_dump|--\w+_(dir|path)=")
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
@@ -51,6 +54,6 @@ def _switch(is_on: bool) -> str:
 
 
 def _words(value: str | None) -> str:
-    """Returns the value of a variable without the order of its flags, and without those that only say what to write."""
-    words = sorted(word for word in (value or "").split() if not word.startswith("--xla_dump"))
+    """Returns the value of a variable without the order of its flags, and without those that only name files."""
+    words = sorted(word for word in (value or "").split() if not _FILES.match(word))
     return f"'{' '.join(words)}'" if words else "not set"

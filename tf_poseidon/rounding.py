@@ -26,7 +26,7 @@ _COMPLEX = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 def changed(value: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
     """Returns an array with each element a last place larger or smaller, if they are floats."""
-    if not _is_float(value.dtype):
+    if not is_float(value.dtype):
         return value
     signs = rng.choice([-1, 1], value.shape)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -44,7 +44,7 @@ def measured(exact: Mapping[Key, np.ndarray], others: Sequence[Mapping[Key, np.n
     """
     found = {}
     for key, value in exact.items():
-        if _is_float(value.dtype):
+        if is_float(value.dtype):
             spread = max(_largest(_wide(other[key]) - _wide(value)) if other[key].shape == value.shape else 0
                          for other in others)
             found[key] = _FACTOR * (spread + epsilon * _largest(_wide(value)))
@@ -105,7 +105,8 @@ def epsilon(nodes: Iterable[node_def_pb2.NodeDef]) -> float:
     return float(ml_dtypes.finfo(narrowest.as_numpy_dtype).eps)
 
 
-def _is_float(dtype: np.dtype) -> bool:
+def is_float(dtype: np.dtype) -> bool:
+    """Whether values of a type have rounding errors."""
     return dtype.kind != "O" and (tf.as_dtype(dtype) in _FLOATS or tf.as_dtype(dtype) in _COMPLEX)
 
 

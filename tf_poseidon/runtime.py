@@ -228,7 +228,8 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         else:
             previous_hook(kind, error, trace)
             if sys.version_info < (3, 11):
-                print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
+                for note in getattr(error, "__notes__", []):
+                    print(note, file=sys.stderr)
         cause = failures.cause(_communicator.rank, error)
     else:
         # This exception is only the echo of that failure; its own traceback would hide the cause.

@@ -39,7 +39,7 @@ _TRIALS = ((4091, 2039), (4099, 2053), (2, 2063))
 _ONE_ROW = (1, _TRIALS[-1][1])
 _LARGE = 2  # trials with large numbers
 # Ops that limit integers by others, so sizes may depend on the rows for some numbers of rows, and not for others.
-_LIMITS = ("Maximum", "Minimum", "ClipByValue", "Select", "SelectV2")
+_LIMITS = ("Maximum", "Minimum", "Max", "Min", "ClipByValue", "Select", "SelectV2")
 # The maximum depth to which elements of lists are followed into other lists.
 _MAX_NESTING = 5
 # Values with more elements are not followed.
@@ -91,7 +91,6 @@ class Size:
         if self.constant is not None or not self.of_rows:
             return self.constant
         return self.values[-1] // _TRIALS[-1][0] if len(self.values) == len(_TRIALS) else None
-
 
     def divided(self, number: int) -> "Size | None":
         """Returns its part if it is divided by a number; None if it is no multiple of it."""
@@ -484,6 +483,8 @@ def _limits_integers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool
     """Whether an op limits integers by others; a limit of one, as in gradients of means, matters to no batch."""
     if node.op not in _LIMITS or node.attr["T"].type not in _INTEGERS:
         return False
+    if node.op not in ("Maximum", "Minimum"):
+        return True
     values = map(graph.constant, graph.inputs(node))
     return not any(value is not None and value.size and np.all(value == 1) for value in values)
 
