@@ -182,16 +182,24 @@ def test_shapes_of_sizes():
             raw().poseidon_local_shape(shape, part, dimension=3)
 
 
-@pytest.mark.parametrize("rows, expected", [(-1, [[8, 2], [3, None]]), (4, [[4, 2], [3, 4]])])
-def test_rows_are_the_inputs(rows, expected):
+def test_rows_are_the_inputs():
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         x = tf.compat.v1.placeholder(tf.int64, [8, 2])
         y = tf.compat.v1.placeholder(tf.string, [3, None])
-        outputs = raw().poseidon_rows(values=[x, y], dimensions=[0, 1], names=["x", "y"], rows=rows)
-        assert [output.shape.as_list() for output in outputs] == expected
+        outputs = raw().poseidon_rows(values=[x, y], dimensions=[0, 1], names=["x", "y"])
+        assert [output.shape.as_list() for output in outputs] == [[8, 2], [3, None]]
         given = [np.arange(16).reshape(8, 2), np.full((3, 8), b"text", object)]
         for output, value in zip(session.run(outputs, dict(zip([x, y], given))), given):
             np.testing.assert_array_equal(output, value)
+
+
+def test_planned_rows_have_shapes_and_cannot_run():
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
+        values = [tf.zeros([8, 2]), tf.zeros([3, 5])]
+        outputs = raw().poseidon_planned_rows(values=values, dimensions=[0, 1], names=["x", "y"], rows=4)
+        assert [output.shape.as_list() for output in outputs] == [[4, 2], [3, 4]]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="No OpKernel was registered"):
+            session.run(outputs)
 
 
 @pytest.mark.parametrize("dimensions, names, message", [
@@ -208,7 +216,8 @@ def test_rows_refuses(dimensions, names, message):
 
 def test_rows_refuses_sizes_without_a_number():
     with pytest.raises(ValueError, match="'rows' is 4611686018427387904 and 'elements' has 2, expected a product of"):
-        run(lambda: raw().poseidon_rows(values=[tf.zeros([4])], dimensions=[0], names=["x"], elements=[2], rows=2**62))
+        run(lambda: raw().poseidon_planned_rows(
+            values=[tf.zeros([4])], dimensions=[0], names=["x"], elements=[2], rows=2**62))
 
 
 @pytest.mark.parametrize("size", RANKS)
