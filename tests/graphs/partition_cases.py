@@ -407,9 +407,9 @@ CONTRACTIONS = [
     Case("MatMul", tf.matmul, [summed(2, 3), summed(3, 2)], "whole"),
     Case("MatMul", tf.matmul, [of(K, 3), summed(3, 2)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3, reduce="max"), of(3, 2)], "whole"),
-    # Whole inputs with a size for each row: there is no rule for reversing rows, or for appending rows.
+    # Whole inputs with a size for each row, since there is no rule for reversing rows; appended rows are blocks.
     Case("MatMul", lambda x, w: tf.matmul(tf.reverse(x, [0]), w), [of(K, 3), of(3, 4)], "rows(0)"),
-    Case("MatMul", lambda x, y, w: tf.matmul(tf.concat([x, y], 0), w), [of(K, 3), of(K, 3), of(3, 4)], "rows(0)"),
+    Case("MatMul", lambda x, y, w: tf.matmul(tf.concat([x, y], 0), w), [of(K, 3), of(K, 3), of(3, 4)], "rows(0)x2"),
     Case("MatMul", lambda x, w: tf.matmul(_drawn(x), w), [of(K, 3), of(3, 4)], "rows(0)"),
     Case("MatMul", lambda x: tf.reduce_sum(tf.matmul(_drawn(x), _drawn(x), transpose_b=True)), [of(K, 3)], "rows(0)"),
     Case("MatMul", lambda x: tf.matmul(_drawn(x), _drawn(x), transpose_a=True), [of(K, 3)], "whole"),
@@ -422,7 +422,7 @@ CONTRACTIONS = [
     Case("Einsum", lambda x, w: tf.einsum("abc,cd->dab", tf.reverse(x, [0]), w), [of(K, 2, 3), of(3, 4)], "rows(1)"),
     Case("Conv2D Conv2DBackpropInput Conv2DBackpropFilter", lambda x, w: tf.nn.conv2d(
         tf.concat([x, -x], 0), w, 1, "SAME"), [of(K, 4, 4, 1), of(2, 2, 1, 2)],
-         {"Conv2D": "rows(0)", "Conv2DBackpropInput": "rows(0)", "Conv2DBackpropFilter": SUM}),
+         {"Conv2D": "rows(0)x2", "Conv2DBackpropInput": "rows(0)x2", "Conv2DBackpropFilter": SUM}),
     Case("Conv2DBackpropInput", lambda x, w: tf.nn.conv2d_transpose(
         tf.reverse(x, [0]), w, (tf.shape(x)[0], 4, 4, 1), 1, "SAME"), [of(K, 4, 4, 2), of(2, 2, 1, 2)], "rows(0)"),
     Case("Conv3D", lambda x, w: tf.nn.conv3d(tf.reverse(x, [0]), w, [1, 1, 1, 1, 1], "SAME"),
