@@ -1,6 +1,6 @@
 """The shapes that tensors have on one rank in a usual batch: what exchanges and arithmetic cost depends on them.
 
-They hold for no other batch and, where a rank has fewer rows, for no other rank, so no computation may depend on them.
+They hold for no other batch and, where a rank has fewer rows, for no other rank, so no result may depend on them.
 They exist in two places only: in the copy of a graph that `with_sizes` returns, which cannot run, since its op
 `PoseidonPlannedRows` has no kernel; and in the `Graph` that `of` makes of this copy's shapes, which `session.py` hands
 to the passes that describe costs, and to no other.

@@ -224,7 +224,7 @@ class GraphWriter:
             self._converted[name, WHOLE] = tensor
             slices.append(self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
                                         f"{PREFIX}/{marker.name}/rows{i}", place))
-        # For planning, shape inference gives this node the rows of one rank.
+        # `planned.with_sizes` gives this node the rows of one rank.
         writer = self._writer(f"{PREFIX}/{marker.name}/mine", marker.device)
         mine = writer.add("", ROWS, slices)
         graph_lib.copy_attributes(writer.nodes[-1], marker)
@@ -296,7 +296,7 @@ class GraphWriter:
         return None if size is None else size.per_row
 
     def _declared(self, value: str, name: str, dimension: int, prefix: str, device: str) -> str:
-        """Returns a tensor unchanged, from a PoseidonRows that gives shape inference the planned number of rows.
+        """Returns a tensor unchanged, from a PoseidonRows, to which `planned.with_sizes` gives the planned rows.
 
         Args:
             value: The tensor, this rank's rows.
