@@ -206,7 +206,7 @@ def _guarded_exit(status: int) -> None:
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
         _flush()
         _communicator.abort(cause)
-        status = 1
+        _end(1)
     _exit(status)
 
 
@@ -258,4 +258,5 @@ def _end(status: int) -> NoReturn:
     """Ends this process after a failure of the job, and the launcher if that cannot notice it."""
     if _communicator.has_lost_a_host:
         engine().end_launcher()
+    engine().disconnect()
     _exit(status)

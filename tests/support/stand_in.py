@@ -21,9 +21,11 @@ def main(sockets, arguments):
         server.connect(sockets[rank % len(sockets)])
         socket.send_fds(server, [json.dumps(process).encode()], files)
         status = int(server.recv(100) or 1)
+    if "PMI_FD" in os.environ:  # as a rank does, see `engines.mpi.disconnect`
+        os.close(int(os.environ["PMI_FD"]))
     if status < 0:  # it was ended by a signal
         os.kill(os.getpid(), -status)
-    sys.exit(status)
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,9 @@ class Engine(typing.Protocol):
     def start_alone(self) -> None:
         """Makes the engine's own ops run in a process that was launched alone."""
 
+    def disconnect(self) -> None:
+        """Closes the connection to the launcher of a process that is about to end because its job has failed."""
+
     def end_launcher(self) -> None:
         """Ends the launcher, and with it all other processes of the job, if it would wait for a host that is gone."""
 

@@ -32,6 +32,9 @@ _SHARED_MEMORY, _SHARED_BYTES = "/dev/shm", 6 << 20
 # On one host that is never, so it would keep 150 kB for every thousand such events: some 2 MB for each new model.
 _UCX_NOTES = "UCX_RCACHE_MAX_UNRELEASED", "16m"
 
+# Where launchers give the number of the connection by which a rank speaks to them.
+_CONNECTION = "PMI_FD"
+
 # hydra's process on each host, and what the other ranks there have to print their last words.
 _PROXY, _LAST_WORDS_S = "hydra_pmi_proxy", 1.0
 
@@ -70,7 +73,7 @@ def join(size: int, options: JobOptions) -> "communicator.Communicator":
         os.environ.setdefault(*_UCX_NOTES)
     # mpiexec ends the others, and all children, when a connection ends, but not once it has noticed the end of the rank
     # itself: a child with the connection that outlives its rank for a moment would let the job hang.
-    forks.keep_from_children(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)
+    forks.keep_from_children(int(os.environ[name]) for name in (_CONNECTION,) if name in os.environ)
     mpi_library.load_wheel()
     _check_only_mpi()
     try:
@@ -95,6 +98,17 @@ def register_ops() -> None:
 
 def start_alone() -> None:
     """Does nothing, for the same reason."""
+
+
+def disconnect() -> None:
+    """Closes the connection to mpiexec, which then ends the other ranks.
+
+    When a process ends, its output closes before this connection. If mpiexec notices that, and the end of the process,
+    before the connection's, it leaves the other ranks alone.
+    """
+    if _CONNECTION in os.environ:
+        with contextlib.suppress(OSError, ValueError):
+            os.close(int(os.environ[_CONNECTION]))
 
 
 def end_launcher() -> None:
