@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tf_poseidon.errors import encoded
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
+from tf_poseidon.errors import LONGEST
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import steps
 from tf_poseidon.ops import library
@@ -246,7 +247,7 @@ class Communicator:
 
     def abort(self, reason: str, seconds: float = 2.0) -> None:
         """Ends the job on all ranks; waits at most `seconds` until the reason has reached them."""
-        self._lib.poseidon_abort(self._handle, encoded(shortened(reason)), seconds)
+        self._lib.poseidon_abort(self._handle, encoded(shortened(reason, 2 * LONGEST)), seconds)
 
     def goodbye(self) -> None:
         """Waits until all ranks have reached their end.

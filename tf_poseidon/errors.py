@@ -38,7 +38,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-LONGEST = 4000  # characters of a text that is sent to other ranks or printed, of which an error may have any number
+# The characters of an error's text that are sent to other ranks or printed, of which it may have any number. What is said
+# around it has room for as many.
+LONGEST = 4000
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
