@@ -38,8 +38,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-# The characters of an error's text that are sent to other ranks or printed, of which it may have any number. What is said
-# around it has room for as many.
+# The characters of an error's text that are sent to other ranks or printed, of which it may have any number. What is
+# said around it has room for as many.
 LONGEST = 4000
 
 

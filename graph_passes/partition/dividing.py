@@ -8,6 +8,7 @@ what follows needs so many of their rows on all ranks that computing all of them
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 
@@ -35,15 +36,16 @@ _OPERATIONS_PER_BYTE = 800
 _ROUNDS = 5
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = ()) -> Propagated:
+def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (),
+              row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
     """Returns the `Propagated` states of a graph; the arguments are those of `propagate.propagate`."""
-    summands, fetches = list(summands), list(fetches)
-    whole = propagate_lib.propagate(sizes, summands, fetches)
-    dividing = _candidates(sizes, whole)
+    summands, fetches, row_loops = list(summands), list(fetches), row_loops or {}
+    whole = propagate_lib.propagate(sizes, summands, fetches, row_loops=row_loops)
+    dividing = {name: outcome for name, outcome in _candidates(sizes, whole).items() if name not in row_loops}
     for _ in range(_ROUNDS):
         if not dividing:
             break
-        found = propagate_lib.propagate(sizes, summands, fetches, dividing)
+        found = propagate_lib.propagate(sizes, summands, fetches, dividing, row_loops)
         worse = set(_Regions(sizes, whole, found, dividing).that_do_not_pay(fetches))
         if not worse:
             return found

@@ -19,6 +19,7 @@ from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import packing
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
+from tf_poseidon.graph_passes.partition import row_loops
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import states
 from tf_poseidon.graph_passes.partition import write as write_lib
@@ -66,7 +67,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
-    propagated = dividing.propagate(sizes, summands, (*fetches, *kept))
+    propagated = dividing.propagate(sizes, summands, (*fetches, *kept), row_loops.outcomes(sizes, (*fetches, *kept)))
     writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:
@@ -78,7 +79,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         graph_def, exchanges = packing.pack(graph_def, exchanges)
     report = report_lib.Report(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
-        sum(write_lib.count_by_state(propagated)), len(propagated.ordered))
+        write_lib.num_by_rows(propagated), len(propagated.ordered))
     return Partitioned(graph_def, tuple(fetched), report)
 
 

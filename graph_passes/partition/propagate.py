@@ -89,7 +89,8 @@ class Propagated:
 
 
 def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (),
-              dividing: Mapping[str, Outcome] | None = None) -> Propagated:
+              dividing: Mapping[str, Outcome] | None = None,
+              row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
     """Returns the `Propagated` states of a graph.
 
     Args:
@@ -97,8 +98,9 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
         summands: Names of the nodes from which the resources of variables that hold summands come.
         fetches: Names of the tensors or nodes that are read outside of the graph.
         dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
+        row_loops: By name of a node, how it runs for a loop over rows, see row_loops.py.
     """
-    arguments = sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}
+    arguments = sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}, row_loops or {}
     propagated = _Propagation(*arguments).run()
     # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised, they
     # would be gathered where they are widest.
@@ -111,7 +113,8 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 class _Propagation:
 
     def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str],
-                 dividing: Mapping[str, Outcome], with_blocks: bool = True) -> None:
+                 dividing: Mapping[str, Outcome], row_loops: Mapping[str, Outcome],
+                 with_blocks: bool = True) -> None:
         self._sizes = sizes
         self._with_blocks = with_blocks
         self._dividing = dividing
@@ -121,6 +124,8 @@ class _Propagation:
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, summands)
+        # Such loops read no variable that holds summands.
+        self._row_loops = {} if row_loops.keys() & self._held.keys() else dict(row_loops)
         # By node: (the last arguments of its rule, its result).
         self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
@@ -173,7 +178,10 @@ class _Propagation:
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
             inputs = self._inputs[node.name]
-            if node.op not in _SPECIAL and node.name not in self._held and all(
+            if node.name in self._row_loops and not self._can_be_taken(
+                    inputs, tuple(map(self.seen, inputs)), self._row_loops[node.name]):
+                self._row_loops, again = {}, True
+            if node.name not in self._row_loops and node.op not in _SPECIAL and node.name not in self._held and all(
                     self.seen(tensor) == WHOLE for tensor in inputs):
                 outcome = self._whole[node.name]
                 if node.name in self._dividing and node.name not in self._kept_whole:
@@ -182,7 +190,9 @@ class _Propagation:
                 self._outcomes[node.name] = outcome
                 continue
             concerned.append(node)
-            if node.op in _MERGES:
+            if node.name in self._row_loops:
+                outcome = self._row_loops[node.name]
+            elif node.op in _MERGES:
                 outcome = self._merge(node, inputs, before)
             elif node.op in _HANDS_OVER and any(reader.op in _MERGES for reader in self._graph.consumers(node.name)):
                 outcome = self._hand_over(node, inputs)
@@ -324,7 +334,7 @@ class _Propagation:
             state = self.seen(tensor)
             if self._is_list(tensor):
                 wish = outcome.wishes.get(i, takes if takes is not None and takes != state else None)
-                if takes == WHOLE and not self._is_settled(node):
+                if takes == WHOLE and node.name not in self._row_loops and not self._is_settled(node):
                     wish = None  # it may still get the state of the other rounds
                 if wish is not None and (wish != state or state == WHOLE):
                     again |= self._wish(tensor, wish)
@@ -332,6 +342,8 @@ class _Propagation:
                 self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
                 again |= self._gather(tensor, state)
+        if node.name in self._row_loops:
+            return again
         if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
             found = self._common(handed, [self.seen(tensor) for tensor in handed])

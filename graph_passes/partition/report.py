@@ -86,7 +86,7 @@ class Report:
     Attributes:
         exchanges: The `Exchange`s, in the order of the graph.
         whole: The `WholeOp`s: those without a rule for their inputs.
-        partitioned: Number of nodes that run on rows or return summands.
+        partitioned: Number of nodes that run on the rank's rows or return summands.
         nodes: Number of nodes of the graph.
     """
 

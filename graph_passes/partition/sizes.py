@@ -52,6 +52,8 @@ _REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm
 _SHAPED = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0}
 _PASS_ON = ("Identity", "StopGradient", "Switch", "Snapshot", "PreventGradient")
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+# How a value begins that is to be compared as a tuple of integers.
+_AS_TEXT = ("value",)
 # Ops that may return large outputs for small inputs.
 _ENLARGING = ("Fill", "Range", "Tile", "BroadcastTo", "OneHot")
 # Ops whose outputs may depend on more than the values of their inputs, or on which input arrives first.
@@ -639,7 +641,9 @@ def _of_elements(generic: _Generic, lists: _Keeper, node: node_def_pb2.NodeDef,
             count = _length(generic, lists, node.input[0])
         return (count, *elements), None
     value = lists.element(node.input[0], lambda tensor: _as_text(generic.value(tensor)))
-    return elements, None if value is None else np.array(value[1:], np.int64).reshape(elements)
+    if value is None or value[:1] != _AS_TEXT:  # elements that were put into it together differ
+        return elements, None
+    return elements, np.array(value[1:], np.int64).reshape(elements)
 
 
 def _length(generic: _Generic, lists: lists_lib.Lists, tensor: str) -> int | None:
@@ -674,7 +678,7 @@ def _unified(shapes: Iterable[graph_lib.Shape | None]) -> graph_lib.Shape | None
 
 def _as_text(value: np.ndarray | None) -> tuple[str | int, ...] | None:
     """Returns an array of integers as a hashable tuple; None for None."""
-    return None if value is None else ("value", *map(int, value.flatten()))
+    return None if value is None else (*_AS_TEXT, *map(int, value.flatten()))
 
 
 def _shown(name: str) -> str:

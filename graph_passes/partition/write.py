@@ -235,6 +235,8 @@ class GraphWriter:
         outcome = self._propagated.outcomes[node.name]
         inputs = self._graph.inputs(node)
         place = self._places[node.name]
+        if node.op in frames_lib.ENTERS and place.frame.outer is not None:  # its inputs are outside of the loop
+            place = Place(place.frame.outer, place.marker)
         taken = [self.tensor(tensor, takes, place.marker) for tensor, takes in zip(inputs, outcome.takes)]
         if node.op in _ARRANGED and outcome.gives[0] != WHOLE:
             taken[1] = self._known(node, taken[1], inputs[1])
@@ -243,7 +245,7 @@ class GraphWriter:
         controls = [*graph_lib.control_inputs(node),
                     *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
                     *self._check_rows(inputs, outcome, place)]
-        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] == WHOLE
+        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] in (WHOLE, OWN)
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
             for i, tensor in enumerate(taken):  # separately: factors are matched behind single tensors
                 self._native[propagate_lib.tensor_of(node.name, i)] = tensor
@@ -321,10 +323,11 @@ class GraphWriter:
 
     def _write_sum(self, node: node_def_pb2.NodeDef, terms: Sequence[str], controls: Sequence[str]) -> None:
         """Writes AddN as a chain of additions: AddN starts with an input that it may overwrite, so its bits vary."""
-        writer, total = self._writer(node.name, node.device), terms[0]
+        writer, total, dtype = self._writer(node.name, node.device), terms[0], node.attr["T"].type
+        op, options = ("AddN", {"N": 2}) if dtype == types_pb2.DT_VARIANT else ("AddV2", {})  # lists have no AddV2
         for i, term in enumerate(terms[1:-1], 1):
-            total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
-        writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
+            total = writer.add(f"sum{i}", op, [total, term], T=dtype, **options)
+        writer.add("", op, [total, terms[-1], *controls], T=dtype, **options)
 
     def _finished(self, node: node_def_pb2.NodeDef, names: set[str]) -> node_def_pb2.NodeDef:
         """Returns a node that refers to the replacements of removed nodes, with its loop's rounds in order if needed.
@@ -852,13 +855,9 @@ class NodeWriter:
             propagate_lib.tensor_of(name, i)) for i, dtype in enumerate(propagate_lib.types_of_outputs(self.node))]
 
 
-def count_by_state(propagated: propagate_lib.Propagated) -> tuple[int, int]:
-    """Returns (number of nodes that run on rows, number of nodes that return summands)."""
-    kinds: collections.Counter[type] = collections.Counter()
-    for outcome in propagated.outcomes.values():
-        kind = next((type(state) for state in outcome.gives if state != WHOLE), type(WHOLE))
-        kinds[kind] += 1
-    return kinds[Rows], kinds[Partial]
+def num_by_rows(propagated: propagate_lib.Propagated) -> int:
+    """Returns the number of nodes that run on the rank's rows, or return summands."""
+    return sum(any(state != WHOLE for state in outcome.gives) for outcome in propagated.outcomes.values())
 
 
 def _renamed(nodes: Sequence[node_def_pb2.NodeDef], shown: Mapping[str, Sequence[str]],
