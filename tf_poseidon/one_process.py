@@ -390,22 +390,18 @@ def _refuse(name: str, reason: str, extended: "Extended") -> None:
 def traced(function: Callable[..., Any], call: calls.Call,
            replica: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
            ) -> tf.types.experimental.ConcreteFunction:
-    """Returns the ConcreteFunction of a call, whose inputs with rows go through PoseidonRows.
+    """Returns the ConcreteFunction of a call, in which each input with rows goes through a PoseidonRows.
 
     Args:
         function: A Python function, or `tf.function`.
         call: The `calls.Call`.
         replica: Returns the context in which the function is traced.
     """
-    marks = [(dimension, name) for dimension, name in zip(call.dimensions, call.names) if dimension is not None]
 
     def body(*tensors: tf.Tensor) -> Any:
-        if marks:
-            dimensions, names = zip(*marks)
-            marked = iter(library.load()[0].poseidon_rows(
-                values=[t for t, d in zip(tensors, call.dimensions) if d is not None], dimensions=dimensions,
-                names=names))
-            tensors = [t if d is None else next(marked) for t, d in zip(tensors, call.dimensions)]
+        tensors = [tensor if dimension is None else library.load()[0].poseidon_rows(
+            values=[tensor], dimensions=[dimension], names=[name])[0]
+            for tensor, dimension, name in zip(tensors, call.dimensions, call.names)]
         args, kwargs = call.arguments(tensors)
         with inside(), replica():
             return function(*args, **kwargs)

@@ -27,6 +27,7 @@ from tf_poseidon.graph_passes.graph import functions as functions_lib
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import inline
+from tf_poseidon.graph_passes.partition import markers
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -111,7 +112,7 @@ class Partitioned:
         """Partitions a function.
 
         Args:
-            traced: Its ConcreteFunction, whose inputs with rows go through PoseidonRows.
+            traced: Its ConcreteFunction, in which each input with rows goes through a PoseidonRows.
             job: The `Job`.
             rows: Usual number of rows of a global batch, None if unknown.
             held: Variables that hold summands.
@@ -264,6 +265,7 @@ def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | Non
         held: Variables that hold summands.
     """
     graph_def, outputs, variables = flat(traced)
+    graph_def = markers.together(graph_def)
     if not any(node.op == sizes_lib.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")

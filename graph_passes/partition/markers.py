@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
@@ -19,6 +20,27 @@ from tf_poseidon.graph_passes.partition.states import Partial
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import WHOLE
 from tf_poseidon.graph_passes.partition.stores import Stores
+
+
+def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    """Returns a GraphDef in which one PoseidonRows stands for all: their inputs have the same number of rows."""
+    markers = sizes_lib.rows_nodes(graph_def)
+    if len(markers) < 2:
+        return graph_def
+    joined, moved = type(markers[0])(name=markers[0].name, op=sizes_lib.ROWS, device=markers[0].device), {}
+    for marker in markers:
+        for i, tensor in enumerate(graph_lib.data_inputs(marker)):
+            name, outputs = f"{marker.name}:{i}", len(joined.input)
+            moved[name] = f"{joined.name}:{outputs}" if outputs else joined.name
+            joined.input.append(tensor)
+        for key in ("dimensions", "names", "T"):
+            joined.attr[key].MergeFrom(marker.attr[key])
+    moved.update({f"{marker.name}": moved[f"{marker.name}:0"] for marker in markers},
+                 **{f"^{marker.name}": f"^{joined.name}" for marker in markers})
+    result = graph_lib.with_nodes(graph_def, [joined, *(node for node in graph_def.node if node.op != sizes_lib.ROWS)])
+    for node in result.node:
+        node.input[:] = [moved.get(tensor, tensor) for tensor in node.input]
+    return result
 
 
 def find(ordered: Sequence[node_def_pb2.NodeDef], inputs: Mapping[str, Sequence[str]], seen: Callable[[str], State],

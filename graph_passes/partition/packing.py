@@ -110,13 +110,16 @@ def _write(members: Sequence[node_def_pb2.NodeDef], parts: Sequence[report_lib.E
     value = writer.add("summands", "ConcatV2", [*flat, axis], T=dtype, Tidx=_INT32, N=len(flat))
     whole = writer.add("", "PoseidonSync", [value, first.input[1], *controls], T=dtype, shape=total.shape,
                        site=total.site, **{graph_lib.MEANWHILE: graph_lib.meanwhile(first)})
-    lengths = writer.constant("lengths", np.array(list(map(_elements, parts)), np.int32), whole)
-    pieces = writer.add("sums", "SplitV", [whole, lengths, axis], T=dtype, Tlen=_INT32, num_split=len(parts))
-    shared, written = writer.nodes, {}
-    for i, (node, part) in enumerate(zip(members, parts)):
+    shared, written, begin = writer.nodes, {}, 0
+    for node, part in zip(members, parts):
         writer = graph_lib.Writer(node.name, node.device, provenance.Provenance("sum", total.site))
+        # No node with several outputs, see `write.GraphWriter._write_inputs`.
+        bounds = [writer.constant(name, np.array([value], np.int32), whole)
+                  for name, value in (("begin", begin), ("size", _elements(part)))]
+        begin += _elements(part)
+        piece = writer.add("piece", "Slice", [whole, *bounds], T=dtype, Index=_INT32)
         shape = writer.constant("shape", np.array(part.shape, np.int32), whole)
-        writer.add("", "Reshape", [f"{pieces}:{i}", shape], T=dtype, Tshape=_INT32)
+        writer.add("", "Reshape", [piece, shape], T=dtype, Tshape=_INT32)
         written[node.name] = writer.nodes
     written[first.name] += shared
     return written

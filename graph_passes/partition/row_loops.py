@@ -247,22 +247,18 @@ class _Attempt:
         for node in self._reader.ordered:
             loop = self._loop_of(self._frames[node.name])
             roles = [self._roles.get(tensor, _SAME) for tensor in self._reader.inputs(node)]
-            is_exit = node.op == "Exit" and self._left(node) is not None
-            sources = self._sources_of(node)
-            if loop is None and not is_exit and node.op not in lists_lib.MAKES and all(
-                    role == _SAME for role in roles):
+            leaves = node.op == "Exit" and self._left(node) is not None
+            if loop is None and not leaves and node.op not in lists_lib.MAKES and all(role == _SAME for role in roles):
                 continue
-            if (loop.frame if loop else None) in refused:
+            concerned = frozenset((loop.frame,)) if loop else self._sources_of(node)
+            if loop and loop.frame in refused:
                 continue
+            self._sources[node.name] = concerned
             try:
                 self._note(node, loop, roles)
+                _require(loop is not None or node.name not in self._fetched or not self._has_own_outputs(node))
             except _RefusedError:
-                refused |= {loop.frame} if loop else sources
-                continue
-            if loop is None:
-                self._sources[node.name] = sources
-                if node.name in self._fetched and self._has_own_outputs(node):
-                    refused |= sources
+                refused |= concerned or frozenset(self._loops)
         return refused
 
     def _goes_forward(self, loop: _Loop, seen: frozenset[Frame]) -> bool | None:
@@ -350,7 +346,7 @@ class _Attempt:
         found = self._found(node, loop, roles)
         # What comes back to a Merge is only known at the end of the iteration.
         takes = tuple(None if node.op == "Merge" else _state(role) for role in roles)
-        if node.op == "Exit" and self._left(node) and roles[0].name == _total("").name:
+        if node.op == "Exit" and self._left(node) and roles[0] == _total(roles[0].of):
             self.outcomes[node.name] = Outcome(takes, (SUM,))
             return
         self._set(node, takes, found)
@@ -508,7 +504,7 @@ class _Attempt:
 
     def _of_sums(self, node: node_def_pb2.NodeDef, roles: Sequence[_Role]) -> list[_Role] | None:
         """Returns the role of the output of an addition to a sum; None for other ops."""
-        totals = [role for role in roles if role.name == _total("").name]
+        totals = [role for role in roles if role == _total(role.of)]
         if node.op not in _ADDS or len(totals) != 1 or not set(roles) <= {_SAME, _ROW, totals[0]}:
             return None
         return totals

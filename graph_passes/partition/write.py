@@ -218,18 +218,16 @@ class GraphWriter:
         writer.nodes[-1].attr["names"].CopyFrom(marker.attr["names"])
         self._parts[place] = part, f"{part}:1", f"{part}:2"
         self._controls[marker.name] = part
-        slices = []
         for i, (tensor, dimension) in enumerate(zip(inputs, dimensions)):
-            name = propagate_lib.tensor_of(marker.name, i)
+            name, dtype = propagate_lib.tensor_of(marker.name, i), marker.attr["T"].list.type[i]
             self._converted[name, WHOLE] = tensor
-            slices.append(self._rows_of(tensor, dimension, marker.attr["T"].list.type[i],
-                                        f"{PREFIX}/{marker.name}/rows{i}", place))
-        # `planned.with_sizes` gives this node the rows of one rank.
-        writer = self._writer(f"{PREFIX}/{marker.name}/mine", marker.device)
-        mine = writer.add("", ROWS, slices)
-        graph_lib.copy_attributes(writer.nodes[-1], marker)
-        for i in range(len(slices)):
-            self._native[propagate_lib.tensor_of(marker.name, i)] = propagate_lib.tensor_of(mine, i)
+            rows = self._rows_of(tensor, dimension, dtype, f"{PREFIX}/{marker.name}/rows{i}", place)
+            # `planned.with_sizes` gives this node the rows of one rank. It has one output: where TensorFlow takes the
+            # maximum of x before a function that grows with x, it takes the first output of the node that computes x.
+            writer = self._writer(f"{PREFIX}/{marker.name}/mine{i}", marker.device)
+            self._native[name] = writer.add("", ROWS, [rows], T=[dtype])
+            writer.nodes[-1].attr["dimensions"].list.i.append(dimension)
+            graph_lib.set_names(writer.nodes[-1].attr["names"], [marker.attr["names"].list.s[i].decode()])
 
     def _write_node(self, node: node_def_pb2.NodeDef) -> None:
         outcome = self._propagated.outcomes[node.name]

@@ -16,6 +16,7 @@ from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import dividing
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import row_loops
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 
 # The size of a dimension of rows, and an unknown size.
@@ -149,7 +150,8 @@ class Batch:
     def partition(self):
         """Returns (the `Propagated` states, the partitioned GraphDef, the fetches in it by case)."""
         with mock.patch.object(dividing, "_OPERATIONS_PER_BYTE", 0):  # graphs are small
-            propagated = dividing.propagate(self.sizes)
+            propagated = dividing.propagate(
+                self.sizes, row_loops=row_loops.outcomes(self.sizes, sum(self.fetches, [])))
         with (mock.patch.object(sizes_lib, "Sizes", lambda *_: self.sizes),
               mock.patch.object(dividing, "propagate", lambda *_: propagated)):
             partitioned = partition_lib.partition(self.flat, sum(self.fetches, []), None)
