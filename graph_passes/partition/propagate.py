@@ -178,9 +178,11 @@ class _Propagation:
         again, refused, concerned = False, len(self._refused), []
         for node in self._ordered:
             inputs = self._inputs[node.name]
-            if node.name in self._row_loops and not self._can_be_taken(
-                    inputs, tuple(map(self.seen, inputs)), self._row_loops[node.name]):
-                self._row_loops, again = {}, True
+            if node.name in self._row_loops and any(
+                    takes not in (None, OWN) and self.seen(tensor) == OWN
+                    for tensor, takes in zip(inputs, self._row_loops[node.name].takes)):
+                self._row_loops = {}  # own rows are in no order of one process
+                return True
             if node.name not in self._row_loops and node.op not in _SPECIAL and node.name not in self._held and all(
                     self.seen(tensor) == WHOLE for tensor in inputs):
                 outcome = self._whole[node.name]
@@ -342,16 +344,15 @@ class _Propagation:
                 self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
                 again |= self._gather(tensor, state)
-        if node.name in self._row_loops:
+        if node.name in self._row_loops or node.name in self._kept_whole or node.op not in _MERGES:
             return again
-        if node.op in _MERGES and any(self._graph.node(tensor).op in _BACK for tensor in inputs):
+        if any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
             found = self._common(handed, [self.seen(tensor) for tensor in handed])
             again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
-        if node.op in _MERGES:  # its inputs must have its state
-            again |= any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
-                         if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
-        return again
+        # Its inputs must have its state.
+        return again | any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
+                           if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
 
     def _is_settled(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node is no Merge, and hands nothing to one, whose state may change."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import enum
 import typing
 
 from tensorflow.core.framework import graph_pb2
@@ -25,6 +26,7 @@ from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import frames as frames_lib
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.graph_passes.partition.frames import Frame
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
@@ -38,44 +40,50 @@ from tf_poseidon.graph_passes.partition.states import WHOLE
 _ADDS = ("AddV2", "Add", "AddN")
 # Stateful ops that change nothing.
 _HARMLESS = (*variables_lib.READS, "Assert")
+# Ops that pass on the number of rows, or take it from a shape; others may limit it.
+_SELECTS = ("Identity", "StridedSlice", "Cast", "Squeeze", "Unpack")
 _BACK = "NextIteration"
+
+
+class _Kind(enum.Enum):
+    """What a tensor can be in a loop over rows."""
+
+    SAME = "the same on all ranks, and in all iterations"
+    ROW = "what follows from the iteration's row"
+    INDEX = "the number of the iteration's row"
+    TURN = "the number of the iteration, in a loop that takes rows in the opposite order"
+    NEXT = "the number of the next iteration"
+    COUNT = "the number of rows"
+    GOES_ON = "whether there is another iteration"
+    SUM = "a sum over iterations"
+    LIST = "a list with an element for each row"
+    FRESH = "such a list that is zero except at the iteration's row"
+    EMPTY = "a stack with nothing on it"
+    FILLING = "a stack on which the iteration puts an element"
+    FILLED = "a stack with an element of each iteration"
+    TAKING = "a stack from which the iteration takes its element"
+    USED = "a stack from which the iteration has taken its element"
 
 
 class _Role(typing.NamedTuple):
     """What a tensor is in a loop over rows.
 
     Attributes:
-        name: Its name.
-        of: For sums and stacks: the name of the Merge that is theirs in the loop that fills them.
+        kind: Its `_Kind`.
+        of: The Merge of the variable whose value it is, where an iteration hands it to the next one: a sum, a list that
+            is changed, or a stack.
+        stack: For stacks that are filled: the Merge of the variable of the loop that has filled it.
     """
 
-    name: str
+    kind: _Kind
     of: str = ""
+    stack: str = ""
 
 
-_SAME = _Role("the same on all ranks, and in all iterations")
-_ROW = _Role("what follows from the iteration's row")
-_LAST = _Role("the last row's value")
-_INDEX = _Role("the number of the iteration's row")
-_TURN = _Role("the number of the iteration, where rows come in the opposite order")
-_NEXT = _Role("the number of the next iteration")
-_COUNT = _Role("the number of rows")
-_GOES_ON = _Role("whether there is another iteration")
-_LIST = _Role("a list with an element for each row")
-_EMPTY = _Role("an empty stack")
-_USED = _Role("a stack from which everything has been taken")
-
-
-def _total(of: str) -> _Role:
-    return _Role("a sum over iterations", of)
-
-
-def _filling(of: str) -> _Role:
-    return _Role("a stack on which the iteration will put an element", of)
-
-
-def _filled(of: str) -> _Role:
-    return _Role("a stack with an element of each iteration", of)
+_SAME, _ROW, _INDEX, _TURN, _NEXT, _COUNT, _GOES_ON, _LIST, _FRESH, _EMPTY = map(_Role, (
+    _Kind.SAME, _Kind.ROW, _Kind.INDEX, _Kind.TURN, _Kind.NEXT, _Kind.COUNT, _Kind.GOES_ON, _Kind.LIST, _Kind.FRESH,
+    _Kind.EMPTY))
+_VALUES = (_SAME, _ROW)
 
 
 class _RefusedError(Exception):
@@ -84,7 +92,7 @@ class _RefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """A loop that counts from 0 while the count is below limits.
+    """A loop, outside of others, that counts from 0 while the count is below limits.
 
     Attributes:
         frame: Its `Frame`.
@@ -111,10 +119,14 @@ def outcomes(sizes: Sizes, fetches: Iterable[str]) -> dict[str, Outcome]:
         fetches: Names of the tensors or nodes that may be read outside of the graph.
     """
     graph = sizes.graph
-    if not any(node.op == "LoopCond" for node in graph.graph_def.node):
+    markers = sizes_lib.rows_nodes(graph.graph_def)
+    # Of several markers, each has its own number of rows.
+    if len(markers) != 1 or not any(node.op == "LoopCond" for node in graph.graph_def.node):
         return {}
     reader = _LoopReader(graph)
-    loops = {frame: loop for frame in reader.frames_of_loops() if (loop := reader.read(frame)) is not None}
+    if reader.frames[markers[0].name] != frames_lib.ROOT:
+        return {}
+    loops = reader.loops()
     while loops:  # ends, since there are fewer each time
         attempt = _Attempt(sizes, reader, loops, set(map(graph_lib.node_of, fetches)))
         refused = attempt.run()
@@ -137,9 +149,6 @@ class _LoopReader:
         self.graph = graph
         ordered = graph_lib.in_order(graph.graph_def)
         self.frames = frames_lib.find_frames(ordered)
-        self._nodes: dict[Frame, list[node_def_pb2.NodeDef]] = {}
-        for node in ordered:
-            self._nodes.setdefault(self.frames[node.name], []).append(node)
         self.ordered = self._loop_by_loop(ordered)
 
     def _loop_by_loop(self, ordered: Iterable[node_def_pb2.NodeDef]) -> list[node_def_pb2.NodeDef]:
@@ -153,16 +162,12 @@ class _LoopReader:
             waiting.node.add(name=node.name, op=node.op, input=[*node.input, *waits_for])
         return [self.graph.nodes[node.name] for node in graph_lib.in_order(waiting)]
 
-    def frames_of_loops(self) -> list[Frame]:
-        """Returns the `Frame`s of all loops."""
-        return [frame for frame in self._nodes if frame.outer is not None]
-
     def inputs(self, node: node_def_pb2.NodeDef) -> list[str]:
         """Returns the names of the tensors that a node reads, without ":0"."""
         return list(map(propagate_lib.canonical, self.graph.inputs(node)))
 
     def origin(self, tensor: str) -> str:
-        """Returns the name of the node from which a tensor comes unchanged."""
+        """Returns the name of the node from which a tensor comes unchanged, whichever output of it that is."""
         node = self.graph.node(tensor)
         while node.op in ("Identity", "Switch"):
             node = self.graph.node(node.input[0])
@@ -173,30 +178,33 @@ class _LoopReader:
         merges = [reader.name for reader in self.graph.consumers(name) if reader.op == "Merge"]
         return merges[0] if len(merges) == 1 else None
 
-    def read(self, frame: Frame) -> _Loop | None:
-        """Returns the `_Loop` of a frame, None if it does not count iterations."""
-        nodes = self._nodes[frame]
-        conditions = [node for node in nodes if node.op == "LoopCond"]
-        variables = {}
-        for node in nodes:
-            if node.op == "Merge" and (handed := self._handed(node)):
-                variables[node.name] = handed
+    def loops(self) -> dict[Frame, _Loop]:
+        """Returns the loops that count iterations, and are outside of other loops, by frame."""
+        nodes: dict[Frame, list[node_def_pb2.NodeDef]] = {}
+        for node in self.ordered:
+            nodes.setdefault(self.frames[node.name], []).append(node)
+        found = {frame: self._read(frame, nodes[frame]) for frame in nodes if frame.outer == frames_lib.ROOT}
+        return {frame: loop for frame, loop in found.items() if loop is not None}
+
+    def _read(self, frame: Frame, nodes: Iterable[node_def_pb2.NodeDef]) -> _Loop | None:
+        variables = {node.name: handed for node in nodes if node.op == "Merge" and (handed := self._handed(node))}
         increments = {name: increment for name, (entered, back) in variables.items()
                       if (increment := self._increment(name, entered, back))}
+        conditions = [node for node in nodes if node.op == "LoopCond"]
         if len(conditions) != 1 or not increments:
             return None
         limits, predicate, queue = set(), set(), [conditions[0].input[0]]
         while queue:
             node = self.graph.node(queue.pop())
-            predicate.add(node.name)
             inputs = self.graph.inputs(node)
-            if node.op in ("Identity", "LogicalAnd"):
-                queue += inputs
-            elif node.op == "Less" and self.origin(inputs[0]) in increments and self._is_limit(inputs[1], variables):
+            if node.op == "Less" and self.origin(inputs[0]) in increments and self._is_limit(inputs[1], variables):
                 limits.add(self.origin(inputs[1]))
+            elif node.op in ("Identity", "LogicalAnd"):
+                queue += inputs
             else:
                 return None
-        predicate = {name for name in predicate if self.graph.nodes[name].op != "Identity"}
+            if node.op != "Identity":
+                predicate.add(node.name)
         return _Loop(frame, variables, frozenset(increments), frozenset(limits), frozenset(predicate),
                      frozenset(increments.values()))
 
@@ -210,12 +218,12 @@ class _LoopReader:
     def _increment(self, merge: str, entered: str, back: str) -> str | None:
         """Returns the name of the node that adds 1 to a count that begins at 0; None for other variables."""
         begin, added = self.graph.constant(self.origin(entered)), self.graph.nodes[self.origin(back)]
-        if begin is None or begin.size != 1 or begin.any() or added.op not in ("AddV2", "Add"):
+        if begin is None or begin.shape or begin.dtype.kind != "i" or begin or added.op not in ("AddV2", "Add"):
             return None
         count, one = self.graph.inputs(added)
         step = self.graph.constant(one)
-        return added.name if self.origin(count) == merge and step is not None and step.size == 1 and (
-            step == 1).all() else None
+        return added.name if self.origin(count) == merge and step is not None and not step.shape and (
+            step == 1) else None
 
     def _is_limit(self, tensor: str, variables: Mapping[str, tuple[str, str]]) -> bool:
         """Whether a tensor is the same in each iteration."""
@@ -237,22 +245,21 @@ class _Attempt:
         self._graph, self._frames = reader.graph, reader.frames
         self.outcomes: dict[str, Outcome] = {}
         self._roles: dict[str, _Role] = {}  # of tensors that are not _SAME
-        self._elements: dict[str, _Role] = {}  # of stacks, by their Merge
-        self._sources: dict[str, frozenset[Frame]] = {}  # the loops with which a node outside shares something
+        self._elements: dict[str, _Role] = {}  # of stacks, by the Merge of the loop that fills them
+        # By node outside of loops: the loops from which its values come, or into which its list leads.
+        self._sources: dict[str, frozenset[Frame]] = {}
         self._is_forward = {frame: self._goes_forward(loop, frozenset()) for frame, loop in loops.items()}
 
     def run(self) -> set[Frame]:
         """Finds all roles; returns the frames of the loops that are none over rows."""
         refused = {frame for frame, forward in self._is_forward.items() if forward is None}
         for node in self._reader.ordered:
-            loop = self._loop_of(self._frames[node.name])
-            roles = [self._roles.get(tensor, _SAME) for tensor in self._reader.inputs(node)]
-            leaves = node.op == "Exit" and self._left(node) is not None
-            if loop is None and not leaves and node.op not in lists_lib.MAKES and all(role == _SAME for role in roles):
+            loop, roles = self._loop_of(self._frames[node.name]), self._roles_of(node)
+            if loop is None and self._left(node) is None and node.op not in lists_lib.MAKES and set(roles) <= {_SAME}:
+                continue
+            if loop is not None and loop.frame in refused:
                 continue
             concerned = frozenset((loop.frame,)) if loop else self._sources_of(node)
-            if loop and loop.frame in refused:
-                continue
             self._sources[node.name] = concerned
             try:
                 self._note(node, loop, roles)
@@ -264,7 +271,7 @@ class _Attempt:
     def _goes_forward(self, loop: _Loop, seen: frozenset[Frame]) -> bool | None:
         """Whether a loop takes the rows in their order; None if it is no loop over rows.
 
-        One that takes from stacks takes them in the opposite order of the loop that has filled these.
+        One that takes from stacks takes rows in the opposite order of the loop that has filled these.
         """
         directions = set()
         for entered, back in loop.variables.values():
@@ -277,51 +284,50 @@ class _Attempt:
         return not directions.pop() if directions else True
 
     def _filler(self, stack: str) -> _Loop | None:
-        """Returns the loop over rows that has filled a stack, None if there is none."""
+        """Returns the loop that has filled a stack, None if there is none; others may pass it on unchanged."""
         node = self._graph.nodes[self._reader.origin(stack)]
-        while node.op == "Exit" and (loop := self._left(node)):
+        while loop := self._left(node):  # ends, since loops come one after the other
             merge = self._reader.origin(node.input[0])
-            if merge not in loop.variables or self._is_changed(merge, loop):
+            if self._is_changed(merge, loop):
                 return loop
             node = self._graph.nodes[self._reader.origin(loop.variables[merge][0])]
         return None
 
     # ---- where nodes are ------------------------------------------------------------------------
 
-    def _loop_of(self, frame: Frame | None) -> _Loop | None:
-        """Returns the outermost of the loops that a frame is in."""
-        found = None
-        while frame is not None:
-            found = self._loops.get(frame, found)
+    def _roles_of(self, node: node_def_pb2.NodeDef) -> list[_Role]:
+        return [self._roles.get(tensor, _SAME) for tensor in self._reader.inputs(node)]
+
+    def _loop_of(self, frame: Frame) -> _Loop | None:
+        """Returns the loop that a frame is, or is in."""
+        while frame.outer is not None and frame.outer != frames_lib.ROOT:
             frame = frame.outer
-        return found
+        return self._loops.get(frame)
 
     def _left(self, node: node_def_pb2.NodeDef) -> _Loop | None:
-        """Returns the loop that an Exit leaves; None if that is none over rows, or within one."""
-        loop = self._loops.get(self._frames[graph_lib.node_of(node.input[0])])
-        return loop if loop and self._loop_of(loop.frame.outer) is None else None
+        """Returns the loop that a node leaves."""
+        return self._loops.get(self._frames[graph_lib.node_of(node.input[0])]) if node.op == "Exit" else None
 
     def _entered(self, node: node_def_pb2.NodeDef) -> _Loop | None:
-        """Returns the loop into which an Enter leads, in the same way."""
-        loop = self._loops.get(self._frames[node.name])
-        return loop if loop and self._loop_of(loop.frame.outer) is None else None
+        """Returns the loop into which a node leads."""
+        return self._loops.get(self._frames[node.name]) if node.op == "Enter" else None
 
     def _sources_of(self, node: node_def_pb2.NodeDef) -> frozenset[Frame]:
-        """Returns the frames of the loops with which a node outside of them shares something."""
-        if node.op == "Exit" and (left := self._left(node)):
+        """Returns the frames of the loops from which a node outside has its values, or into which its list leads."""
+        if left := self._left(node):
             return frozenset((left.frame,))
-        if node.op in lists_lib.MAKES:
-            return frozenset(loop.frame for loop in self._loops_that_read(node.name))
-        return frozenset().union(*(self._sources.get(graph_lib.node_of(tensor), ()) for tensor in node.input))
+        read = self._loops_that_read(node.name) if node.op in lists_lib.MAKES else []
+        return frozenset(loop.frame for loop in read).union(
+            *(self._sources.get(graph_lib.node_of(tensor), ()) for tensor in node.input))
 
     def _loops_that_read(self, name: str) -> list[_Loop]:
-        """Returns the loops into which the outputs of a node lead unchanged."""
+        """Returns the loops into which a list leads unchanged, or one like it."""
         found, queue = [], [name]
         while queue:
             for node in self._graph.consumers(queue.pop()):
                 if node.op in ("Identity", "ZerosLike"):
                     queue.append(node.name)
-                elif node.op == "Enter" and (loop := self._entered(node)):
+                elif loop := self._entered(node):
                     found.append(loop)
         return found
 
@@ -333,23 +339,19 @@ class _Attempt:
         Raises:
             _RefusedError: If it cannot be in a loop over rows, or read something from one.
         """
-        if loop is None and node.op in lists_lib.MAKES and all(role == _SAME for role in roles):
-            self._note_list(node)
-            return
-        if node.op == "TensorListStack" and roles[0] == _LIST and loop is None:
-            _require(roles[1] in (_SAME, _ROW))
-            self.outcomes[node.name] = Outcome(tuple(map(_state, roles)), (Rows(0),))
-            return
-        if node.op == "Enter" and (entered := self._entered(node)):
+        if entered := self._entered(node):
             self._note_entered(node, entered, roles[0])
-            return
-        found = self._found(node, loop, roles)
-        # What comes back to a Merge is only known at the end of the iteration.
-        takes = tuple(None if node.op == "Merge" else _state(role) for role in roles)
-        if node.op == "Exit" and self._left(node) and roles[0] == _total(roles[0].of):
-            self.outcomes[node.name] = Outcome(takes, (SUM,))
-            return
-        self._set(node, takes, found)
+        elif loop is None and node.op in lists_lib.MAKES and set(roles) <= {_SAME}:
+            self._note_list(node)
+        elif loop is None and node.op == "TensorListStack" and roles[0] == _LIST:
+            _require(roles[1] in _VALUES and node.attr["element_dtype"].type in propagate_lib.GATHERED)
+            self.outcomes[node.name] = Outcome(tuple(map(_state, roles)), (Rows(0),))
+        elif self._left(node) and roles[0].kind == _Kind.SUM:
+            self.outcomes[node.name] = Outcome((OWN,), (SUM,))
+        else:
+            found = self._found(node, loop, roles)
+            # What comes back to a Merge is only known at the end of the iteration.
+            self._set(node, tuple(None if node.op == "Merge" else _state(role) for role in roles), found)
 
     def _set(self, node: node_def_pb2.NodeDef, takes: tuple[State | None, ...], roles: Sequence[_Role],
              local: dict[int, int] | None = None) -> None:
@@ -380,28 +382,28 @@ class _Attempt:
                 self._set(node, (Rows(0), WHOLE), [_LIST])
 
     def _is_number_of_rows(self, tensor: str) -> bool:
-        size = self._sizes.size_at(tensor)
-        return size is not None and size.per_row == 1
+        """Whether an integer outside of loops is the number of rows: for all that are tried, and taken from a shape."""
+        size, node = self._sizes.size_at(tensor), self._graph.node(tensor)
+        while node.op in _SELECTS:
+            node = self._graph.node(node.input[0])
+        return size is not None and size.per_row == 1 and node.op in ("Shape", "Size")
 
     def _note_entered(self, node: node_def_pb2.NodeDef, loop: _Loop, role: _Role) -> None:
         """Notes what a tensor is behind the Enter of a loop."""
         tensor, merge = self._reader.inputs(node)[0], self._reader.merge_after(node.name)
-        if node.name in loop.limits or merge in loop.limits:
-            if role == _COUNT:
-                self._set(node, (OWN,), [_COUNT])
-                return
-            _require(role == _SAME and self._is_number_of_rows(tensor))
-            self._set(node, (WHOLE,), [_COUNT], local={0: 0})
+        if not loop.limits.isdisjoint((node.name, merge)):
+            _require(role == _COUNT or role == _SAME and self._is_number_of_rows(tensor))
+            self._set(node, (_state(role),), [_COUNT], local={0: 0} if role == _SAME else None)
             return
-        _require(role in (_SAME, _COUNT, _LIST, _EMPTY) or role == _filled(role.of))
+        _require(role in (_SAME, _COUNT, _LIST, _EMPTY) or role.kind == _Kind.FILLED)
         if role == _SAME and merge and merge not in loop.counters and self._is_changed(merge, loop):
             _require(node.attr["T"].type in propagate_lib.GATHERED)  # a number
-            self._set(node, (SUM,), [_total(merge)])
+            self._set(node, (SUM,), [_Role(_Kind.SUM, merge)])
             return
         self._set(node, (_state(role),), [role])
 
     def _is_changed(self, merge: str, loop: _Loop) -> bool:
-        """Whether iterations change a variable of a loop."""
+        """Whether iterations change a variable of a loop, or may."""
         return merge not in loop.variables or self._reader.origin(loop.variables[merge][1]) != merge
 
     def _found(self, node: node_def_pb2.NodeDef, loop: _Loop | None, roles: Sequence[_Role]) -> list[_Role]:
@@ -411,103 +413,116 @@ class _Attempt:
             _RefusedError: As in `_note`.
         """
         op, is_inner = node.op, loop is not None and self._frames[node.name] != loop.frame
+        if op == "Identity":
+            return list(roles)
+        if op == "Exit":
+            return [self._leaving(roles[0]) if self._left(node) else _value(roles[0])]
+        if op == "Switch":
+            data, predicate = roles
+            _require(predicate in (_SAME, _GOES_ON) or predicate == _ROW and data in _VALUES)
+            return [_ROW if predicate == _ROW else data] * 2
         if op == "Merge":
             return self._merged(node, loop, roles, is_inner)
-        if op in ("Identity", "Switch"):
-            is_passed = op == "Identity" or roles[1] in (_SAME, _GOES_ON) or roles[0] in (_SAME, _ROW)
-            _require(is_passed)
-            role = _ROW if op == "Switch" and roles[1] == _ROW else roles[0]
-            return [role] * (2 if op == "Switch" else 1)
-        if op == "Exit":
-            return [_ROW if loop is not None else self._leaving(roles[0])]
-        if op == "Enter":  # of an inner loop
-            _require(set(roles) <= {_SAME, _ROW})
-            return list(roles)
         if op == _BACK:
-            _require(self._comes_back(node, loop, roles[0], is_inner))
+            _require(self._may_come_back(node, loop, roles[0], is_inner))
             return list(roles)
         if op == "LoopCond":
-            _require(roles[0] == _GOES_ON or is_inner)
+            _require(is_inner or roles[0] == _GOES_ON)
             return list(roles)
-        if loop is not None and node.name in loop.predicate and not is_inner:
+        if loop is not None and node.name in loop.predicate:
             return [_GOES_ON]
         if loop is not None and node.name in loop.increments:
             return [_NEXT]
-        special = self._of_lists(node, roles) or self._of_sums(node, roles)
-        if special is not None:
-            return special
-        _require(set(roles) <= {_SAME, _ROW} and _is_harmless(node))
-        role = _ROW if _ROW in roles else _SAME
-        return [role] * propagate_lib.num_outputs(self._graph, node)
+        found = self._of_list(node, loop, roles) or self._of_stack(node, roles) or self._of_sum(node, roles)
+        if found is not None:
+            return found
+        _require(set(roles) <= set(_VALUES) and _is_harmless(node))  # also the Enter of an inner loop
+        return [_ROW if _ROW in roles else _SAME] * propagate_lib.num_outputs(self._graph, node)
 
     def _merged(self, node: node_def_pb2.NodeDef, loop: _Loop | None, roles: Sequence[_Role],
                 is_inner: bool) -> list[_Role]:
         if loop is None or is_inner or node.name not in loop.variables:
             is_of_loop = any(self._graph.node(tensor).op == _BACK for tensor in self._reader.inputs(node))
-            _require(set(roles) <= {_SAME, _ROW} and (is_inner or not is_of_loop))
+            _require(set(roles) <= set(_VALUES) and (is_inner or not is_of_loop))
             return [_ROW, _ROW]
         entered = next(role for role, tensor in zip(roles, self._reader.inputs(node))
                        if self._graph.node(tensor).op == "Enter")
         if node.name in loop.counters:
             _require(entered == _SAME)
             return [_INDEX if self._is_forward[loop.frame] else _TURN, _SAME]
-        if entered == _EMPTY and self._is_changed(node.name, loop):
-            return [_filling(node.name), _SAME]
+        if self._is_changed(node.name, loop):
+            if entered == _LIST:
+                return [_Role(_Kind.LIST, node.name), _SAME]
+            if entered == _EMPTY:
+                return [_Role(_Kind.FILLING, node.name), _SAME]
+            if entered.kind == _Kind.FILLED:
+                return [_Role(_Kind.TAKING, node.name, entered.stack), _SAME]
         return [entered, _SAME]
 
-    def _comes_back(self, node: node_def_pb2.NodeDef, loop: _Loop | None, role: _Role, is_inner: bool) -> bool:
-        """Whether what an iteration hands to the next one is what it must be."""
+    def _may_come_back(self, node: node_def_pb2.NodeDef, loop: _Loop | None, role: _Role, is_inner: bool) -> bool:
+        """Whether an iteration may hand a tensor with a role to the next one."""
         merge = self._reader.merge_after(node.name)
         if loop is None or merge is None:
             return False
-        if is_inner or merge not in loop.variables:
-            return role in (_SAME, _ROW)
+        if is_inner:
+            return role in _VALUES
+        begun = self._roles.get(merge, _SAME)
         if merge in loop.counters:
             return role == _NEXT
         if not self._is_changed(merge, loop):
-            return role == self._roles.get(merge, _SAME)
-        begun = self._roles.get(merge, _SAME)
-        expected = {_filling(merge): _filled(merge), _filled(begun.of): _USED}.get(begun, begun)
-        return begun in (_LIST, _total(merge), _filling(merge), _filled(begun.of)) and role == expected
+            return role == begun
+        after = {_Kind.SUM: _Kind.SUM, _Kind.LIST: _Kind.LIST, _Kind.FILLING: _Kind.FILLED, _Kind.TAKING: _Kind.USED}
+        return role.of == merge and after.get(begun.kind) == role.kind
 
     def _leaving(self, role: _Role) -> _Role:
         """Returns what a variable of a loop is when the loop has ended: that of its Merge, after the last iteration."""
         if role in (_INDEX, _TURN):
             return _COUNT
-        if role == _filling(role.of):
-            return _filled(role.of)
-        if role == _filled(role.of):
-            return _USED
-        return _LAST if role == _ROW else role
+        if role.kind == _Kind.LIST:
+            return _LIST
+        if role.kind == _Kind.FILLING:
+            return _Role(_Kind.FILLED, stack=role.of)
+        if role.kind == _Kind.TAKING:
+            return _Role(_Kind.USED)
+        _require(role != _ROW)  # that of the last row
+        return role
 
-    def _of_lists(self, node: node_def_pb2.NodeDef, roles: Sequence[_Role]) -> list[_Role] | None:
-        """Returns the roles of the outputs of an op on lists; None if it is another op, or on other lists."""
+    def _of_list(self, node: node_def_pb2.NodeDef, loop: _Loop | None, roles: Sequence[_Role]) -> list[_Role] | None:
+        """Returns the roles of the outputs of an op on lists of rows; None if it is another op, or on other lists."""
         op, first = node.op, roles[0] if roles else _SAME
-        if op == "TensorListReserve" and roles[1] == _COUNT and roles[0] in (_SAME, _ROW):
-            return [_LIST]
-        if first == _LIST:
-            if op == "TensorListGetItem" and roles[1] == _INDEX and roles[2] in (_SAME, _ROW):
-                return [_ROW]
-            if op == "TensorListSetItem" and roles[1] == _INDEX and roles[2] in (_SAME, _ROW):
-                return [_LIST]
-            if op in (*_ADDS, "ZerosLike") and set(roles) == {_LIST}:
-                return [_LIST]
-            return {"TensorListLength": [_COUNT], "TensorListElementShape": [_ROW]}.get(op)
-        if op == "TensorListPushBack" and first == _filling(first.of):
-            _require(roles[1] in (_SAME, _ROW, _INDEX, _COUNT) and first.of not in self._elements)
+        if op == "TensorListReserve" and roles[1] == _COUNT and first in _VALUES:
+            return [_LIST if loop is None else _FRESH]
+        if first.kind not in (_Kind.LIST, _Kind.FRESH):
+            return None
+        if op in ("TensorListGetItem", "TensorListSetItem"):
+            _require(roles[1] == _INDEX and roles[2] in _VALUES)
+            return [_ROW if op == "TensorListGetItem" else first]
+        if op == "ZerosLike":
+            return [_LIST if loop is None else _FRESH]
+        if op in _ADDS:
+            others = [role for role in roles if role != _FRESH]
+            _require(all(role.kind == _Kind.LIST for role in others) and (loop is None or len(others) < 2))
+            return [others[0] if others else _FRESH]
+        return {"TensorListLength": [_COUNT], "TensorListElementShape": [_ROW]}.get(op)
+
+    def _of_stack(self, node: node_def_pb2.NodeDef, roles: Sequence[_Role]) -> list[_Role] | None:
+        """Returns the roles of the outputs of an op on stacks; None if it is another op, or not possible."""
+        first = roles[0] if roles else _SAME
+        if node.op == "TensorListPushBack" and first.kind == _Kind.FILLING and first.of not in self._elements:
+            _require(roles[1] in (*_VALUES, _INDEX, _COUNT))
             self._elements[first.of] = roles[1]
-            return [_filled(first.of)]
-        if op == "TensorListPopBack" and first == _filled(first.of):
-            _require(roles[1] in (_SAME, _ROW) and first.of in self._elements)
-            return [_USED, self._elements[first.of]]
+            return [_Role(_Kind.FILLED, first.of)]
+        if node.op == "TensorListPopBack" and first.kind == _Kind.TAKING and first.stack in self._elements:
+            _require(roles[1] in _VALUES)
+            return [_Role(_Kind.USED, first.of), self._elements[first.stack]]
         return None
 
-    def _of_sums(self, node: node_def_pb2.NodeDef, roles: Sequence[_Role]) -> list[_Role] | None:
+    def _of_sum(self, node: node_def_pb2.NodeDef, roles: Sequence[_Role]) -> list[_Role] | None:
         """Returns the role of the output of an addition to a sum; None for other ops."""
-        totals = [role for role in roles if role == _total(role.of)]
-        if node.op not in _ADDS or len(totals) != 1 or not set(roles) <= {_SAME, _ROW, totals[0]}:
+        sums = [role for role in roles if role.kind == _Kind.SUM]
+        if node.op not in _ADDS or len(sums) != 1 or not set(roles) <= {*_VALUES, *sums}:
             return None
-        return totals
+        return sums
 
 
 def _require(condition: bool) -> None:
@@ -515,11 +530,19 @@ def _require(condition: bool) -> None:
         raise _RefusedError
 
 
+def _value(role: _Role) -> _Role:
+    """Returns what leaves an inner loop, whose number of iterations may depend on the row."""
+    _require(role in _VALUES)
+    return _ROW
+
+
 def _state(role: _Role) -> State:
     return WHOLE if role == _SAME else OWN
 
 
 def _is_harmless(node: node_def_pb2.NodeDef) -> bool:
-    """Whether a node only computes outputs from inputs."""
+    """Whether a node only computes outputs from inputs, which may be variables."""
     op = tf_compat.op_def(node.op)
-    return op is not None and (not op.is_stateful or node.op in _HARMLESS) and not node.op.startswith("Poseidon")
+    if op is None or node.op.startswith("Poseidon") or any(argument.is_ref for argument in op.input_arg):
+        return False
+    return not op.is_stateful or node.op in _HARMLESS

@@ -8,7 +8,7 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-ROWS = (7, 2, 1)
+ROWS = (7, 2, 1, 0)
 _F64 = tf.float64
 
 
@@ -20,13 +20,15 @@ class Loop:
         name: Its name.
         step: A function of x [K, 3], y [K, 3], both with rows, and w [3, 3], that returns tensors to compare.
         by_rows: Whether each rank runs the iterations of its rows alone.
-        of: Tensors with gradients: of the sum of the squares of the first result.
+        of: Tensors with gradients: of the sum of the squares of the first result; "-" if that is no number.
+        fewest: The smallest number of rows that the step can take.
     """
 
     name: str
     step: Any
     by_rows: bool = True
     of: str = "xw"
+    fewest: int = 0
 
 
 def _map(function, *elements, **options):
@@ -144,18 +146,107 @@ def _swapped(x, y, w):
     return one, other
 
 
-def _taken_back(x, y, w):
-    """Puts rows on a stack, and takes them from it in a second loop, in the opposite order."""
-    count = tf.shape(x)[0]
-    rows = tf.TensorArray(_F64, size=count, element_shape=[3]).unstack(x)
-    empty = tf.raw_ops.EmptyTensorList(element_shape=[3], max_num_elements=-1, element_dtype=_F64)
-    _, filled = tf.while_loop(lambda i, _: i < count, lambda i, stack: (i + 1, tf.raw_ops.TensorListPushBack(
-        input_handle=stack, tensor=rows.read(i))), (0, empty))
+# ---- lists and stacks, as only gradients use them ------------------------------------------------
 
+
+def _list(x):
+    return tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[3])
+
+
+def _get(list_, i):
+    return tf.raw_ops.TensorListGetItem(input_handle=list_, index=i, element_shape=[3], element_dtype=_F64)
+
+
+def _put(list_, i, row):
+    return tf.raw_ops.TensorListSetItem(input_handle=list_, index=i, item=row)
+
+
+def _rows(list_):
+    return tf.raw_ops.TensorListStack(input_handle=list_, element_shape=[3], element_dtype=_F64)
+
+
+def _counted_to(x, body, *variables):
+    """Runs a body from (index, variables) for each row, and returns the variables."""
+    count = tf.shape(x)[0]
+    return tf.while_loop(lambda i, *_: i < count, lambda i, *state: (i + 1, *body(i, *state)), (0, *variables))[1:]
+
+
+def _stack_of(x):
+    rows, empty = _list(x), tf.raw_ops.EmptyTensorList(element_shape=[3], max_num_elements=-1, element_dtype=_F64)
+    return _counted_to(x, lambda i, stack: (tf.raw_ops.TensorListPushBack(
+        input_handle=stack, tensor=_get(rows, i)),), empty)[0]
+
+
+def _pop(stack):
+    return tf.raw_ops.TensorListPopBack(input_handle=stack, element_shape=[3], element_dtype=_F64)
+
+
+def _taken_back(x, y, w):
+    """Takes rows from a stack in the order opposite to that of the numbers at which it writes them."""
     def take(i, stack, array):
-        stack, row = tf.raw_ops.TensorListPopBack(input_handle=stack, element_shape=[3], element_dtype=_F64)
-        return i + 1, stack, array.write(i, row)
-    return tf.while_loop(lambda i, *_: i < count, take, (0, filled, *_array(count)))[2].stack()
+        stack, row = _pop(stack)
+        return stack, array.write(i, row)
+    return _counted_to(x, take, _stack_of(x), *_array(tf.shape(x)[0]))[1].stack()
+
+
+def _summed_back(x, y, w):
+    def take(i, stack, total):
+        stack, row = _pop(stack)
+        return stack, total + row * w[0]
+    return _counted_to(x, take, _stack_of(x), w[1])[1]
+
+
+def _lists_that_change_places(x, y, w):
+    rows = _list(x)
+    one, other = _counted_to(x, lambda i, one, other: (other, _put(one, i, _get(rows, i))), _list(0 * x), _list(0 * y))
+    return _rows(one), _rows(other)
+
+
+def _lists_added(x, y, w):
+    more = _list(y)
+    return _rows(_counted_to(x, lambda i, rows: (tf.raw_ops.AddN(inputs=[rows, more]),), _list(x))[0])
+
+
+def _list_of_zeros_each_time(x, y, w):
+    rows = _list(x)
+    return _rows(_counted_to(
+        x, lambda i, last: (_put(tf.raw_ops.ZerosLike(x=last), i, _get(rows, i)),), _list(y))[0])
+
+
+def _list_from_outside(x, y, w):
+    rows, other = _list(x), _list(y)
+    return _rows(_counted_to(x, lambda i, last: (_put(other, i, _get(rows, i)),), _list(0 * x))[0])
+
+
+def _array_of_each_iteration(x, y, w):
+    rows, array = _list(x), lambda: _array(tf.shape(x)[0])[0]
+    return _counted_to(x, lambda i, last: (array().write(i, _get(rows, i)),), array().unstack(y))[0].stack()
+
+
+def _last_of_a_stack(x, y, w):
+    stack = _stack_of(x)
+    return _counted_to(x, lambda i, total: (total + _pop(stack)[1],), w[0])[0]
+
+
+def _stacks_that_change_places(x, y, w):
+    def take(i, one, other, total):
+        (one, row), (other, _) = _pop(one), _pop(other)
+        return other, one, total + row
+    return _counted_to(x, take, _stack_of(x), _stack_of(y), w[0])[2]
+
+
+def _begun_with(begin):
+    """A sum that begins with what follows from rows."""
+    def step(x, y, w):
+        rows = _list(x)
+        return _counted_to(x, lambda i, total: (total + _get(rows, i) * w[0],), begin(x))[0]
+    return step
+
+
+def _limited_below(x, y, w):
+    """In one process, the loop has an iteration in a batch without rows."""
+    count = tf.maximum(tf.shape(x)[0], 1)
+    return tf.while_loop(lambda i, _: i < count, lambda i, total: (i + 1, total + w[0, 0]), (0, w[1, 1]))[1]
 
 
 LOOPS = (
@@ -167,7 +258,8 @@ LOOPS = (
     Loop("one behind another", lambda x, y, w: _map(lambda row: row**2, _map(lambda row: tf.linalg.matvec(w, row), x))),
     Loop("all rows against each", lambda x, y, w: _map(
         lambda row: tf.reduce_logsumexp(tf.reduce_sum((x - row)**2 * w[0], 1)), x)),
-    Loop("rows of similarities", lambda x, y, w: _map(lambda row: tf.nn.softmax(row), x @ w @ tf.transpose(y))),
+    Loop("rows of similarities", lambda x, y, w: _map(lambda row: tf.nn.softmax(row), x @ w @ tf.transpose(y)),
+         fewest=1),
     Loop("gathered by number", lambda x, y, w: _map(
         lambda i: tf.linalg.matvec(w, tf.gather(x, i)) * tf.cast(i, _F64), tf.range(tf.shape(x)[0]))),
     Loop("condition", _conditional),
@@ -183,7 +275,8 @@ LOOPS = (
     Loop("loop of one's own", _in_loop(lambda i, rows, array, w: array.write(i, tf.linalg.matvec(w, rows.read(i))))),
     Loop("each row twice", _in_loop(
         lambda i, rows, array, w: array.write(i, rows.read(i)).write(i, rows.read(i) * w[0]))),
-    Loop("scan", lambda x, y, w: tf.scan(lambda state, row: tf.tanh(tf.linalg.matvec(w, state)) + row, x), False),
+    Loop("scan", lambda x, y, w: tf.scan(lambda state, row: tf.tanh(tf.linalg.matvec(w, state)) + row, x), False,
+         fewest=1),
     Loop("backwards", _in_loop(lambda i, rows, array, w: array.write(rows.size() - 1 - i, rows.read(i) * w[0])), False),
     Loop("the number in an expression", _in_loop(
         lambda i, rows, array, w: array.write(i, rows.read(i) * tf.cast(i, _F64))), False, of="x"),
@@ -197,6 +290,18 @@ LOOPS = (
     Loop("last row", _kept, False, of=""),
     Loop("sums that change places", _swapped, False, of="x"),
     Loop("taken back", _taken_back, False, of=""),
+    Loop("summed back", _summed_back, of=""),
+    Loop("lists that change places", _lists_that_change_places, False, of=""),
+    Loop("lists that are added", _lists_added, False, of=""),
+    Loop("a list of zeros each time", _list_of_zeros_each_time, False, of=""),
+    Loop("a list from outside", _list_from_outside, False, of=""),
+    Loop("an array of each iteration", _array_of_each_iteration, False, of=""),
+    Loop("last of a stack", _last_of_a_stack, False, of=""),
+    Loop("stacks that change places", _stacks_that_change_places, False, of=""),
+    Loop("a sum that begins with rows", _begun_with(lambda x: x), of=""),
+    Loop("a sum that begins with a maximum", _begun_with(lambda x: tf.reduce_max(x, 0)), of=""),
+    Loop("a limit of at least one", _limited_below, False, of="w"),
+    Loop("strings", lambda x, y, w: _map(tf.strings.as_string, x, gives=tf.string), False, of="-"),
     Loop("every second row", lambda x, y, w: _map(lambda row: tf.linalg.matvec(w, row), x[::2]), False),
     Loop("columns", lambda x, y, w: tf.transpose(_map(lambda column: column**2, tf.transpose(x @ w))), False),
 )
@@ -204,8 +309,20 @@ LOOPS = (
 
 @pytest.mark.parametrize("loop", LOOPS, ids=[loop.name for loop in LOOPS])
 def test_loop_is_exact_on_each_number_of_ranks(loop):
-    made = partitioning.check(lambda: _build(loop), [_feeds(rows) for rows in ROWS])
+    made = partitioning.check(lambda: _build(loop), [_feeds(rows) for rows in ROWS if rows >= loop.fewest])
     assert _is_by_rows(made.partitioned.graph_def) == loop.by_rows, str(made.report)
+
+
+def test_loops_of_inputs_with_their_own_numbers_of_rows():
+    def build():
+        x, y = (partitioning.rows(tf.compat.v1.placeholder(_F64, (None, 3), name=name))[0] for name in "xy")
+        rows, s = _list(y), tf.reduce_sum(tf.tanh(x), 0)
+        return [_map(lambda row: row * y[0], x), _map(lambda row: row * s * tf.random.uniform([], 1, 1, _F64), y),
+                *_counted_to(y, lambda i, total: (total + _get(rows, i),), tf.reduce_sum(x, 0))]
+
+    rng = np.random.default_rng(3)
+    partitioning.check(build, [{"x": rng.uniform(-2, 2, (k, 3)), "y": rng.uniform(-2, 2, (m, 3))}
+                               for k, m in ((4, 7), (1, 4))])
 
 
 def _build(loop):
@@ -216,6 +333,8 @@ def _build(loop):
     with tf.GradientTape() as tape:
         tape.watch(list(sources.values()))
         results = tf.nest.flatten(loop.step(x, y, placeholders["w"]))
+        if loop.of == "-":
+            return [tf.strings.reduce_join(result) for result in results]
         loss = tf.reduce_sum(results[0]**2)
     gradients = tape.gradient(loss, [sources[name] for name in loop.of]) if loop.of else []
     return [loss, *results, *gradients]
