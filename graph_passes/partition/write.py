@@ -243,7 +243,9 @@ class GraphWriter:
         controls = [*graph_lib.control_inputs(node),
                     *(self._check(node, taken[i], i, *check) for i, check in outcome.checks.items()),
                     *self._check_rows(inputs, outcome, place)]
-        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] in (WHOLE, OWN)
+        # Lists stay together: TensorFlow's optimizer would make AddV2 of a chain, which they do not have.
+        is_whole_sum = node.op == "AddN" and len(taken) > 2 and outcome.gives[0] in (WHOLE, OWN) and (
+            node.attr["T"].type != types_pb2.DT_VARIANT)
         if node.op == "IdentityN" and not controls and not self._is_waited_for(node.name):
             for i, tensor in enumerate(taken):  # separately: factors are matched behind single tensors
                 self._native[propagate_lib.tensor_of(node.name, i)] = tensor
@@ -321,11 +323,10 @@ class GraphWriter:
 
     def _write_sum(self, node: node_def_pb2.NodeDef, terms: Sequence[str], controls: Sequence[str]) -> None:
         """Writes AddN as a chain of additions: AddN starts with an input that it may overwrite, so its bits vary."""
-        writer, total, dtype = self._writer(node.name, node.device), terms[0], node.attr["T"].type
-        op, options = ("AddN", {"N": 2}) if dtype == types_pb2.DT_VARIANT else ("AddV2", {})  # lists have no AddV2
+        writer, total = self._writer(node.name, node.device), terms[0]
         for i, term in enumerate(terms[1:-1], 1):
-            total = writer.add(f"sum{i}", op, [total, term], T=dtype, **options)
-        writer.add("", op, [total, terms[-1], *controls], T=dtype, **options)
+            total = writer.add(f"sum{i}", "AddV2", [total, term], T=node.attr["T"].type)
+        writer.add("", "AddV2", [total, terms[-1], *controls], T=node.attr["T"].type)
 
     def _finished(self, node: node_def_pb2.NodeDef, names: set[str]) -> node_def_pb2.NodeDef:
         """Returns a node that refers to the replacements of removed nodes, with its loop's rounds in order if needed.
