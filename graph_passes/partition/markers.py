@@ -35,7 +35,7 @@ def together(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
             joined.input.append(tensor)
         for key in ("dimensions", "names", "T"):
             joined.attr[key].MergeFrom(marker.attr[key])
-    moved.update({f"{marker.name}": moved[f"{marker.name}:0"] for marker in markers},
+    moved.update({marker.name: moved[f"{marker.name}:0"] for marker in markers},
                  **{f"^{marker.name}": f"^{joined.name}" for marker in markers})
     result = graph_lib.with_nodes(graph_def, [joined, *(node for node in graph_def.node if node.op != sizes_lib.ROWS)])
     for node in result.node:

@@ -157,3 +157,15 @@ def test_functions_live_as_long_as_the_graph_that_calls_them(function):
     made = weakref.ref(made)
     gc.collect()
     assert made() is None and not _defined() - before, "functions of a graph that is gone are kept"
+
+
+def test_a_trace_that_is_not_partitioned_computes_the_same():
+    """TensorFlow takes the first output of the node before a function that grows, so each input has its own node."""
+    def step(x, y):
+        return tf.reduce_max(tf.exp(y)), tf.reduce_min(tf.sigmoid(x))
+
+    x, y = tf.constant([[1.0], [2.0]], F64), tf.constant([[3.0], [5.0]], F64)
+    traced = one_process.traced(step, calls.Call(step, {}, (x, y), {}))
+    made = partitioning.Partitioned(traced, partitioning.Job(1), 2, trains=False)
+    for results in (traced(x, y), made((x, y))):
+        assert [float(value) for value in results] == [float(value) for value in step(x, y)]

@@ -101,3 +101,14 @@ def test_launch(engine, environment, expected):
     else:
         with pytest.raises(PoseidonError, match=expected):
             engines.launch(engine, environment)
+
+
+def test_a_rank_disconnects_from_its_launcher(monkeypatch):
+    receives, sends = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(sends))
+    mpi.disconnect()
+    assert os.read(receives, 1) == b""  # as the launcher sees it
+    os.close(receives)
+    mpi.disconnect()  # it is closed already
+    monkeypatch.delenv("PMI_FD")
+    mpi.disconnect()  # another launcher
