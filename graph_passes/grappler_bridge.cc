@@ -184,13 +184,14 @@ bool InferTable(const char* graph, size_t bytes, Take take) {
 
 // Adds up one after the other what AddN nodes of three and more inputs add up: TensorFlow's kernel begins with
 // whichever input it may overwrite, which depends on timing, and so ranks would get different bits. TensorFlow's
-// optimizer makes such nodes of chains of additions. Returns whether there were any.
+// optimizer makes such nodes of chains of additions. Lists are added by AddN alone, always in the order of its inputs.
+// Returns whether there were any.
 bool OrderSums(GraphDef* graph) {
   std::vector<NodeDef> added;
   for (NodeDef& node : *graph->mutable_node()) {
     std::vector<std::string> terms, controls;
     for (const std::string& input : node.input()) (input[0] == '^' ? controls : terms).push_back(input);
-    if (node.op() != "AddN" || terms.size() < 3) continue;
+    if (node.op() != "AddN" || terms.size() < 3 || node.attr().at("T").type() == tensorflow::DT_VARIANT) continue;
     std::string sum = terms[0];
     for (size_t i = 1; i + 1 < terms.size(); ++i) {
       NodeDef& part = added.emplace_back();

@@ -64,6 +64,7 @@ class Partitioned:
 
     def on_ranks(self, feeds, size):
         """Returns the results of each rank of the partitioned graph."""
+        grappler.order_sums()  # as in every process of a job
         communicator.use_ranks_for_ops(_job(size))
         with tf.Graph().as_default() as graph:
             for rank in range(size):
