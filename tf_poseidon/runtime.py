@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import types
 from typing import NoReturn
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # it loads TensorFlow
     from tf_poseidon.communicator import Communicator
 
 _log = logging.getLogger("tf_poseidon")
+_WORDS_OF_RANK_0_S = 5.0  # how long other ranks wait for them
 
 # As `sys.excepthook`.
 _Hook = Callable[[type[BaseException], BaseException, types.TracebackType | None], object]
@@ -236,6 +238,10 @@ def _abort_and_exit(previous_hook: _Hook, kind: type[BaseException], error: Base
         print(f"[rank {_communicator.rank}] The job has ended. {cause}", file=sys.stderr)
     _flush()
     _communicator.abort(cause)
+    if interrupted and _communicator.rank != 0:
+        # The launcher ends rank 0 when this rank ends, and this one when rank 0 does.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(_WORDS_OF_RANK_0_S)
     _end(128 + signal.SIGINT if interrupted else failure_status)
 
 

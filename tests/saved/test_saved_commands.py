@@ -243,14 +243,15 @@ def test_graphs_that_differ_have_a_status_of_their_own(tmp_path):
     assert command("diff", tmp_path / "step", tmp_path / "changed").status == 1
 
 
-def have_loaded_ops(path):
-    """Returns how many processes that were given a path have loaded our ops."""
-    count = 0
+def with_ops(path):
+    """Returns the numbers of the processes that were given a path and have loaded our ops, rank 0 first."""
+    found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            if str(path).encode() in (process / "cmdline").read_bytes():
-                count += "libposeidon_ops_" in (process / "maps").read_text()
-    return count
+            if (str(path).encode() in (process / "cmdline").read_bytes()
+                    and "libposeidon_ops_" in (process / "maps").read_text()):
+                found.append((b"PMI_RANK=0\0" not in (process / "environ").read_bytes(), int(process.name)))
+    return [number for _, number in sorted(found)]
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -263,10 +264,14 @@ def test_interrupted_command_says_so_in_a_line(ranks, tmp_path):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as job:
         deadline = time.monotonic() + 60
-        while have_loaded_ops(tmp_path / "step") < max(ranks, 1) and time.monotonic() < deadline:
+        while len(with_ops(tmp_path / "step")) < max(ranks, 1) and time.monotonic() < deadline:
             time.sleep(0.5)
         time.sleep(3)  # for its first steps
+        rank_0 = with_ops(tmp_path / "step")[0]
+        os.kill(rank_0, signal.SIGSTOP)  # the rank that says it is the last to hear of it
         os.killpg(job.pid, signal.SIGINT)
+        time.sleep(0.5)
+        os.kill(rank_0, signal.SIGCONT)
         output = job.communicate(timeout=60)[0]
     assert "Traceback" not in output, output
     assert "interrupted" in output
