@@ -56,33 +56,34 @@ class Partitioned:
                                                    runs_whole=runs_whole)
         self.report = self.partitioned.report
 
-    def alone(self, feeds):
-        """Returns the results of one process."""
+    def alone(self, all_feeds):
+        """Returns the results of one process for each of some feeds."""
         with tf.compat.v1.Session(graph=self._graph, config=self._config) as session:
-            self._initialize(session, self._graph, "")
-            return session.run(self._fetches, {f"{name}:0": value for name, value in feeds.items()})
+            return [self._run(session, self._graph, [""], self._fetches, feeds) for feeds in all_feeds]
 
-    def on_ranks(self, feeds, size):
-        """Returns the results of each rank of the partitioned graph."""
+    def on_ranks(self, all_feeds, size):
+        """Returns, for each of some feeds, the results of each rank of the partitioned graph."""
         grappler.order_sums()  # as in every process of a job
         communicator.use_ranks_for_ops(_job(size))
+        prefixes = [f"rank{rank}/" for rank in range(size)]
         with tf.Graph().as_default() as graph:
-            for rank in range(size):
-                tf.import_graph_def(_of_rank(self.partitioned.graph_def, rank), name=f"rank{rank}")
-            fetches = [[f"rank{rank}/{name}" if ":" in name else f"rank{rank}/{name}:0"
-                        for name in self.partitioned.fetches] for rank in range(size)]
+            for rank, prefix in enumerate(prefixes):
+                tf.import_graph_def(_of_rank(self.partitioned.graph_def, rank), name=prefix[:-1])
+            fetches = [[f"{prefix}{name}" if ":" in name else f"{prefix}{name}:0"
+                        for name in self.partitioned.fetches] for prefix in prefixes]
             with tf.compat.v1.Session(graph=graph, config=self._config) as session:
-                for rank in range(size):
-                    self._initialize(session, graph, f"rank{rank}/")
-                return session.run(fetches, {f"rank{rank}/{name}:0": value for name, value in feeds.items()
-                                             for rank in range(size)})
+                return [self._run(session, graph, prefixes, fetches, feeds) for feeds in all_feeds]
+
+    def _run(self, session, graph, prefixes, fetches, feeds):
+        """Runs with variables as they are initialized, under the names that follow each prefix."""
+        session.run([graph.get_operation_by_name(prefix + name)
+                     for prefix in prefixes for name in self._initializers()])
+        return session.run(fetches, {f"{prefix}{name}:0": value for name, value in feeds.items()
+                                     for prefix in prefixes})
 
     def _initializers(self):
         return [op.name for op in self._graph.get_operations()
                 if op.type == "AssignVariableOp" and op.name.endswith("/Assign")]
-
-    def _initialize(self, session, graph, prefix):
-        session.run([graph.get_operation_by_name(prefix + name) for name in self._initializers()])
 
 
 def _of_rank(graph_def, rank):
@@ -105,15 +106,15 @@ def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=
         The `Partitioned` graph.
     """
     made = Partitioned(build, optimize, runs_whole)
-    for feed in feeds if isinstance(feeds, list) else [feeds]:
-        expected = made.alone(feed)
-        for size in ranks:
-            results = made.on_ranks(feed, size)
+    all_feeds = feeds if isinstance(feeds, list) else [feeds]
+    all_expected = made.alone(all_feeds)
+    for size in ranks:
+        for results, expected in zip(made.on_ranks(all_feeds, size), all_expected):
             for rank, values in enumerate(results):
-                for got, want, name in zip(values, expected, made.partitioned.fetches):
+                for got, want, first, name in zip(values, expected, results[0], made.partitioned.fetches):
                     compare(got, want, tolerance, f"{name} on rank {rank} of {size}")
-                    first = np.asarray(results[0][made.partitioned.fetches.index(name)])
-                    assert np.asarray(got).tobytes() == first.tobytes(), f"{name}: bits of rank {rank} of {size}"
+                    assert np.asarray(got).tobytes() == np.asarray(first).tobytes(), (
+                        f"{name}: bits of rank {rank} of {size}")
     return made
 
 

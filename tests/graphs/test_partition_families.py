@@ -121,9 +121,8 @@ def test_all_ranks_draw_the_same_numbers_without_a_seed():
         patch.setattr(tf.compat.v1, "set_random_seed", lambda seed: None)
         made = partitioning.Partitioned(build, optimize=False)
     assert set(names) == set(sources.RULES) - {"PoseidonRows", *sources.READERS}
-    for feed in _feeds(4)[:2]:
-        for size in (2, 3):
-            first, *others = made.on_ranks(feed, size)
+    for size in (2, 3):
+        for first, *others in made.on_ranks(_feeds(4)[:2], size):
             for other in others:
                 for mine, theirs in zip(first, other, strict=True):
                     assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
@@ -139,7 +138,7 @@ def test_what_is_drawn_without_a_seed_is_used_alike():
         patch.setattr(tf.compat.v1, "set_random_seed", lambda seed: None)
         made = partitioning.Partitioned(build, optimize=False)
     feed = _feeds(64)[0]
-    for mask, masked, total in made.on_ranks(feed, 3):
+    for mask, masked, total in made.on_ranks([feed], 3)[0]:
         assert 0 < mask.mean() < 1
         np.testing.assert_array_equal(masked, feed["x"] * mask)
         np.testing.assert_allclose(total, masked.sum(0), rtol=1e-12)

@@ -66,7 +66,7 @@ def test_what_meets_has_as_many_rows():
     partitioning.check(alike, [_feed(5, 5), _feed(1, 1)])
     made = partitioning.Partitioned(alike)
     with pytest.raises(tf.errors.InvalidArgumentError, match="have different numbers of rows"):
-        made.on_ranks(_feed(8, 7), 2)
+        made.on_ranks([_feed(8, 7)], 2)
 
 
 def test_inputs_can_be_fed_alone():
@@ -76,5 +76,5 @@ def test_inputs_can_be_fed_alone():
     made.partitioned = type(made.partitioned)(made.partitioned.graph_def, made.partitioned.fetches[:1],
                                               made.partitioned.report)
     del feed["z"]
-    for (value,) in made.on_ranks(feed, 3):
+    for (value,) in made.on_ranks([feed], 3)[0]:
         np.testing.assert_array_equal(value, expected)

@@ -83,22 +83,21 @@ def test_concatenated_rows_that_become_own_are_contiguous():
 def test_each_rank_computes_of_its_own_rows(form):
     partitioned = partitioning.Partitioned(lambda: build(None, form))
     assert not partitioned.report.whole
+    batches = [np.random.default_rng(rows).normal(size=(rows, 2, CHANNELS)) for rows in ROWS]
     for size in partitioning.RANKS:
-        for rows in ROWS:
-            x = np.random.default_rng(rows).normal(size=(rows, 2, CHANNELS))
+        for x, found in zip(batches, partitioned.on_ranks([{"x": x} for x in batches], size)):
             expected = reference(form, size, x)
-            found = partitioned.on_ranks({"x": x}, size)
             for i, values in enumerate(zip(*found, strict=True)):
                 for rank, value in enumerate(values):
                     np.testing.assert_array_equal(value, values[0], err_msg=f"rank {rank} of {size}, result {i}")
                 np.testing.assert_allclose(values[0], expected[i], rtol=1e-10, atol=1e-10,
-                                           err_msg=f"{size} ranks, {rows} rows, result {i}")
+                                           err_msg=f"{size} ranks, {len(x)} rows, result {i}")
 
 
 def test_alone_all_rows_are_its_own():
     partitioned = partitioning.Partitioned(lambda: build(None, normalised))
     x = np.random.default_rng(3).normal(size=(7, 2, CHANNELS))
-    for value, expected in zip(partitioned.alone({"x": x}), reference(normalised, 1, x), strict=True):
+    for value, expected in zip(*partitioned.alone([{"x": x}]), reference(normalised, 1, x), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
@@ -114,7 +113,7 @@ def test_ranks_take_their_rows_of_what_is_whole():
         parts = np.array_split(np.sort(x, 0), size)
         rows = np.concatenate([part - part.mean((0, 1)) for part in parts])
         largest = sum(len(part) * part.max((0, 1)) for part in parts) / 7
-        for found in partitioned.on_ranks({"x": x}, size):
+        for found in partitioned.on_ranks([{"x": x}], size)[0]:
             np.testing.assert_allclose(found[0], rows, rtol=1e-12, atol=1e-12)
             np.testing.assert_allclose(found[1], largest, rtol=1e-12)
 

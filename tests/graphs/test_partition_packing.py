@@ -85,8 +85,8 @@ def test_small_sums_travel_together(build):
     assert len({e.site for e in made.report.exchanges}) == len(CASES[build])
     apart = partitioning.check(build, feeds, ranks=(3,))
     # The same bits: each element is summed as if it travelled alone.
-    for feed in feeds:
-        for one, other in zip(made.on_ranks(feed, 3)[0], apart.on_ranks(feed, 3)[0], strict=True):
+    for together, alone in zip(made.on_ranks(feeds, 3), apart.on_ranks(feeds, 3)):
+        for one, other in zip(together[0], alone[0], strict=True):
             assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 

@@ -44,10 +44,10 @@ def test_what_is_cheaper_travels(size, usual_rows, kinds):
 
 def test_few_rows_of_a_large_table_are_those_of_one_process():
     made = _partitioned(1000, 16)
-    for rows in (7, 1, 2):
-        feed = {"x": np.random.default_rng(rows).normal(size=(rows, 2, _WIDTH))}
-        expected = made.alone(feed)
-        for size in (1, 2, 3, 5):
-            for values in made.on_ranks(feed, size):
+    feeds = [{"x": np.random.default_rng(rows).normal(size=(rows, 2, _WIDTH))} for rows in (7, 1, 2)]
+    all_expected = made.alone(feeds)
+    for size in (1, 2, 3, 5):
+        for results, expected in zip(made.on_ranks(feeds, size), all_expected):
+            for values in results:
                 for value, want in zip(values, expected):
                     np.testing.assert_allclose(value, want, rtol=1e-12, atol=1e-14)
