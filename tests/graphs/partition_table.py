@@ -189,7 +189,7 @@ class Batch:
             for rank in range(max(sizes)):
                 tf.import_graph_def(partitioning._of_rank(graph_def, rank), name=f"rank{rank}")
         for size in sizes:
-            communicator.use_ranks_for_ops(partitioning._job(size))
+            communicator.use_ranks_for_ops(partitioning.job(size))
             results = {}
             with tf.compat.v1.Session(graph=graph, config=self._config) as session:
                 for rows in all_rows:
@@ -273,6 +273,7 @@ def check(cases, sizes=partitioning.RANKS, all_rows=ROWS):
         for size, results in batch.on_ranks(graph_def, fetches, sizes, all_rows):
             lines += batch.wrong_values(expected, results, size)
     except (tf.errors.OpError, ValueError) as error:
+        partitioning.forget_jobs()
         if len(batch.cases) == 1:
             return [*lines, f"{batch.cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]
         for case in batch.cases:  # which of them it is

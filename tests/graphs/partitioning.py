@@ -1,7 +1,5 @@
 """Runs one-process graphs, partitioned, on many ranks in this process, over the loopback transport."""
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -12,8 +10,15 @@ from tf_poseidon import grappler
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.ops import library
+from tf_poseidon.options import JobOptions
 
 RANKS = (1, 2, 3, 5)
+_TIMEOUT_S = 10.0  # ranks that wait for each other, as those of graphs that are partitioned wrongly may
+
+
+def forget_jobs():
+    """Lets later graphs run in new jobs, after an error: ranks may still wait for each other in the old ones."""
+    _jobs.clear()
 
 
 def rows(*tensors, dimensions=None):
@@ -22,9 +27,14 @@ def rows(*tensors, dimensions=None):
         values=tensors, dimensions=dimensions or [0] * len(tensors), names=[f"input{i}" for i in range(len(tensors))])
 
 
-@functools.cache
-def _job(size):
-    return communicator.join_loopback(size)
+_jobs = {}  # by number of ranks
+
+
+def job(size):
+    """Returns the ranks of a job in this process: a new job if the one before has ended, as after an error."""
+    if size not in _jobs or _jobs[size][0].failure is not None:
+        _jobs[size] = communicator.join_loopback(size, JobOptions(timeout_s=_TIMEOUT_S))
+    return _jobs[size]
 
 
 class Partitioned:
@@ -64,7 +74,7 @@ class Partitioned:
     def on_ranks(self, all_feeds, size):
         """Returns, for each of some feeds, the results of each rank of the partitioned graph."""
         grappler.order_sums()  # as in every process of a job
-        communicator.use_ranks_for_ops(_job(size))
+        communicator.use_ranks_for_ops(job(size))
         prefixes = [f"rank{rank}/" for rank in range(size)]
         with tf.Graph().as_default() as graph:
             for rank, prefix in enumerate(prefixes):

@@ -57,7 +57,7 @@ class Batch(partition_table.Batch):
 
     def on_ranks(self, graph_def, fetches, sizes, all_rows=partition_table.ROWS):
         for size in sizes:
-            communicator.use_ranks_for_ops(partitioning._job(size))
+            communicator.use_ranks_for_ops(partitioning.job(size))
             passes = _Passes(session.RewriteSession(planning.Planner(planning.Cluster(size), self._policy)))
             with passes.registered(), futures.ThreadPoolExecutor(size) as pool:
                 by_rank = list(pool.map(lambda rank: self._of_rank(graph_def, fetches, rank, size, all_rows),
@@ -120,7 +120,7 @@ def check(cases, sizes, all_rows, **options):
         return [line for size, results in batch.on_ranks(graph_def, fetches, sizes, all_rows)
                 for line in batch.wrong_values(expected, results, size)]
     except (tf.errors.OpError, ValueError) as error:
-        partitioning._job.cache_clear()  # it has ended
+        partitioning.forget_jobs()
         if len(cases) == 1:
             return [f"{cases[0].ops}: {type(error).__name__} {str(error)[:600]}"]
         return _check_each(cases, sizes, all_rows, **options)

@@ -128,6 +128,7 @@ def _is_noticed(number, changed):
         return any(changed) and any(batch.wrong_values(expected, results, size)
                                     for size, results in batch.on_ranks(graph_def, fetches, [2], [_EVEN_ROWS]))
     except (tf.errors.OpError, PoseidonError, ValueError, TypeError, KeyError, IndexError):
+        partitioning.forget_jobs()
         return any(changed)
 
 

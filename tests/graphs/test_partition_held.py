@@ -157,7 +157,7 @@ def test_variables_hold_summands(step_of):
     partitioned = partition_lib.partition(flat, names, grappler.add_shapes, summands=["total"])
     assert len(partitioned.report.exchanges) == STEPS[step_of] + 1, partitioned.report  # one to read it
     for size in partitioning.RANKS:
-        communicator.use_ranks_for_ops(partitioning._job(size))
+        communicator.use_ranks_for_ops(partitioning.job(size))
         with tf.Graph().as_default() as joined:
             for rank in range(size):
                 tf.import_graph_def(partitioning._of_rank(partitioned.graph_def, rank), name=f"rank{rank}")
