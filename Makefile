@@ -1,6 +1,7 @@
 # make horovod installs Horovod, which the engine "horovod" and its tests need
 # make demo    sets everything up and trains a small network with 2 processes
 # make lint    checks style and types, and that layers import downwards only
+# make test-unit  sets everything up and runs the tests that start no jobs (about 5 minutes on 2 cores)
 # make test    sets everything up and runs the tests (about 35 minutes on 2 cores)
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
@@ -27,7 +28,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test test-full test-native docs wheel bench faults long paper clean
+.PHONY: setup horovod demo lint test-unit test test-full test-native docs wheel bench faults long paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -60,6 +61,9 @@ lint: setup
 	$(BIN)/python setup.py --quiet build_py --build-lib build/lint
 	cd build/lint && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
 	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml
+
+test-unit: setup
+	$(PYTEST) --tier=unit
 
 test: setup
 	$(PYTEST)

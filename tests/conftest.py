@@ -1,4 +1,4 @@
-"""Options of pytest, and the order of test files."""
+"""Options of pytest; which tests run, and the order of test files."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ def pytest_addoption(parser):
                      help="run all cells of tables, not a cover of them, and more random graphs")
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite the golden texts of the graph passes")
+    parser.addoption("--tier", help="run only the tests of a tier: unit or rest (tests/support/tiers.py)")
 
 
 def pytest_configure(config):
@@ -25,8 +26,15 @@ LONGEST = ("test_training.py", "test_overlapping.py", "test_keras_programs.py", 
            "test_partition_fuzz.py", "test_explaining.py", "test_saving.py", "test_long_runs.py")
 
 
-def pytest_collection_modifyitems(items):
-    """Starts with the longest files: make test runs two at a time, and both should end at about the same time."""
+def pytest_collection_modifyitems(config, items):
+    """Selects a tier, and starts with the longest files: two run at a time, and both should end at the same time."""
+    import tiers  # pytest puts it on the path after it has read this file
+    tier = config.getoption("--tier")
+    if tier:
+        if tier not in tiers.TIERS:
+            raise pytest.UsageError(f"--tier={tier}, expected one of {', '.join(tiers.TIERS)}.")
+        config.hook.pytest_deselected(items=[item for item in items if tiers.tier_of(item.nodeid) != tier])
+        items[:] = [item for item in items if tiers.tier_of(item.nodeid) == tier]
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 
 import fault_table
+import tiers
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 FAULTS = TESTS.parent / "scripts" / "faults"  # whose programs tests use too
@@ -119,6 +120,7 @@ def run(arguments, ranks, timeout_s, environment=(), launcher="mpiexec", through
     Raises:
         AssertionError: If the job takes longer than `timeout_s`; all its processes are ended.
     """
+    tiers.check_may_start_jobs(os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0])
     python = [sys.executable] if fresh else _servers().stand_in()
     command = [*(_launcher(launcher, ranks, python) if ranks else ()), *through, *python]
     begin = time.monotonic()
