@@ -4,19 +4,18 @@
 // that apply the same gradient of an embedding would have different bits. Here they are taken in their order, as
 // TensorFlow takes fewer rows. By their priority these kernels replace TensorFlow's, in graphs and outside of them.
 
-#define EIGEN_USE_THREADS
-
 #include <algorithm>
 #include <complex>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "sharding.h"
 #include "tensorflow/core/framework/bounds_check.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
+#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/kernels/training_op_helpers.h"
 #include "tensorflow/core/util/util.h"
 
 namespace poseidon {
@@ -101,6 +100,21 @@ absl::Status CheckAndScatter(OpKernelContext* context, Tensor* params) {
                " is not in [0, ", params->dim_size(0), ")");
 }
 
+// Gives a variable memory of its own, if readers share it, and has them copy it from now on, as TensorFlow's kernels do
+// that write into variables. The variable is locked.
+absl::Status KeepFromReaders(OpKernelContext* context, tensorflow::Var* variable) {
+  if (variable->copy_on_read_mode.load()) return absl::OkStatus();
+  Tensor* shared = variable->tensor();
+  if (!shared->RefCountIsOne()) {
+    Tensor own;
+    TF_RETURN_IF_ERROR(context->allocate_temp(shared->dtype(), shared->shape(), &own));
+    if (shared->TotalBytes() > 0) std::memcpy(own.data(), shared->data(), shared->TotalBytes());
+    *shared = own;
+  }
+  variable->copy_on_read_mode.store(true);
+  return absl::OkStatus();
+}
+
 template <Update update, typename T, typename Index>
 class ResourceScatterKernel : public OpKernel {
  public:
@@ -109,9 +123,8 @@ class ResourceScatterKernel : public OpKernel {
   void Compute(OpKernelContext* context) override {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
     OP_REQUIRES_OK(context, tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &variable));
-    OP_REQUIRES_OK(context,
-                   (tensorflow::EnsureSparseVariableAccess<Eigen::ThreadPoolDevice, T>(context, variable.get())));
     tensorflow::mutex_lock lock(*variable->mu());
+    OP_REQUIRES_OK(context, KeepFromReaders(context, variable.get()));
     OP_REQUIRES_OK(context, (CheckAndScatter<update, T, Index>(context, variable->tensor())));
   }
 };
