@@ -2,7 +2,7 @@
 # make demo    sets everything up and trains a small network with 2 processes
 # make lint    checks style and types, and that layers import downwards only
 # make test-unit  sets everything up and runs the tests that start no jobs (about 5 minutes on 2 cores)
-# make test    sets everything up and runs the tests (about 35 minutes on 2 cores)
+# make test    sets everything up and runs the tests (up to an hour on 2 cores)
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make docs    builds the documentation as a site in build/docs
