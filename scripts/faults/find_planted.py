@@ -1,6 +1,6 @@
-"""Plants faults in the sources, one at a time, and says which tests find them: docs/results/planted_faults.md.
+"""Plants faults in the sources, one at a time, and says which tests find them.
 
-    python scripts/faults/find_planted.py --markdown docs/results/planted_faults.md
+    python scripts/faults/find_planted.py --markdown planted_faults.md
 
 A test that does not find a fault may be blind to what it is for, or another test may find it sooner. For each fault,
 the tests of one tier after the other run until one fails. Run it in a checkout of its own, in which `make setup` has
