@@ -184,8 +184,8 @@ bool InferTable(const char* graph, size_t bytes, Take take) {
 
 // Adds up one after the other what AddN nodes of three and more inputs add up: TensorFlow's kernel begins with
 // whichever input it may overwrite, which depends on timing, and so ranks would get different bits. TensorFlow's
-// optimizer makes such nodes of chains of additions. Lists are added by AddN alone, always in the order of its inputs.
-// Returns whether there were any.
+// optimizer makes such nodes of chains of additions. Lists are added by AddN alone, whose
+// order for them does not depend on timing. Returns whether there were any.
 bool OrderSums(GraphDef* graph) {
   std::vector<NodeDef> added;
   for (NodeDef& node : *graph->mutable_node()) {
