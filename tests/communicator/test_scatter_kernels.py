@@ -91,7 +91,7 @@ def test_what_is_refused(update, initial, indices, updates, message):
 def test_what_was_read_before_stays_as_it_was():
     variable = tf.Variable(np.zeros((3, 2)))
     read = [variable.value()]
-    for number in range(2):  # the first copies the variable, later ones need not
+    for _ in range(2):  # the first copies the variable, later ones need not
         tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=[1], updates=tf.ones([1, 2], tf.float64))
         read.append(variable.value())
     assert [int(value[1, 0]) for value in read] == [0, 1, 2]
