@@ -1,8 +1,11 @@
 # make horovod installs Horovod, which the engine "horovod" and its tests need
-# make demo    sets everything up and trains a small network with 2 processes
+# make demo    sets everything up and trains a small network with 2 processes (5 minutes)
 # make lint    checks style and types, and that layers import downwards only
-# make test-unit  sets everything up and runs the tests that start no jobs (about 5 minutes on 2 cores)
-# make test    sets everything up and runs the tests (up to an hour on 2 cores)
+# make test-unit  sets everything up and runs the tests that start no jobs (2 minutes on 2 cores)
+# make test    sets everything up and runs these, and a cover of all that users reach (10 minutes)
+# make test-all  runs these, and what finds what they cannot: all that CI runs of these tests (20 minutes)
+# make nightly  runs all cells of all tables, long searches, other programs, libraries and launchers (hours; as root)
+# make durations  records how long tests take, in tests/durations.json
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make docs    builds the documentation as a site in build/docs
@@ -20,7 +23,7 @@ supported = $(shell $(PYTHON) -c "from runpy import run_path; print(run_path('tf
 SERIES = $(call supported,['TENSORFLOW_SERIES'][-1])
 KERAS = $(call supported,['KERAS'])
 
-# Tests run in two processes, one file at a time in each, in the order of tests/conftest.py.
+# Tests run in two processes, one file at a time in each, the longest first (tests/support/durations.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # Each from one release series, since another series reports other findings.
@@ -28,7 +31,7 @@ LINTERS := 'clang-format==23.*' 'ruff==0.17.*' 'import-linter==2.*' 'mypy==2.*' 
 
 COMPUTED := poseidon,poseidon-ps,poseidon-sfb,horovod,horovod+enable,mwms,mwms+enable
 
-.PHONY: setup horovod demo lint test-unit test test-full test-native docs wheel bench faults long paper clean
+.PHONY: setup horovod demo lint test-unit test test-rest test-all nightly durations test-native docs wheel bench faults long paper clean
 
 setup: $(VENV)/.installed
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -66,10 +69,23 @@ test-unit: setup
 	$(PYTEST) --tier=unit
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) --tier=unit,test
 
-test-full: setup
+# What `make test` leaves out of what CI runs.
+test-rest: setup
+	$(PYTEST) --tier=rest
+
+test-all: test test-rest
+
+# Of programs and test suites that others have published, only where their sources are: docs/results/programs.md.
+nightly: horovod
 	$(PYTEST) --full
+	$(MAKE) --no-print-directory test-native faults long paper wheel
+	scripts/check_wheel.sh dist/*.whl
+	$(BIN)/python scripts/test_matrix.py --wheel dist/tf_poseidon-*.whl
+
+durations: setup
+	$(PYTEST) --record-durations
 
 test-native:
 	$(MAKE) --no-print-directory --directory=tests/native --jobs=$$(nproc) --output-sync PYTHON=$(PYTHON)

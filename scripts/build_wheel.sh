@@ -4,6 +4,8 @@
 #
 #   scripts/build_wheel.sh [PYTHON] [DIRECTORY]     PYTHON: python3 by default; DIRECTORY: for the results, dist
 #
+# WHEEL_SERIES="2.20 2.21": only for these release series of TensorFlow, which takes less time.
+#
 # It runs on systems with glibc 2.34, such as RHEL 9, Ubuntu 22.04 and Debian 12, and newer ones; g++ 12 or older builds
 # it. Takes three minutes on 2 cores, and downloads 1 GB at the first time, which stays in build/wheel.
 set -euo pipefail
@@ -20,8 +22,8 @@ test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
 
 # Of each TensorFlow, a release of the series: its headers, and the library that symbols are found in.
 tensorflows=()
-for series in $("$python" -c "from runpy import run_path
-print(*run_path('tf_poseidon/supported.py')['TENSORFLOW_SERIES'])"); do
+for series in ${WHEEL_SERIES:-$("$python" -c "from runpy import run_path
+print(*run_path('tf_poseidon/supported.py')['TENSORFLOW_SERIES'])")}; do
   unpacked=$folder/tensorflow/$series
   if ! [ -e "$unpacked/.complete" ]; then
     echo "build_wheel: unpacking TensorFlow $series"

@@ -3,7 +3,8 @@
 #
 #   scripts/check_bazel.sh [PYTHON]     PYTHON: .venv/bin/python by default; it has TensorFlow, mpich and setuptools
 #
-# Needs Debian's bazel-bootstrap; takes two minutes on 2 cores at first. All that it writes is in build/bazel.
+# Needs Debian's bazel-bootstrap; takes five minutes on 2 cores at first. All that it writes is in build/bazel, but for
+# what is compiled, which is kept in ${XDG_CACHE_HOME:-~/.cache}/tf_poseidon/bazel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +20,8 @@ offline=()
 if [ "$(id -u)" = 0 ]; then offline=(unshare --net); else echo "check_bazel: only root can cut off the network"; fi
 
 # --batch: without a server that would outlive this script.
-"${offline[@]}" bazel --batch --output_user_root="$folder" build --symlink_prefix="$folder/" --noshow_progress //...
+"${offline[@]}" bazel --batch --output_user_root="$folder" build --symlink_prefix="$folder/" --noshow_progress \
+  --disk_cache="${XDG_CACHE_HOME:-$HOME/.cache}/tf_poseidon/bazel" //...
 
 # The package as pyproject.toml installs it, with these libraries only.
 package=$folder/package/tf_poseidon

@@ -1,5 +1,6 @@
 """Options of pytest; which tests run, and the order of test files."""
 
+import collections
 import os
 import signal
 
@@ -11,7 +12,9 @@ def pytest_addoption(parser):
                      help="run all cells of tables, not a cover of them, and more random graphs")
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite the golden texts of the graph passes")
-    parser.addoption("--tier", help="run only the tests of a tier: unit or rest (tests/support/tiers.py)")
+    parser.addoption("--tier", help="run only the tests of some tiers, such as unit,test (tests/support/tiers.py)")
+    parser.addoption("--record-durations", action="store_true",
+                     help="write how long tests take to tests/durations.json")
 
 
 def pytest_configure(config):
@@ -19,23 +22,43 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # for the jobs of tests, which would inherit it
     if config.getoption("--full"):
         os.environ.setdefault("POSEIDON_FUZZ_GRAPHS", "20")
-
-
-# The files that take minutes, longest first.
-LONGEST = ("test_training.py", "test_overlapping.py", "test_keras_programs.py", "test_distribution.py",
-           "test_partition_fuzz.py", "test_explaining.py", "test_saving.py", "test_long_runs.py")
+        os.environ.setdefault("POSEIDON_PIPELINE_GRAPHS", "20")
+        os.environ["POSEIDON_ALL_CELLS"] = "1"
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):  # workers report to this process
+        import durations  # pytest puts it on the path after it has read this file
+        config.pluginmanager.register(durations.Recorder())
 
 
 def pytest_collection_modifyitems(config, items):
-    """Selects a tier, and starts with the longest files: two run at a time, and both should end at the same time."""
-    import tiers  # pytest puts it on the path after it has read this file
-    tier = config.getoption("--tier")
-    if tier:
-        if tier not in tiers.TIERS:
-            raise pytest.UsageError(f"--tier={tier}, expected one of {', '.join(tiers.TIERS)}.")
-        config.hook.pytest_deselected(items=[item for item in items if tiers.tier_of(item.nodeid) != tier])
-        items[:] = [item for item in items if tiers.tier_of(item.nodeid) == tier]
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """Selects tiers, and starts with the longest files: several run at a time, and should end at the same time."""
+    import durations
+    import tiers
+    chosen = (config.getoption("--tier") or ",".join(tiers.TIERS)).split(",")
+    if not set(chosen) <= set(tiers.TIERS):
+        raise pytest.UsageError(f"--tier={','.join(chosen)}, expected some of {', '.join(tiers.TIERS)}.")
+    left_out = [item for item in items if tiers.tier_of(item.nodeid) not in chosen]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+    recorded, seconds = durations.load(), collections.Counter()
+    for tier in chosen:
+        seconds.update(recorded.get(tier, {}))
+    items.sort(key=lambda item: -seconds[durations.file_of(item.nodeid)])
+
+
+def pytest_generate_tests(metafunc):
+    """Gives a test that is marked `table(cases=function)` the cases that the function returns for --full or not."""
+    for mark in metafunc.definition.iter_markers("table"):
+        metafunc.parametrize("case", mark.kwargs["cases"](metafunc.config.getoption("--full")), ids=str)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory, request):
+    """The results of all cases that the selected tests of a module name."""
+    import jobs as jobs_lib
+    items = [item for item in request.session.items if item.path == request.path]
+    jobs = jobs_lib.Jobs(tmp_path_factory.mktemp("jobs"), jobs_lib.cases_of(items))
+    yield jobs
+    jobs.stop()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 Installed by scripts/install_horovod.sh; without it these tests are skipped, but not in CI.
 """
 
-from concurrent import futures
 import importlib.util
 import json
 import os
@@ -12,6 +11,8 @@ import pickle
 import re
 
 import fault_table
+from jobs import assert_same_as_one_process
+from jobs import Case
 import launch
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ import saved_zoo
 from test_drop_in import check_loops
 from test_saved_graphs import step_of
 from test_saved_graphs import what_of
-from test_training import assert_same_bits
 from test_training import BOUND
 
 from tf_poseidon.saved_graphs import rewriting
@@ -31,50 +31,17 @@ if importlib.util.find_spec("horovod") is None and not os.environ.get("CI"):
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 # Factors, a regularizer, sequences; a dense gradient and moving averages; slices.
-CELLS = [f"{model}-{optimizer}-mean" for model in ("wide", "convolution", "embedding")
-         for optimizer in ("momentum", "adam", "rmsprop")]
-HOW = {("horovodrun", "sfb"): True, ("mpiexec", "ps"): True,
-       ("horovodrun", "ps"): False, ("mpiexec", "sfb"): False}  # whether by default, or with --full
+CELLS = ("wide-momentum-mean", "convolution-adam-mean", "embedding-rmsprop-mean")
+WAYS = (("horovodrun", "sfb"), ("mpiexec", "ps"), ("horovodrun", "ps"), ("mpiexec", "sfb"))
+
+
+def cells(is_full):
+    return [Case("run_scenarios.py", cell, 2, policy, ("--engine=horovod",), launcher=launcher)
+            for launcher, policy in WAYS[:4 if is_full else 2] for cell in CELLS]
+
 
 # Programs of scripts/faults/fault_table.py that are run by default.
 FAULTS = {("raise_on_rank_1",), ("receive_signal_on_rank_1", "SIGKILL"), ("stall_on_rank_1", "sfb")}
-
-
-class Table:
-    """The results of the cells, one job per launcher, and one process to compare with.
-
-    Two jobs run at a time, as in training/conftest.py.
-    """
-
-    def __init__(self, folder, full):
-        self._folder = folder
-        self._pool = futures.ThreadPoolExecutor(2)
-        self._jobs = {how: self._pool.submit(self._run, *how) for how in [("none", "ps", 1)] + [
-            (*how, 2) for how in HOW if full or HOW[how]]}
-
-    def _run(self, launcher, policy, ranks):
-        out = self._folder / f"{launcher}-{policy}-{ranks}"
-        out.mkdir()
-        environment = {"POSEIDON_TEST_ENGINE": "horovod"}.items() if ranks > 1 else ()
-        launch.run_ok(["run_scenarios.py", out, policy, *CELLS], ranks if ranks > 1 else 0,
-                      timeout_s=200, environment=environment, launcher=launcher)
-        return {cell: [dict(np.load(out / f"{cell}.rank{rank}.npz")) for rank in range(ranks)]
-                for cell in CELLS}
-
-    def results(self, launcher, policy, ranks):
-        """Returns by cell the arrays of each rank."""
-        return self._jobs[launcher, policy, ranks].result()
-
-    def stop(self):
-        """Starts no more jobs, and waits for the running ones."""
-        self._pool.shutdown(cancel_futures=True)
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory, request):
-    table = Table(tmp_path_factory.mktemp("horovod"), request.config.getoption("--full"))
-    yield table
-    table.stop()
 
 
 @pytest.fixture(scope="module")
@@ -89,24 +56,16 @@ def programs(tmp_path_factory):
 
 def pytest_generate_tests(metafunc):
     full = metafunc.config.getoption("--full")
-    if "way_to_run" in metafunc.fixturenames:
-        metafunc.parametrize("way_to_run", [way for way, by_default in HOW.items() if by_default or full],
-                             ids="-".join)
     if "program_fault" in metafunc.fixturenames:
         metafunc.parametrize("program_fault", [
             fault for fault in fault_table.FAULTS if fault.horovod and (full or fault.program in FAULTS)],
                              ids=lambda fault: fault.name)
 
 
-def test_two_ranks_compute_what_one_process_does(table, way_to_run):
-    launcher, policy = way_to_run
-    one = table.results("none", "ps", 1)
-    for cell, ranks in table.results(launcher, policy, 2).items():
-        assert_same_bits(ranks)
-        for key, value in one[cell][0].items():
-            if not key.startswith("local/"):
-                np.testing.assert_allclose(ranks[0][key], value, rtol=BOUND, atol=BOUND,
-                                           err_msg=f"{cell} {key}")
+@pytest.mark.table(cases=cells)
+def test_two_ranks_compute_what_one_process_does(jobs, case):
+    one = jobs.one_process(case)
+    assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND}, least=1.0)
 
 
 def test_gradients_travel_by_horovods_ops(programs):

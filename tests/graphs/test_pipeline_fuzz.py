@@ -2,7 +2,7 @@
 
 Similarity matrices, kernels, distances and masks against the batch, reduced, normalised and sorted along each
 dimension, with gradients. Programs are those of `test_partition_fuzz.py`, with other tensors and operations, and share
-graphs as there. POSEIDON_PIPELINE_GRAPHS sets the number of graphs (6), POSEIDON_FUZZ_SEED the seed.
+graphs as there. POSEIDON_PIPELINE_GRAPHS sets the number of graphs (2, or 20 with --full), POSEIDON_FUZZ_SEED the seed.
 """
 
 import os
@@ -21,7 +21,7 @@ from test_partition_fuzz import Value
 
 from tf_poseidon.graph_passes import session
 
-GRAPHS = int(os.environ.get("POSEIDON_PIPELINE_GRAPHS", 6))
+GRAPHS = int(os.environ.get("POSEIDON_PIPELINE_GRAPHS", 2))
 PROGRAMS = 20  # of a graph
 BATCHES = (13, 7, 2, 1)
 _ROWS = (1, 1)

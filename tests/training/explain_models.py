@@ -1,4 +1,6 @@
-"""Plans of many models, explained in one process or executed by a job: explain_models.py OUT."""
+"""Plans of many models, explained in one process or executed by a job: explain_models.py OUT
+execute|explain NAME….
+"""
 
 import pathlib
 import sys
@@ -183,18 +185,18 @@ def explain(name):
 
 
 def main():
-    out = pathlib.Path(sys.argv[1])
-    if len(sys.argv) > 2:
+    out, how, names = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if how == "execute":
         strategy = poseidon.PoseidonStrategy(cluster=CLUSTER, pins=PINS, servers=[0, 1], strict=True,
                                              timeout_s=30)
-        for name in CASES:
+        for name in names:
             plan = execute(strategy, name)
             if strategy.rank == 0:
                 plan.save(out / f"{name}.executed")
         assert poseidon.calibrate().workers == RANKS
     else:
         assert runtime.communicator() is None
-        for name in CASES:
+        for name in names:
             explain(name).save(out / f"{name}.explained")
         # Hooks and passes are unchanged: models train as without tf_poseidon.
         model = compiled("dense")

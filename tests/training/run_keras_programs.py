@@ -41,6 +41,7 @@ def main(directory, policy, *names):
         precision = "float32" if name in keras_programs.SINGLE else "float64"
         keras.config.set_floatx(precision)
         keras.config.set_dtype_policy(precision)
+        keras.backend.clear_session()  # whose names do not depend on the programs before
         keras.utils.set_random_seed(1)
         with strategy.scope():
             model, x, y, *options = keras_programs.PROGRAMS[name]()

@@ -6,10 +6,10 @@ so that rounding (1e-16) and mistakes (1e-3 and more) are far apart; see test_tr
 bound.
 """
 
-import collections
 import dataclasses
 import itertools
 
+import jobs
 import keras
 import numpy as np
 from recipes import RECIPES
@@ -28,11 +28,18 @@ from small_models import ROWS
 from ways_to_train import WAYS
 import wrappers
 
+FILE = "run_scenarios.py"
 RANKS = (2, 3, 4)
 POLICIES = ("ps", "sfb", "auto")
 # Starting a job takes as long as many cells, so only these of all pairs run by default.
-JOBS = ((2, "ps"), (2, "sfb"), (2, "auto"), (3, "ps"), (3, "sfb"), (4, "auto"))
+JOBS = ((2, "auto"), (3, "sfb"))
 OTHERS = "sfb"  # the policy of scenarios that are in no table
+# Ways to train that run with --full alone: others have much in common with them.
+LIKE_OTHERS = (
+    "regularized", "scaled_gradients_of_transposed_kernel", "other_seeds", "own_batches_in_executions_of_three_steps",
+    "own_batches_in_eager_steps", "predictions_of_two_outputs", "metrics_with_weights", "logs_of_batches", "float8",
+    "terminated_on_nan", "unusual_predictions", "unusual_metrics", "repeated_data_by_steps", "canonical_train_step",
+    "recipe_not_clipped", "recipe_clipvalue")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +84,10 @@ def columns():
 
 
 def cover():
-    """Returns (cell, ranks, policy) such that every pair of values of two columns occurs."""
-    rows = list(itertools.product(*columns()[:3], JOBS))
-    missing = {pair for row in rows for pair in pairs(row)}
-    chosen = []
-    jobs = collections.Counter()  # so that they take turns
-    while missing:
-        best = max(rows, key=lambda row: (len(missing.intersection(pairs(row))), -jobs[row[3]]))
-        missing.difference_update(pairs(best))
-        jobs[best[3]] += 1
-        chosen.append(("-".join(best[:3]), *best[3]))
-    return chosen
-
-
-def pairs(row):
-    """Returns the pairs of values of a row, each value with the number of its column."""
-    return set(itertools.combinations(enumerate(row), 2))
+    """Returns (cell, ranks, policy): each model in each job; optimizers and losses take turns."""
+    models, optimizers, losses = map(list, columns()[:3])
+    return [("-".join((model, optimizers[(m + 3 * j) % len(optimizers)], losses[(m + j) % len(losses)])), *job)
+            for j, job in enumerate(JOBS) for m, model in enumerate(models)]
 
 
 def full():
@@ -107,11 +102,37 @@ def full():
                                                                            ranks)))]
 
 
-def others(full):
-    """Returns (scenario, ranks) of those that are in no table."""
-    return [(name, ranks) for name in (*WAYS, *BITS, *HALVES, *SCALES)
-            for ranks in ((2,) if name in RECIPES or name in WAYS and not full else
-                          (2, 3) if full else (3,))]
+def case(name, ranks=3, policy=OTHERS):
+    """Returns the case of a scenario; on three ranks, where it is alone."""
+    return jobs.Case(FILE, name, ranks, policy)
+
+
+def cells(is_full):
+    """Returns the cases of the table."""
+    return list(itertools.starmap(case, full() if is_full else cover()))
+
+
+def wrapped(is_full):
+    """Returns the cases of the wrappers of optimizers."""
+    return list(itertools.starmap(case, wrappers.full() if is_full else wrappers.cover()))
+
+
+def accumulating(is_full):
+    """Returns the cases of wrappers that accumulate gradients."""
+    return [each for each in wrapped(is_full) if "accumulation" in each.name]
+
+
+def ways(is_full):
+    """Returns the cases of ways to train."""
+    return [case(name, ranks) for name in WAYS if is_full or name not in LIKE_OTHERS
+            for ranks in ((2, 3) if is_full and name not in RECIPES else (2,))]
+
+
+def repeated(is_full):
+    """Returns the second runs of cases that must give the same bits twice."""
+    found = [each for each in cells(is_full) if each.ranks == 3] if is_full else [
+        each for each in cells(False) if each.name.partition("-")[0] in ("embedding", "batch_norm") and each.ranks == 3]
+    return [each.again() for each in (*found, *map(case, BITS if is_full else ("float32", "bfloat16")))]
 
 
 SCENARIOS = {**table(), **wrappers.table(), **WAYS, **BITS, **HALVES, **SCALES}

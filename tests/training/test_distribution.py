@@ -3,101 +3,68 @@
 import collections
 import re
 
+from jobs import assert_same_as_one_process
+from jobs import Case
 import launch
-import numpy as np
 import one_process_programs
 import pytest
 
-# Updates may differ by rounding, relative to the largest one. Updates are compared, not weights: a gradient of
-# half the length has an error of 5e-1 here.
-BOUNDS = {"float64": 1e-8, "float32": 1e-3}
+FILE = "run_one_process_programs.py"
+POLICIES = ("ps", "sfb", "auto")
 
 
-class Runs:
-    """The results of programs, one job per (ranks, policy, options)."""
-
-    def __init__(self, directory):
-        self._directory = directory
-        self._done = {}
-
-    def of(self, ranks, policy, *options):
-        if (ranks, policy, *options) not in self._done:
-            out = self._directory / "-".join([str(ranks), policy, *options])
-            out.mkdir()
-            outcome = launch.run_ok(["run_one_process_programs.py", out, policy, *options], ranks if ranks > 1 else 0,
-                                    timeout_s=600)
-            assert outcome.output.count("done") == ranks
-            assert "whole batch" not in outcome.output, "a program was not partitioned"
-            self._done[(ranks, policy, *options)] = out
-        return self._done[(ranks, policy, *options)]
+def cases(is_full):
+    """Returns programs in a loop of their own, and as the training step of a model of Keras."""
+    jobs = [(ranks, policy, options) for ranks in (2, 3) for policy in POLICIES for options in ((), ("--fit",))]
+    names = list(one_process_programs.PROGRAMS)
+    if is_full:
+        return [Case(FILE, name, *job) for job in jobs for name in names]
+    return [Case(FILE, name, 2, "sfb") for name in names] + [
+        Case(FILE, name, 3, "auto", ("--fit",)) for name in names[::5]]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("programs"))
+SCOPED = [Case(FILE, name, 2, "sfb", ("--scope",)) for name in one_process_programs.PROGRAMS
+          if name.startswith("keras")]
+VERIFIED = Case(FILE, "mean_of_squares", 2, "sfb", ("--verify",))
+WIRES = [Case(FILE, "mean_of_squares", 2, "ps", options) for options in ((), ("--rounded",))]
 
 
-def test_program_computes_what_one_process_does(runs, program, ranks, policy, options):
-    """In a loop of its own, and as the training step of a model of Keras: there, too, against such a loop."""
-    expected = dict(np.load(runs.of(1, "ps") / f"{program}.0.npz"))
-    results = [dict(np.load(runs.of(ranks, policy, *options) / f"{program}.{rank}.npz")) for rank in range(ranks)]
-    for key in expected:
-        assert all(result[key].tobytes() == results[0][key].tobytes() for result in results), f"bits of {key}"
-    check(expected, results[0])
+def check(jobs, case):
+    one = jobs.one_process(case)
+    assert_same_as_one_process(one, jobs.arrays(case))
+    assert "whole batch" not in jobs.output(case), "a program was not partitioned"
 
 
-def test_models_of_the_strategys_scope_are_those_of_one_process(runs, tmp_path):
+@pytest.mark.table(cases=cases)
+def test_program_computes_what_one_process_does(jobs, case):
+    check(jobs, case)
+
+
+@pytest.mark.parametrize("case", SCOPED, ids=str)
+def test_models_of_the_strategys_scope_are_those_of_one_process(jobs, case):
     """There, Keras' losses and optimizers ask the strategy how many replicas there are: one."""
-    names = [name for name in one_process_programs.PROGRAMS if name.startswith("keras")]
-    launch.run_ok(["run_one_process_programs.py", tmp_path, "sfb", "--scope", *names], 2, timeout_s=120)
-    for name in names:
-        check(dict(np.load(runs.of(1, "ps") / f"{name}.0.npz")), dict(np.load(tmp_path / f"{name}.0.npz")))
+    check(jobs, case)
 
 
-def test_verify_mode_compares_each_exchange_and_the_weights(runs, tmp_path):
-    outcome = launch.run_ok(["run_one_process_programs.py", tmp_path, "sfb", "--verify", "mean_of_squares"], 2, 120)
-    check(dict(np.load(runs.of(1, "ps") / "mean_of_squares.0.npz")), dict(np.load(tmp_path / "mean_of_squares.0.npz")))
+@pytest.mark.needs(VERIFIED)
+def test_verify_mode_compares_each_exchange_and_the_weights(jobs):
+    check(jobs, VERIFIED)
     steps = len(one_process_programs.SIZES)
     for site in ("verify/w", "verify/b", "verify/v", "verify/checksums"):
-        assert re.search(rf"site {site}(#\d)?: {steps} times", outcome.output), f"{site}: {outcome.output}"
+        assert re.search(rf"site {site}(#\d)?: {steps} times", jobs.output(VERIFIED)), site
 
 
-def test_wire_dtype_rounds_what_trains(tmp_path):
+@pytest.mark.needs(*WIRES)
+def test_wire_dtype_rounds_what_trains(jobs):
     """Sums that are only outputs are not rounded."""
     sent = []
-    for options in ([], ["--rounded"]):
-        outcome = launch.run_ok(["run_one_process_programs.py", tmp_path, "ps", *options, "mean_of_squares"], 2, 120)
+    for case in WIRES:
         counts = collections.Counter()  # of all ranks
-        for site, number in re.findall(r"site (\w+): \d+ times, (\d+) bytes", outcome.output):
+        for site, number in re.findall(r"site (\w+): \d+ times, (\d+) bytes", jobs.output(case)):
             counts[site] += int(number)
         sent.append(counts)
     assert all(sent[0][site] == 4 * sent[1][site] for site in ("w", "b", "v"))  # of double precision
     assert sent[0]["Identity"] == sent[1]["Identity"] > 0
-
-
-def check(expected, got):
-    """Compares each step's updates, and its results."""
-    steps = sorted({key.partition("/")[0] for key in expected if key.startswith("step")})
-    before, trained = "before", 0
-    for step in steps:
-        for key in [key for key in expected if key.startswith(f"{step}/")]:
-            what = key.partition("/")[2]
-            want, have = expected[key], got[key]
-            if what.startswith("variable"):
-                trained += bool(want.dtype.kind == "f" and np.abs(want - expected[f"{before}/{what}"]).max())
-                if want.dtype.kind == "f":
-                    want, have = want - expected[f"{before}/{what}"], have - got[f"{before}/{what}"]
-            if want.dtype.kind != "f":
-                np.testing.assert_array_equal(have, want, err_msg=key)
-                continue
-            np.testing.assert_array_equal(np.isfinite(have), np.isfinite(want), err_msg=key)
-            finite = np.isfinite(want)
-            scale = np.abs(want[finite]).max(initial=1e-3)
-            bound = BOUNDS[want.dtype.name] * scale
-            assert np.abs(have - want)[finite].max(initial=0) <= bound, (
-                f"{key}: {have.ravel()[:4]}, one process has {want.ravel()[:4]}")
-        before = step
-    assert trained, "nothing was trained"
 
 
 RIGHT = ("methods", "structures", "traces", "within_a_function", "split_datasets", "nothing_to_sum", "starts_equal",

@@ -1,15 +1,14 @@
 """Executions of several steps, in which steps overlap, have the bits of as many executions of one step."""
 
-import functools
 import json
 
-import launch
+from jobs import Case
 import pytest
 import train_overlapping
 
-JOBS = ((2, "auto", 8), (3, "sfb", 4), (4, "ps", 8))  # ranks, policy, steps per execution
-# On more than two ranks, without --full.
-SOME = ("momentum", "accumulation", "batch_norm", "embedding", "gan", "loop_of_ones_own")
+STEPS = {2: 8, 3: 4, 4: 8}  # of an execution, by number of ranks
+# Without --full; the first on three ranks, too.
+SOME = ("accumulation", "embedding", "batch_norm", "gan", "random_ops_that_keep_their_state")
 WHOLE = "variables wait for the whole step before, since branches or loops access them"
 HELD = {
     "global_norm": "updates wait for several gradients, as with a global norm",
@@ -21,38 +20,29 @@ HELD = {
 }
 
 
-def programs_of(job, full):
-    return tuple(train_overlapping.PROGRAMS) if full or job[0] == 2 else SOME
+def cases(is_full):
+    """Returns programs, each with as many steps per execution as STEPS says, and with one."""
+    names = tuple(train_overlapping.PROGRAMS)
+    jobs = ((2, "auto", names), (3, "sfb", names), (4, "ps", names)) if is_full else (
+        (2, "auto", SOME), (3, "sfb", SOME[:1]))
+    return [Case("train_overlapping.py", name, ranks, policy, (f"--steps={STEPS[ranks]}",))
+            for ranks, policy, some in jobs for name in some]
 
 
-def pytest_generate_tests(metafunc):
-    full = metafunc.config.getoption("--full")
-    metafunc.parametrize("job, name", [(job, name) for job in JOBS for name in programs_of(job, full)], ids=[
-        f"{policy} on {ranks}, {steps} steps-{name}" for ranks, policy, steps in JOBS
-        for name in programs_of((ranks, policy, steps), full)])
+def found(jobs, case):
+    """Returns what each rank has written about a program."""
+    return [json.loads((jobs.folder(case) / f"{rank}.json").read_text())[case.name] for rank in range(case.ranks)]
 
 
-@pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    """Returns what each rank of a job has written, by a function that runs each job once."""
-    @functools.cache
-    def results(job):
-        ranks, policy, steps = job
-        directory = tmp_path_factory.mktemp("overlapping")
-        names = programs_of(job, request.config.getoption("--full"))
-        launch.run_ok(["train_overlapping.py", directory, policy, str(steps), *names], ranks, timeout_s=900)
-        return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return results
-
-
-def test_bits_do_not_depend_on_the_steps_of_an_execution(results, job, name):
-    digests = {digest for found in results(job) for steps, digest in found[name].items() if steps.isdecimal()}
+@pytest.mark.table(cases=cases)
+def test_bits_do_not_depend_on_the_steps_of_an_execution(jobs, case):
+    digests = {digest for of_rank in found(jobs, case) for steps, digest in of_rank.items() if steps.isdecimal()}
     assert len(digests) == 1
 
 
-def test_plans_say_what_holds_steps_back(results, job, name):
-    found = results(job)[0][name]
-    overlap = found["overlap"]
+@pytest.mark.table(cases=cases)
+def test_plans_say_what_holds_steps_back(jobs, case):
+    seen = found(jobs, case)[0]
+    overlap, name = seen["overlap"], case.name
     assert HELD[name] in overlap if name in HELD else overlap == "Steps overlap."
-    assert found["planned"] == (1 if "do not" in overlap else job[2])
+    assert seen["planned"] == (1 if "do not" in overlap else STEPS[case.ranks])

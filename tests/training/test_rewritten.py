@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-RANKS = (4,)
+RANKS = (3,)
 
 
 def run(*arguments, ranks, reports):

@@ -2,6 +2,8 @@
 
 import os
 
+from jobs import assert_same_as_one_process
+from jobs import Case
 import launch
 import numpy as np
 import pytest
@@ -58,22 +60,15 @@ def test_files_open_without_us(resumed):
     launch.run_ok(["open_saved.py", resumed], 0, timeout_s=90)
 
 
-@pytest.fixture(scope="module")
-def resumed_anywhere(tmp_path_factory):
-    """A directory that one process, and then a job of two, wrote into; and the lines of the job."""
-    directory = tmp_path_factory.mktemp("anywhere")
-    lines = [line for ranks in (0, RANKS) for line in launch.run_ok(
-        ["train_resumed.py", directory / str(ranks)], ranks, timeout_s=300).own_lines]
-    return directory, lines
+def cases(is_full):
+    return [Case("train_resumed.py", name, RANKS, "auto") for name in (
+        train_resumed.CASES if is_full else ("callbacks",))]
 
 
-@pytest.mark.parametrize("case", train_resumed.CASES)
-def test_resumed_job_has_the_bits_of_an_undisturbed_one(resumed_anywhere, case):
-    directory, lines = resumed_anywhere
-    assert sorted(line for line in lines if f", {case}:" in line) == [
-        f"rank {rank}, {case}: same bits" for rank in (0, 0, 1)]
-    one, *ranks = (dict(np.load(directory / name)) for name in (
-        f"0/{case}.0.npz", f"{RANKS}/{case}.0.npz", f"{RANKS}/{case}.1.npz"))
-    for name, value in one.items():
-        assert ranks[0][name].tobytes() == ranks[1][name].tobytes(), name
-        np.testing.assert_allclose(ranks[0][name], value, rtol=BOUND, atol=BOUND, err_msg=name)
+@pytest.mark.table(cases=cases)
+def test_resumed_job_has_the_bits_of_an_undisturbed_one(jobs, case):
+    one = jobs.one_process(case)
+    assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
+    printed = jobs.output(case.alone()) + jobs.output(case)
+    assert sorted(line for line in printed.splitlines() if f", {case.name}:" in line) == [
+        f"rank {rank}, {case.name}: same bits" for rank in (0, 0, 1)]

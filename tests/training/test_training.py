@@ -11,55 +11,45 @@ which is below 100 for these data. That gives 4.6e-10; the tests use 1e-9. Mista
 1/ranks instead of the share of the rows, for one batch of 97 rows, changes weights by 1e-3.
 """
 
+import dataclasses
 import itertools
 
+from jobs import assert_same_as_one_process
+from jobs import assert_same_bits
 import numpy as np
 import pytest
 import scenarios
+from scenarios import case
 import wrappers
 
 BOUND = 1e-9
-OTHERS = scenarios.OTHERS
 RANKS = 3  # of tests of a single scenario
 
 
-def assert_same_bits(results):
-    """All ranks hold the same bits, except where a scenario declares them local."""
-    first = results[0]
-    for rank, other in enumerate(results[1:], 1):
-        assert first.keys() == other.keys()
-        for name, value in first.items():
-            if not name.startswith("local/"):
-                assert value.tobytes() == other[name].tobytes(), f"{name}: ranks 0 and {rank}"
+def check(jobs, case):
+    one = jobs.one_process(case)
+    assert_same_as_one_process(one, jobs.arrays(case), {"float64": BOUND, "float32": BOUND}, least=1.0)
 
 
-def assert_close_to_one_process(jobs, name, many):
-    one = jobs.one_process(name)
-    assert list(one) == list(many)
-    for key, value in one.items():
-        if key.startswith("local/"):
-            continue
-        if value.dtype.kind == "S":  # texts
-            np.testing.assert_array_equal(many[key], value, err_msg=key)
-            continue
-        np.testing.assert_allclose(many[key], value, rtol=BOUND, atol=BOUND, err_msg=key)
+@pytest.mark.table(cases=scenarios.cells)
+def test_table(jobs, case):
+    check(jobs, case)
 
 
-def test_table(jobs, cell, ranks, policy):
-    results = jobs.results(cell, ranks, policy)
-    assert_same_bits(results)
-    assert_close_to_one_process(jobs, cell, results[0])
+@pytest.mark.table(cases=scenarios.wrapped)
+def test_wrappers(jobs, case):
+    check(jobs, case)
 
 
-def test_wrappers(jobs, wrapper, ranks, policy):
-    results = jobs.results(wrapper, ranks, policy)
-    assert_same_bits(results)
-    assert_close_to_one_process(jobs, wrapper, results[0])
+@pytest.mark.table(cases=scenarios.ways)
+def test_ways_of_training(jobs, case):
+    check(jobs, case)
 
 
-def test_accumulators_add_up(jobs, accumulating, ranks, policy):
+@pytest.mark.table(cases=scenarios.accumulating)
+def test_accumulators_add_up(jobs, case):
     """The ranks' accumulated gradients add up to those of one process; rank 0 holds them all."""
-    one, results = jobs.one_process(accumulating), jobs.results(accumulating, ranks, policy)
+    one, results = jobs.one_process(case), jobs.arrays(case)
     names = [name for name in one if name.startswith("local/accumulator")]
     assert names
     for name in names:
@@ -67,32 +57,27 @@ def test_accumulators_add_up(jobs, accumulating, ranks, policy):
         assert not any(np.any(result[name]) for result in results[1:])
 
 
-def test_one_synchronisation_for_each_update(jobs, accumulating, ranks, policy):
+@pytest.mark.table(cases=scenarios.accumulating)
+def test_one_synchronisation_for_each_update(jobs, case):
     """Of eight steps; those in which an infinity was seen, up to four, do not count."""
     updates = {"accumulation": {4}, "accumulation_and_clipping": {2}, "multi_accumulation": {2},
-               "accumulation_and_infinity": {1, 2}}[accumulating.partition("-")[0]]
-    for result in jobs.results(accumulating, ranks, policy):
+               "accumulation_and_infinity": {1, 2}}[case.name.partition("-")[0]]
+    for result in jobs.arrays(case):
         assert int(result["local/exchanges"]) in updates
 
 
-def test_ways_of_training(jobs, way, ranks):
-    results = jobs.results(way, ranks, OTHERS)
-    assert_same_bits(results)
-    assert_close_to_one_process(jobs, way, results[0])
+@pytest.mark.parametrize("case", [*map(case, scenarios.BITS)], ids=str)
+def test_ranks_hold_the_same_bits(jobs, case):
+    assert_same_bits(jobs.arrays(case))
 
 
-@pytest.mark.parametrize("name", scenarios.BITS)
-def test_ranks_hold_the_same_bits(jobs, name):
-    assert_same_bits(jobs.results(name, RANKS, OTHERS))
-
-
-@pytest.mark.parametrize("name", scenarios.HALVES)
-def test_mixed_precision(jobs, name):
+@pytest.mark.parametrize("case", [*map(case, scenarios.HALVES)], ids=str)
+def test_mixed_precision(jobs, case):
     """Gradients have an error of a few roundings to half, and so have the updated variables."""
-    roundoff = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}[name]
-    results = jobs.results(name, RANKS, OTHERS)
+    roundoff = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}[case.name]
+    results = jobs.arrays(case)
     assert_same_bits(results)
-    one = jobs.one_process(name)
+    one = jobs.one_process(case)
     weights = [key for key in one if key.startswith("weights")]
     for i, key in enumerate(weights):
         # Each rank rounds its part, and later steps begin with what earlier ones have rounded.
@@ -100,41 +85,45 @@ def test_mixed_precision(jobs, name):
                                    atol=2 * (RANKS + 1) * roundoff * one["step"][i], err_msg=key)
 
 
-def test_sums_that_overflow_lower_the_loss_scale_as_in_one_process(jobs):
-    scales = jobs.one_process("loss_scales")["scales"]
+@pytest.mark.parametrize("case", [*map(case, scenarios.SCALES)], ids=str)
+def test_sums_that_overflow_lower_the_loss_scale_as_in_one_process(jobs, case):
+    scales = jobs.one_process(case)["scales"]
     assert len(set(scales)) > 3 and (np.diff(scales) > 0).any()
-    for result in jobs.results("loss_scales", RANKS, OTHERS):
+    for result in jobs.arrays(case):
         np.testing.assert_array_equal(result["scales"], scales)
 
 
-@pytest.mark.parametrize("rows", [0, 1])
-def test_infinity_on_one_rank_skips_the_step_on_all(jobs, rows):
-    for result in jobs.results(f"recipe_infinity_on_rank_{rows}", 2, OTHERS):
+@pytest.mark.parametrize("case", [case(f"recipe_infinity_on_rank_{rank}", 2) for rank in (0, 1)], ids=str)
+def test_infinity_on_one_rank_skips_the_step_on_all(jobs, case):
+    for result in jobs.arrays(case):
         assert result["scale"] == 512 and result["unchanged"].all()
 
 
+@pytest.mark.needs(case("recipe_all_rows", 2), case("recipe_half_of_the_rows", 2))
 def test_two_processes_do_not_train_on_halves(jobs):
-    both = jobs.results("recipe_all_rows", 2, OTHERS)[0]
-    half = jobs.one_process("recipe_half_of_the_rows")
+    both = jobs.arrays(case("recipe_all_rows", 2))[0]
+    half = jobs.one_process(case("recipe_half_of_the_rows"))
     assert np.abs(both["weights/0"] - half["weights/0"]).max() > 1e-3
 
 
-def test_runs_give_the_same_bits(jobs, repeated, policy):
-    first, again = (jobs.results(repeated, 3, policy, repeat)[0] for repeat in (0, 1))
-    assert_same_bits([first, again])
+@pytest.mark.table(cases=scenarios.repeated)
+def test_runs_give_the_same_bits(jobs, case):
+    assert_same_bits([jobs.arrays(dataclasses.replace(case, repeat=repeat))[0] for repeat in (0, 1)])
 
 
+@pytest.mark.needs(case("eager", 2), case("clipped", 2))
 def test_training_changes_weights(jobs):
     """The comparisons above would pass if nothing were trained at all."""
-    one, other = (jobs.results(name, 2, OTHERS)[0] for name in ("eager", "clipped"))
+    one, other = (jobs.arrays(case(name, 2))[0] for name in ("eager", "clipped"))
     for name, value in one.items():
         if name.endswith("kernel"):
             assert np.abs(value - other[name]).max() > 1e-3
 
 
+@pytest.mark.needs(case("default_batch_norm"))
 def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs):
     """Moving statistics are the rows-weighted mean of what each rank's rows give."""
-    result = jobs.results("default_batch_norm", RANKS, OTHERS)[0]
+    result = jobs.arrays(case("default_batch_norm"))[0]
     mean, variance = np.zeros(4), np.ones(4)
     for begin in range(0, scenarios.ROWS, scenarios.BATCH):
         batch = result["x"][begin:begin + scenarios.BATCH]
@@ -147,46 +136,49 @@ def test_default_batch_norm_averages_the_moments_of_the_ranks(jobs):
     np.testing.assert_allclose(moving["moving_variance"], variance, rtol=BOUND, atol=BOUND)
 
 
+@pytest.mark.needs(case("dropout"))
 def test_dropout_differs_between_ranks(jobs):
-    kept = {result["local/keep"].tobytes() for result in jobs.results("dropout", RANKS, OTHERS)}
+    kept = {result["local/keep"].tobytes() for result in jobs.arrays(case("dropout"))}
     assert len(kept) == RANKS
 
 
+@pytest.mark.needs(case("stopped_by_one_rank"))
 def test_all_ranks_stop_when_one_does(jobs):
-    for result in jobs.results("stopped_by_one_rank", RANKS, OTHERS):
+    for result in jobs.arrays(case("stopped_by_one_rank")):
         assert result["iterations"] == 2
         assert len(result["predict"]) == 2 * scenarios.BATCH
 
 
+@pytest.mark.needs(case("rows_of_predict"))
 def test_predict_computes_each_row_once(jobs):
-    results = jobs.results("rows_of_predict", RANKS, OTHERS)
+    results = jobs.arrays(case("rows_of_predict"))
     assert all(result["right"].all() for result in results)
     # Each row has two numbers of eight bytes, and goes to each of the others.
     counts = [int(result["local/sent"]) / (2 * 8 * (RANKS - 1)) for result in results]
     assert sum(counts) == 96 and max(counts) - min(counts) <= 3  # one row in each of 3 batches
 
 
+@pytest.mark.needs(case("dropout").again())
 def test_dropout_is_the_same_in_every_run(jobs):
-    first, again = (jobs.results("dropout", 3, OTHERS, repeat) for repeat in (0, 1))
+    first, again = (jobs.arrays(each) for each in (case("dropout"), case("dropout").again()))
     for one, other in zip(first, again, strict=True):
         assert one["local/keep"].tobytes() == other["local/keep"].tobytes()
 
 
-def test_cover_has_every_pair():
+def test_cover_has_every_model_in_every_job_and_every_other_value():
     rows = [(*cell.split("-"), job) for cell, *job in scenarios.cover()]
-    found = {pair for cell in rows for pair in scenarios.pairs((*cell[:3], tuple(cell[3])))}
-    models, optimizers, losses, ranks, policies = scenarios.columns()
-    assert found == set().union(*map(scenarios.pairs, itertools.product(
-        models, optimizers, losses, scenarios.JOBS)))
-    assert {job[0] for job in scenarios.JOBS} == set(ranks)
-    assert {job[1] for job in scenarios.JOBS} == set(policies)
+    models, optimizers, losses, _, _ = scenarios.columns()
+    assert {(row[0], tuple(row[3])) for row in rows} == set(itertools.product(models, scenarios.JOBS))
+    assert {row[1] for row in rows} == set(optimizers) and {row[2] for row in rows} == set(losses)
+    policies = {job[1] for job in scenarios.JOBS} | set(wrappers.POLICIES)
+    assert policies == set(scenarios.POLICIES)
 
 
-def test_every_wrapper_meets_every_optimizer_number_of_ranks_and_policy():
+def test_cover_has_every_wrapper_and_every_other_value():
     rows = [(*cell.split("-"), *rest) for cell, *rest in wrappers.cover()]
-    for column, values in ((1, wrappers.OPTIMIZERS), (2, wrappers.RANKS), (3, wrappers.POLICIES)):
-        assert {(row[0], row[column]) for row in rows} == set(
-            itertools.product(wrappers.WRAPPERS, values))
+    for column, values in enumerate((wrappers.WRAPPERS, wrappers.OPTIMIZERS, wrappers.RANKS, wrappers.POLICIES)):
+        assert {row[column] for row in rows} == set(values)
+    assert set(itertools.product(wrappers.RANKS, wrappers.POLICIES)) == {row[2:] for row in rows}
 
 
 def test_full_table_has_every_cell_and_every_policy_for_models_optimizers_and_ranks():

@@ -1,45 +1,42 @@
 """Data, models and state of unusual kinds: one process under the strategy is plain Keras, several compute the same."""
 
+from jobs import assert_same_as_one_process
+from jobs import Case
 import launch
 import numpy as np
 import pytest
 import unusual_programs
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Returns (how many ranks, None without tf_poseidon) -> (name of a program -> what each rank has)."""
-    done = {}
-
-    def of(ranks):
-        if ranks not in done:
-            directory = tmp_path_factory.mktemp(str(ranks))
-            how = "plain" if ranks is None else "job"
-            outcome = launch.run_ok(["unusual_programs.py", how, directory], ranks or 0, timeout_s=300)
-            assert outcome.output.count("is done") == max(ranks or 0, 1) * len(unusual_programs.PROGRAMS)
-            done[ranks] = directory
-        return lambda name: [dict(np.load(done[ranks] / f"{name}.{rank}.npz")) for rank in range(max(ranks or 0, 1))]
-
-    return of
+def case(name, ranks=1, options=()):
+    return Case("unusual_programs.py", name, ranks, "ps", options)
 
 
-@pytest.mark.parametrize("name", unusual_programs.PROGRAMS)
-def test_one_process_has_the_bits_of_plain_keras(results, name):
-    plain, alone = results(None)(name)[0], results(0)(name)[0]
-    assert list(plain) == list(alone)
-    for key in plain:
-        assert plain[key].tobytes() == alone[key].tobytes(), key
+def plain(name):
+    """Returns the case of a program without tf_poseidon."""
+    return case(name, options=("--plain",))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", unusual_programs.PROGRAMS)
-def test_several_ranks_compute_what_one_process_does(results, name, ranks):
-    plain, parts = results(None)(name)[0], results(ranks)(name)
-    for key, want in plain.items():
-        assert all(part[key].tobytes() == parts[0][key].tobytes() for part in parts), key
-        scale = max(np.abs(want[np.isfinite(want)]).max(initial=0), 1e-3)
-        np.testing.assert_allclose(parts[0][key], want, rtol=0, atol=1e-9 * scale, err_msg=key)
-    assert any(np.any(value) for key, value in plain.items() if key.startswith("weight"))
+def of_several_ranks(is_full):
+    return [case(name, ranks) for ranks in ((2, 3) if is_full else (2,)) for name in unusual_programs.PROGRAMS]
+
+
+@pytest.mark.needs(*map(plain, unusual_programs.PROGRAMS))
+@pytest.mark.parametrize("case", [*map(case, unusual_programs.PROGRAMS)], ids=str)
+def test_one_process_has_the_bits_of_plain_keras(jobs, case):
+    one, = jobs.arrays(plain(case.name))
+    alone, = jobs.arrays(case)
+    assert list(one) == list(alone)
+    for key in one:
+        assert one[key].tobytes() == alone[key].tobytes(), key
+
+
+@pytest.mark.needs(*map(plain, unusual_programs.PROGRAMS))
+@pytest.mark.table(cases=of_several_ranks)
+def test_several_ranks_compute_what_one_process_does(jobs, case):
+    one, = jobs.arrays(plain(case.name))
+    assert_same_as_one_process(one, jobs.arrays(case), {"float64": 1e-9, "float32": 1e-9})
+    assert any(np.any(value) for key, value in one.items() if key.startswith("weight"))
 
 
 def test_keras_prints_on_rank_0_only():

@@ -1,4 +1,4 @@
-"""Trains with one step per execution, and with several, on all ranks: DIRECTORY POLICY STEPS [NAME ...].
+"""Trains with one step per execution, and with several, on all ranks: DIRECTORY POLICY --steps=N NAME...
 
 Each rank writes digests to RANK.json: by program and steps per execution, of everything that training has changed.
 """
@@ -208,12 +208,13 @@ def digest(model, logs):
     return bits.hexdigest()
 
 
-def main(directory, policy, number, *names):
+def main(directory, policy, steps_option, *names):
+    number = int(steps_option.partition("=")[2])
     strategy = poseidon.PoseidonStrategy(policy, timeout_s=60, strict=True)
     found = {}
-    for name in names or PROGRAMS:
+    for name in names:
         found[name] = {}
-        for steps in (1, int(number)):
+        for steps in (1, number):
             keras.backend.clear_session()
             keras.utils.set_random_seed(1)
             # Names of its own: a site that another program exchanges otherwise travels dense in the first step.

@@ -1,4 +1,5 @@
-"""Interrupts programs and resumes them, started on several ranks: train_resumed.py DIRECTORY.
+"""Interrupts programs and resumes them, started on several ranks: train_resumed.py OUT POLICY
+NAME….
 
 Prints a line per case and rank: whether the bits are those of an undisturbed job.
 """
@@ -21,10 +22,11 @@ CASES = {
 }
 
 
-def main(directory):
+def main(directory, policy, *names):
     directory = pathlib.Path(directory)
-    strategy = poseidon.PoseidonStrategy(timeout_s=60)
-    for name, (data, after, options) in CASES.items():
+    strategy = poseidon.PoseidonStrategy(policy, timeout_s=60)
+    for name in names:
+        data, after, options = CASES[name]
         undisturbed, logs = programs.train(directory / f"undisturbed {name}", data, strategy.scope, **options)
         backup = directory / f"backup {name}"
         assert programs.train(backup, data, strategy.scope, after, **options) is None

@@ -1,7 +1,8 @@
-"""Programs with data, models and state of kinds that are easily forgotten: unusual_programs.py plain|job DIRECTORY.
+"""Programs with data, models and state of kinds that are easily forgotten: unusual_programs.py DIRECTORY POLICY
+[--plain] NAME...
 
-"plain" runs them without tf_poseidon. Each program takes an open scope and the rank, and returns (model, function that
-trains or uses it and returns results). Each rank writes the weights before and after, and the results, to
+With --plain they run without tf_poseidon. Each program takes an open scope and the rank, and returns (model, function
+that trains or uses it and returns results). Each rank writes the weights before and after, and the results, to
 NAME.RANK.npz.
 """
 
@@ -263,29 +264,28 @@ def model_saved_on_one_rank(rank):
     return fitting(net(), numbers(12, 4), numbers(12, 1), batch_size=5)
 
 
-def main(how, directory):
+def main(directory, policy, *names):
     global DIRECTORY
     DIRECTORY = directory
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.config.set_floatx("float64")
-    if how == "plain":
-        scope, rank = contextlib.nullcontext, 0
+    if names[0] == "--plain":
+        scope, rank, names = contextlib.nullcontext, 0, names[1:]
     else:
         import tf_poseidon as poseidon
-        strategy = poseidon.PoseidonStrategy(policy="ps", timeout_s=60)
+        strategy = poseidon.PoseidonStrategy(policy, timeout_s=60)
         scope, rank = strategy.scope, strategy.rank
-    for name, make in PROGRAMS.items():
+    for name in names:
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         with scope():
-            model, run = make(rank)
+            model, run = PROGRAMS[name](rank)
         before = [value.tolist() for value in model.get_weights()]
         results = {f"result {key}": np.array(value) for key, value in run().items()}
         after = {f"weight {i}": value for i, value in enumerate(model.get_weights())}
         if len(before) == len(after):
             after = {key: value - start for (key, value), start in zip(after.items(), before)}
         np.savez(pathlib.Path(directory) / f"{name}.{rank}.npz", **results, **after)
-        print(f"{name} is done", flush=True)
 
 
 if __name__ == "__main__":
