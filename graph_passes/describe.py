@@ -1,6 +1,8 @@
 """Describes gradients for the planner, which does not know TensorFlow.
 
 Requires: a match for each marker. Ensures: a `Site` for each marker, in the same order.
+
+Tests: tests/graphs/test_passes.py, tests/training/test_explaining.py.
 """
 
 import dataclasses

@@ -1,6 +1,8 @@
 """Passes: steps from one description of a training graph to the next, with conditions that are checked.
 
 A pass never changes its argument: a `TrainingGraph` is frozen, and each pass returns a new one that knows more.
+
+Tests: tests/graphs/test_passes.py.
 """
 
 import abc

@@ -1,6 +1,8 @@
 """Decides how each gradient travels.
 
 Requires: sites. Ensures: a plan with a decision for each site of a step, which the planner has made or was given.
+
+Tests: tests/graphs/test_passes.py, tests/graphs/test_priorities.py, tests/engines/test_drop_in.py.
 """
 
 import dataclasses

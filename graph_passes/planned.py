@@ -4,6 +4,8 @@ They hold for no other batch and, where a rank has fewer rows, for no other rank
 They exist in two places only: in the copy of a graph that `with_sizes` returns, which cannot run, since its op
 `PoseidonPlannedRows` has no kernel; and in the `Graph` that `of` makes of this copy's shapes, which `session.py` hands
 to the passes that describe costs, and to no other.
+
+Tests: tests/graphs/test_pipeline_fuzz.py, tests/training/test_explaining.py, tests/training/test_verify.py.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,6 @@
 // The op that notices when a rank is given other inputs than rank 0.
+//
+// Tests: tests/communicator/test_row_ops.py.
 
 #include <atomic>
 #include <cstdint>

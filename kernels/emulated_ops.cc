@@ -1,4 +1,6 @@
 // Ops that take as long as an accelerator would, and compute nothing: for benchmarks on emulated clusters.
+//
+// Tests: tests/scripts/test_benchmark.py.
 
 #include <algorithm>
 #include <chrono>

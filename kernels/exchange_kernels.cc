@@ -1,5 +1,7 @@
 // CPU kernels of the exchange ops: they hand the tensor to this process's communicator and return
 // their thread; the communicator's progress thread completes the op.
+//
+// Tests: tests/communicator/test_ops.py, tests/communicator/test_row_ops.py.
 
 #include <memory>
 #include <string>

@@ -1,4 +1,6 @@
 // The ops through which a graph exchanges tensors with the other ranks.
+//
+// Tests: tests/communicator/test_ops.py.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

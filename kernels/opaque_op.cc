@@ -1,4 +1,6 @@
 // An op that hides from TensorFlow that a tensor is a constant.
+//
+// Tests: tests/engines/test_horovod.py.
 
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -4,6 +4,8 @@
 // so that the inner loop reads both in order (K. Goto and R. van de Geijn, "Anatomy of
 // High-Performance Matrix Multiplication", 2008). Compiled for several instruction sets and chosen
 // at run time.
+//
+// Tests: tests/communicator/test_ops.py.
 
 #include "outer_product.h"
 

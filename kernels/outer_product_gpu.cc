@@ -1,5 +1,7 @@
 // The GPU kernel of SufficientFactorOuterProduct: hands U, V and TensorFlow's stream to cuda/outer_product.h.
 // Compiled only where there is CUDA to compile it with.
+//
+// Tests: tests/graphs/test_placement.py.
 
 #include <string>
 

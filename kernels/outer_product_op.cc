@@ -1,5 +1,7 @@
 // The ops that make gradients of sufficient factors, and their CPU kernels; outer_product_gpu.cc has the
 // GPU's.
+//
+// Tests: tests/communicator/test_ops.py.
 
 #include "outer_product.h"
 

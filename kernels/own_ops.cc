@@ -1,5 +1,7 @@
 // Ops around what each rank computes of its own rows alone, and of nothing else: the moments of a batch normalisation
 // that is not synchronised, say. The partition pass gives them their meaning; they return their input.
+//
+// Tests: tests/graphs/test_partition_own.py.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,5 +1,7 @@
 // The ops that give each rank its rows of a global batch, and sizes of its own in place of global ones. The
 // partition pass puts them into a graph; see PoseidonPart.
+//
+// Tests: tests/communicator/test_row_ops.py.
 
 #include <algorithm>
 #include <cstdint>

@@ -3,6 +3,8 @@
 // From 1,024 rows on, TensorFlow's own take the rows of one index in whichever order its threads get to them, so ranks
 // that apply the same gradient of an embedding would have different bits. Here they are taken in their order, as
 // TensorFlow takes fewer rows. By their priority these kernels replace TensorFlow's, in graphs and outside of them.
+//
+// Tests: tests/communicator/test_scatter_kernels.py.
 
 #include <algorithm>
 #include <complex>

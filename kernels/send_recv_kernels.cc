@@ -1,4 +1,6 @@
 // CPU kernels of PoseidonSend, PoseidonRecv and PoseidonAgree.
+//
+// Tests: tests/graphs/test_passes.py, tests/communicator/test_ops.py, tests/training/test_rewritten.py.
 
 #include <atomic>
 #include <functional>

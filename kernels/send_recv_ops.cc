@@ -1,4 +1,6 @@
 // The ops of a rewritten graph: a gradient leaves by PoseidonSend and comes back by PoseidonRecv.
+//
+// Tests: tests/graphs/test_passes.py, tests/graphs/test_placement.py.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

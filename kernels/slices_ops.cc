@@ -1,4 +1,6 @@
 // The ops of gradients that are slices, and their CPU kernels.
+//
+// Tests: tests/graphs/test_passes.py, tests/training/test_training.py.
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,6 @@
 // The op that compares a synchronised gradient with the plain sum of the ranks' gradients.
+//
+// Tests: tests/communicator/test_ops.py, tests/training/test_verify.py.
 
 #include <algorithm>
 #include <cmath>

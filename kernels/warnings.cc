@@ -1,4 +1,6 @@
 // Keeps who takes the warnings of kernels, and calls it one warning at a time.
+//
+// Tests: tests/training/test_rewritten.py.
 
 #include "warnings.h"
 

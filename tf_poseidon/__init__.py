@@ -11,6 +11,7 @@ with strategy.scope():
 Importing this package starts nothing and loads nothing; creating a strategy, or calling `load_ops()`, joins
 the job.
 """
+# Tests: tests/unit/test_package.py, tests/scripts/test_docs.py.
 
 import importlib
 

@@ -1,4 +1,7 @@
-"""Ranks compare what they are about to do, over whichever channel exists, and agree on options and seeds."""
+"""Ranks compare what they are about to do, over whichever channel exists, and agree on options and seeds.
+
+Tests: tests/engines/test_drop_in.py, tests/faults/test_failures.py, tests/training/test_rewritten.py.
+"""
 
 import hashlib
 import importlib.metadata

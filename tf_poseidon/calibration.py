@@ -1,4 +1,7 @@
-"""Measures what the policy "auto" compares: latency, bandwidth, the speed of rebuilding gradients, and their spread."""
+"""Measures what the policy "auto" compares: latency, bandwidth, the speed of rebuilding gradients, and their spread.
+
+Tests: tests/unit/test_calibration.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""The arguments of a call of a one-process function: which are tensors, and which of these have rows."""
+"""The arguments of a call of a one-process function: which are tensors, and which of these have rows.
+
+Tests: tests/training/test_distribution.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Hashable

@@ -10,6 +10,8 @@
     mpiexec -n 4 -hosts a,b tf-poseidon selftest
 
 Exit statuses are those of `Status`.
+
+Tests: tests/saved/test_saved_commands.py, tests/training/test_explaining.py, tests/unit/test_interrupts.py.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""One rank's end of a job, as a Python object over the op library's C functions."""
+"""One rank's end of a job, as a Python object over the op library's C functions.
+
+Tests: tests/communicator/test_communicator.py, tests/communicator/test_factors.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterable

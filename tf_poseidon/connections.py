@@ -4,6 +4,8 @@ A rank listens only where the others reach it. Whoever connects has a few second
 job, and gets such a proof in return; meanwhile others are served. Both proofs are about numbers drawn for this
 connection, so what somebody has heard of another one is of no use. What follows is neither encrypted nor signed:
 docs/security.md.
+
+Tests: tests/engines/test_connections.py.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Splits global batches by rows, so that each rank computes its own part of every batch."""
+"""Splits global batches by rows, so that each rank computes its own part of every batch.
+
+Tests: tests/unit/test_data.py, tests/training/test_training.py.
+"""
 
 import typing
 from typing import Any

@@ -1,4 +1,7 @@
-"""`distribute`: turns a function written for one process into a function of the whole job."""
+"""`distribute`: turns a function written for one process into a function of the whole job.
+
+Tests: tests/training/test_distribution.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping

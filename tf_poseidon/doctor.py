@@ -1,6 +1,8 @@
 """`tf-poseidon doctor`: what is installed and what this machine allows; with a remedy where something is wrong.
 
 Each check looks at one thing, and none relies on another one: where nothing works, all that is wrong should be told.
+
+Tests: tests/unit/test_doctor.py.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 Such a program is otherwise unchanged, and is launched as before. Its graphs are rewritten when they first run:
 if a gradient that it sums over the ranks is a product of factors, and these arrive sooner, the factors are
 gathered instead, by the ops of the same library.
+
+Tests: tests/engines/test_drop_in.py, tests/engines/test_horovod.py.
 """
 
 from collections.abc import Mapping

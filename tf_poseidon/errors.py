@@ -1,4 +1,5 @@
 """The exceptions that tf_poseidon raises: all of them are `PoseidonError`s."""
+# Tests: tests/unit/test_errors.py.
 
 
 class PoseidonError(Exception):

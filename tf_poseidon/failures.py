@@ -3,6 +3,8 @@
 An error that nobody catches ends the job, by `runtime`. One that the program catches may be that of all ranks, as when
 a tuner's trial fails: then they go on alike. If it is not, the others would wait for this rank until their time is up.
 So a rank with an error tells the others, without waiting for them, and ends the job if they do not have it too.
+
+Tests: tests/unit/test_errors.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Iterator

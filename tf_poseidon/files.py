@@ -1,6 +1,8 @@
 """Files that are complete or as they were before, whenever the process ends or the disk is full.
 
 Imports nothing of this project, so any module may use it.
+
+Tests: tests/unit/test_files.py, tests/unit/test_plan.py, tests/saved/test_saved_damage.py.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Fingerprints of batches, by which ranks find that their data differ, and how."""
+"""Fingerprints of batches, by which ranks find that their data differ, and how.
+
+Tests: tests/unit/test_data.py, tests/faults/test_failures.py.
+"""
 
 import hashlib
 from typing import Any

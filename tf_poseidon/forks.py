@@ -1,6 +1,8 @@
 """What the processes that a rank forks must not keep of it: connections whose end tells others that the rank has ended.
 
 Imports nothing of this project, so any module may use it.
+
+Tests: tests/unit/test_forks.py.
 """
 
 from collections.abc import Iterable

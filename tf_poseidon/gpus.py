@@ -1,4 +1,7 @@
-"""Which GPU of a machine each of its processes uses."""
+"""Which GPU of a machine each of its processes uses.
+
+Tests: tests/unit/test_gpus.py.
+"""
 
 import logging
 

@@ -2,6 +2,8 @@
 
 Names say where two graphs differ, but those of layers, functions and captured inputs have numbers that count what a
 process has made before. So ranks may have the same function under other names: the digest tells.
+
+Tests: tests/unit/test_graph_texts.py.
 """
 
 from collections.abc import Iterable

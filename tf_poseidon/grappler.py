@@ -2,6 +2,8 @@
 
 The ops that a strategy inserts into a function already synchronise completely. Passes make that
 faster; if they do not run, a warning says so, and the result is the same.
+
+Tests: tests/training/test_rewritten.py, tests/communicator/test_row_ops.py, tests/unit/test_plan.py.
 """
 
 import array

@@ -1,6 +1,8 @@
 """Which variables hold summands from step to step: those in which optimizers accumulate gradients.
 
 Each rank accumulates the gradients of its own rows; one synchronisation is enough when the sum is used.
+
+Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Iterable

@@ -3,6 +3,8 @@
 Python raises KeyboardInterrupt wherever it is. Where that is within a call from C that looks at no exception, such as
 an array that becomes a tensor, it ends as "SystemError: … returned a result with an exception set", and whoever reads
 that looks for a defect.
+
+Tests: tests/unit/test_interrupts.py.
 """
 
 import signal

@@ -1,4 +1,7 @@
-"""Joins the job of this process, for programs that run rewritten graphs without a strategy."""
+"""Joins the job of this process, for programs that run rewritten graphs without a strategy.
+
+Tests: tests/saved/test_saved_graphs.py.
+"""
 
 from collections.abc import Iterable
 import typing

@@ -2,6 +2,8 @@
 
 Ranks compute some tensors each for itself, such as an optimizer's update, and rely on getting the same bits: with other
 settings on one rank, their variables would drift apart.
+
+Tests: tests/unit/test_kernel_settings.py.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 A program that writes backups (keras.callbacks.BackupAndRestore) resumes from the last one. Nothing here imports
 TensorFlow: this process outlives the job, and should be small.
+
+Tests: tests/unit/test_launching.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Which MPI the transport uses, and how it is loaded: the mpich wheel's, or a cluster's own. Imports no TensorFlow."""
+"""Which MPI the transport uses, and how it is loaded: the mpich wheel's, or a cluster's own. Imports no TensorFlow.
+
+Tests: tests/unit/test_doctor.py, tests/scripts/test_own_mpi.py.
+"""
 
 import ctypes
 import importlib.metadata

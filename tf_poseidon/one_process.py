@@ -4,6 +4,8 @@ A function is traced for global batches, with an unknown number of rows. Its gra
 (graph_passes/partition), and the result runs in its place. If it cannot be partitioned, and is the same on all ranks,
 it runs unmodified, on the global batch on every rank: correct, and as slow as one process. A function that is not the
 same on all ranks ends the job, since their variables would drift apart. Inside it there is one replica.
+
+Tests: tests/training/test_distribution.py, tests/graphs/test_unroll.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Callable

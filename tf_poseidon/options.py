@@ -1,4 +1,7 @@
-"""The options of a job and of its training: frozen values that are checked once, and handed on whole."""
+"""The options of a job and of its training: frozen values that are checked once, and handed on whole.
+
+Tests: tests/unit/test_options.py, tests/faults/test_failures.py.
+"""
 
 import dataclasses
 import itertools

@@ -1,4 +1,7 @@
-"""How the elements of a dataset change from epoch to epoch: a job that resumes reads past as few as it can."""
+"""How the elements of a dataset change from epoch to epoch: a job that resumes reads past as few as it can.
+
+Tests: tests/unit/test_resuming.py.
+"""
 
 import enum
 

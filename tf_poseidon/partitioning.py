@@ -2,6 +2,8 @@
 
 Requires: a ConcreteFunction whose inputs with rows go through PoseidonRows. Ensures: a ConcreteFunction with the same
 inputs and outputs, and the exchanges that its `Partitioned.report` lists. Nothing here communicates with other ranks.
+
+Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_unroll.py, tests/training/test_distribution.py.
 """
 
 from collections.abc import Iterable

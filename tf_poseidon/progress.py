@@ -1,4 +1,7 @@
-"""Shows on the terminal what a long command is doing."""
+"""Shows on the terminal what a long command is doing.
+
+Tests: tests/saved/test_saved_commands.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -3,6 +3,8 @@
 Nothing is known about a step, so the effect is measured: in one process it runs twice more, with its numbers changed in
 the last place. The bound of a value is a factor times the sum of its largest change and a last place of its largest
 number.
+
+Tests: tests/saved/test_saved_commands.py, tests/training/test_verify.py.
 """
 
 from collections.abc import Iterable

@@ -5,6 +5,8 @@ After an exception, a rank sends the reason to the others, and all leave with a 
 finalized then, since that would wait for ranks that never come.
 
 Only the process that has joined leaves: its forks have the rank's exit handlers too, and run them when they end.
+
+Tests: tests/faults/test_failures.py, tests/unit/test_options.py.
 """
 
 import atexit

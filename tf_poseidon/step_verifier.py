@@ -3,6 +3,8 @@
 Rank 0 runs the function as it was traced, on the same global batch and from the same variables. It runs what training
 runs, optimized by TensorFlow in the same way, so it also finds what optimizers make of a partitioned graph. `rounding`
 measures by how much floats may differ.
+
+Tests: tests/training/test_verify.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes."""
+"""PoseidonStrategy: the tf.distribute strategy with which Keras trains on several processes.
+
+Tests: tests/training/test_training.py, tests/faults/test_failures.py, tests/scripts/test_distribute_contract.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterable

@@ -1,6 +1,8 @@
 """The only place that defines which versions tf_poseidon supports (setup.py reads it too).
 
 scripts/test_matrix.py tests pairs of them; docs/results/versions.md says which were.
+
+Tests: tests/unit/test_compat.py, tests/unit/test_keras_hook.py.
 """
 
 # From the oldest to the newest. The op library is compiled for one of them each: their C++ interfaces differ.

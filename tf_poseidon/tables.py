@@ -1,4 +1,7 @@
-"""Tables as plain text, for everything that is printed. Imports nothing of this project, so any module may use it."""
+"""Tables as plain text, for everything that is printed. Imports nothing of this project, so any module may use it.
+
+Tests: tests/unit/test_tables.py.
+"""
 
 from collections.abc import Collection
 from collections.abc import Sequence

@@ -1,6 +1,8 @@
 """Variables of loops over `strategy.run` that have an aggregation, or are synchronised when they are read.
 
 They do what tf.distribute says of them. In functions of one process there is one replica, and they are as any variable.
+
+Tests: tests/training/test_replica_variables.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Verify mode: compares, at intervals, synchronised gradients with plain sums, and weights between ranks."""
+"""Verify mode: compares, at intervals, synchronised gradients with plain sums, and weights between ranks.
+
+Tests: tests/training/test_verify.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping

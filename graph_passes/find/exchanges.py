@@ -1,6 +1,8 @@
 """Finds the exchanges of a partitioned graph's step besides gradients.
 
 Ensures: an `Exchange` for each of them, in the order of the graph.
+
+Tests: tests/training/test_explaining.py, tests/training/test_timeline.py.
 """
 
 import dataclasses

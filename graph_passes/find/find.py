@@ -1,6 +1,8 @@
 """Finds the gradients that a training graph synchronises, in our programs and in others.
 
 Requires: a valid graph. Ensures: markers with unique names.
+
+Tests: tests/graphs/test_passes.py.
 """
 
 import dataclasses

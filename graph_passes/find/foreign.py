@@ -5,6 +5,8 @@ Requires: a flat graph. Ensures: the markers in the order of the graph, with uni
 The markers are those libraries' all-reduces, whatever they add up: all-reduces of tensors that are not products of
 factors are left unchanged. One op may reduce several tensors: grouped by Horovod, or concatenated by tf.distribute,
 which splits the sum again.
+
+Tests: tests/engines/test_drop_in.py, tests/engines/test_horovod.py.
 """
 
 import collections

@@ -1,4 +1,7 @@
-"""Markers: where gradients are synchronised, in our programs and in others."""
+"""Markers: where gradients are synchronised, in our programs and in others.
+
+Tests: tests/graphs/test_passes.py, tests/engines/test_drop_in.py.
+"""
 
 import dataclasses
 

@@ -3,6 +3,8 @@
 Requires: sites and exchanges, in a graph with shapes. Ensures: each has its counts. Matrix products and convolutions
 count, which are nearly all of a step's arithmetic; those inside loops, or with unknown shapes, do not. In a graph of
 several steps, sites of the first one also have the operations of the next one before these need them.
+
+Tests: tests/graphs/test_priorities.py, tests/training/test_explaining.py.
 """
 
 from collections.abc import Iterable

@@ -4,6 +4,8 @@ Requires: a flat graph. Ensures: the markers in the order of the graph, with uni
 
 A marker is the op that our strategy applies to each gradient: `PoseidonSync`, or `PoseidonSyncSlices` for slices.
 `foreign.py` returns the same `Marker`s for graphs without these ops.
+
+Tests: tests/graphs/test_passes.py.
 """
 
 import tensorflow as tf

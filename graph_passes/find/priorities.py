@@ -5,6 +5,8 @@ Requires: markers. Ensures: a priority for each site, if some gradient is needed
 The longer the way from a gradient's sum to the last gradient that depends on it, the sooner it is needed. So those of
 the first layers, which the next forward pass begins with, overtake those of later ones; between the steps of a graph,
 the earlier one is first. After its last gradients a graph only updates variables, all of which it waits for.
+
+Tests: tests/graphs/test_priorities.py.
 """
 
 import dataclasses

@@ -1,6 +1,8 @@
 """What a training graph says about its steps, in its PoseidonAgree nodes.
 
 A graph that was unrolled has one for all its steps. A program that runs several steps in one function has one for each.
+
+Tests: tests/graphs/test_priorities.py, tests/training/test_rewritten.py.
 """
 
 from collections.abc import Callable

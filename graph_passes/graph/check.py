@@ -1,4 +1,7 @@
-"""Checks that TensorFlow could run a graph."""
+"""Checks that TensorFlow could run a graph.
+
+Tests: tests/graphs/test_passes.py.
+"""
 
 from tensorflow.core.framework import graph_pb2
 

@@ -1,4 +1,7 @@
-"""Devices: which ones have a kernel for an op, and the host of each."""
+"""Devices: which ones have a kernel for an op, and the host of each.
+
+Tests: tests/graphs/test_placement.py, tests/communicator/test_ops.py.
+"""
 
 from collections.abc import Mapping
 

@@ -2,6 +2,8 @@
 
 A graph names a tensor by its index among all outputs of a node, "node:2"; a function by its index within one output
 argument of the op, "node:argument:0". A function's argument is just a name.
+
+Tests: tests/saved/test_saved_graphs.py, tests/saved/test_saved_damage.py, tests/graphs/test_partition_functions.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Disables Python's garbage collector while passes run: it takes a third of their time, and finds nothing."""
+"""Disables Python's garbage collector while passes run: it takes a third of their time, and finds nothing.
+
+Tests: tests/graphs/test_partition.py.
+"""
 
 from collections.abc import Iterator
 import contextlib

@@ -1,4 +1,7 @@
-"""A GraphDef with indexes, as passes read it, and a writer of nodes."""
+"""A GraphDef with indexes, as passes read it, and a writer of nodes.
+
+Tests: tests/graphs/test_passes.py.
+"""
 
 import collections
 from collections.abc import Iterable

@@ -2,6 +2,8 @@
 
 `strip`, `diff`, and the kernels whose events a timeline shows read it. Its text is the version, followed by one line
 per field; kernels/provenance.h reads the same text.
+
+Tests: tests/graphs/test_passes.py, tests/saved/test_saved_graphs.py.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""Names of the sites of a graph that makes several steps: those of the first one have no mark."""
+"""Names of the sites of a graph that makes several steps: those of the first one have no mark.
+
+Tests: tests/graphs/test_priorities.py, tests/training/test_timeline.py.
+"""
 
 from collections.abc import Collection
 import dataclasses

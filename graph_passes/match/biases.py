@@ -2,6 +2,8 @@
 
 Requires: the matches of factors, in a flat graph with `_output_shapes`. Ensures: a `BiasMatch` for each gradient that
 is the sum of the rows of all U, or of all V, of another gradient.
+
+Tests: tests/graphs/test_passes.py, tests/graphs/test_partition_golden.py.
 """
 
 from collections.abc import Iterable

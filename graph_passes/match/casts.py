@@ -1,6 +1,8 @@
 """Finds the gradients that the graph casts to float from half or bfloat16: ranks can send them as they were before.
 
 Ensures: a `NarrowGradient` for each such gradient. A cast to float is exact, so a sum in float has the same bits.
+
+Tests: tests/training/test_rewritten.py.
 """
 
 import dataclasses

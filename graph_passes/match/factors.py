@@ -3,6 +3,8 @@
 Requires: markers in a flat graph with `_output_shapes`. Ensures: a `Match` or a `Refusal` for each gradient that is not
 slices. Whatever the rows of U and V mean, the sum of such gradients over the ranks is the product with the rows of all
 ranks.
+
+Tests: tests/graphs/test_passes.py, tests/graphs/test_partition_golden.py.
 """
 
 from collections.abc import Callable

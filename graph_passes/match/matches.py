@@ -1,4 +1,7 @@
-"""The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal; and what it was cast from."""
+"""The results of matching a gradient: a Match, BiasMatch, SlicesMatch or Refusal; and what it was cast from.
+
+Tests: tests/graphs/test_passes.py.
+"""
 
 import dataclasses
 import re

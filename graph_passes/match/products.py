@@ -1,4 +1,7 @@
-"""The ops that multiply two matrices, with the factors U and V of each."""
+"""The ops that multiply two matrices, with the factors U and V of each.
+
+Tests: tests/graphs/test_passes.py, tests/graphs/test_partition_golden.py.
+"""
 
 import math
 

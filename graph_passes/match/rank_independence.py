@@ -5,6 +5,8 @@ Requires: a flat graph, whose trained variables start equal on all ranks.
 A variable is the same on all ranks if the graph assigns it, and never a value that depends on anything that differs:
 data that were not summed over ranks, random numbers, or the result of an unknown op. Variables that the graph only
 reads, such as an optimizer's learning rate, may differ between ranks, so they are not assumed to be equal.
+
+Tests: tests/graphs/test_passes.py, tests/engines/test_horovod.py.
 """
 
 from collections.abc import Iterable

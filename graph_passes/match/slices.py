@@ -1,6 +1,8 @@
 """Finds the indices of gradients that are some rows of a variable.
 
 Ensures: a `SlicesMatch` for each gradient that is slices.
+
+Tests: tests/graphs/test_passes.py.
 """
 
 import dataclasses

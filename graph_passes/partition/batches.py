@@ -7,6 +7,8 @@ ops that have rules: Pad, Reshape, Transpose, Slice.
 
 Requires: a flat graph. Ensures: a graph that computes the same. The graph is unchanged if an op that is not known to
 work image by image reads blocks, or if sizes of images are unknown.
+
+Tests: tests/graphs/test_partition_families.py.
 """
 
 from collections.abc import Collection

@@ -3,6 +3,8 @@
 Requires: a flat graph, and sizes. Ensures: products and convolutions whose inputs are whole, but have a size for each
 row, such as noise that a step draws, or what an op without a rule has made, take this rank's part of the rows, unless
 what follows needs so many of their rows on all ranks that computing all of them there is likely to be faster.
+
+Tests: tests/graphs/test_partition_dividing.py.
 """
 
 from collections.abc import Collection

@@ -1,6 +1,8 @@
 """Finds the loop of each node of a flat graph.
 
 Requires: loops of Enter, Exit and NextIteration. A tensor enters a loop only through an Enter.
+
+Tests: tests/graphs/test_partition_stores.py, tests/graphs/test_partition_dividing.py.
 """
 
 from collections.abc import Iterable

@@ -6,6 +6,8 @@ so must readers outside functions.
 
 A summand of this step counts only ranks that have rows in it; the others compute a padding row. A variable's summands
 count on all ranks. So a selection turns summands into held ones, and linear ops keep the two apart.
+
+Tests: tests/graphs/test_partition_held.py.
 """
 
 from collections.abc import Iterable

@@ -2,6 +2,8 @@
 
 Requires: a GraphDef with functions. Ensures: the kept nodes, and what they need, without calls except of functions that
 must not be inlined.
+
+Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_partition_held.py.
 """
 
 from collections.abc import Iterable

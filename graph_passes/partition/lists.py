@@ -1,6 +1,8 @@
 """Lists of tensors: their origins and their elements.
 
 Requires: a flat graph. If two lists have an origin in common, what is put into either counts for both.
+
+Tests: tests/graphs/test_partition_families.py, tests/graphs/test_row_loops.py.
 """
 
 import collections

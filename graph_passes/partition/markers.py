@@ -2,6 +2,8 @@
 
 Requires: the outcomes of a graph. Ensures: tensors that are computed from rows or summands have the marker of these, so
 a rank with a padding row for one input discards the results of that row, and nothing else.
+
+Tests: tests/graphs/test_partition_markers.py.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """Names exchanged summands after the variables that are trained with them, or that accumulate them, as in metrics.
 
 Requires: a flat graph. Ensures: a name is the path of a variable only if exactly one variable fits.
+
+Tests: tests/graphs/test_partition.py, tests/saved/test_saved_graphs.py.
 """
 
 import collections

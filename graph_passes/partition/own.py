@@ -3,6 +3,8 @@
 For example, the moments of a batch normalisation that is not synchronised, forwards and backwards. All nodes in between
 run unchanged, on the rank's values; inputs without a PoseidonOwn are the same on all ranks. So gradients of variables
 leave as summands, through the PoseidonJoin that is the gradient of their PoseidonOwn.
+
+Tests: tests/graphs/test_partition_own.py.
 """
 
 from tensorflow.core.framework import node_def_pb2

@@ -3,6 +3,8 @@
 Requires: a partitioned graph that runs as a whole, so a reader of one sum may wait for all. Ensures: the values and
 names of the sums do not change. No sum waits for a value that is computed from another. Sums in branches, which may not
 run, and in loops, which run several times, are left alone.
+
+Tests: tests/graphs/test_partition_packing.py.
 """
 
 import collections

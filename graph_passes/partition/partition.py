@@ -2,6 +2,8 @@
 
 Requires: a flat graph with one or more `PoseidonRows`. Ensures: if any number of ranks run the result on the same
 inputs, its fetches are those of one process, up to the order of additions.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_golden.py, tests/graphs/test_partition_fuzz.py.
 """
 
 from collections.abc import Iterable

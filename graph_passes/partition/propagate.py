@@ -5,6 +5,8 @@ whole.
 
 States propagate forward through the graph. In loops they are iterated to a fixed point, at first as if nothing came
 back from the previous round. A summand that one reader needs whole is whole for all readers.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py, tests/graphs/test_partition_fuzz.py.
 """
 
 import collections

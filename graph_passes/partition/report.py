@@ -1,4 +1,7 @@
-"""What a partitioned step exchanges, and what it computes on every rank."""
+"""What a partitioned step exchanges, and what it computes on every rank.
+
+Tests: tests/saved/test_saved_programs.py, tests/graphs/test_partition_packing.py.
+"""
 
 import dataclasses
 import math

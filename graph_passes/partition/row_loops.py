@@ -8,6 +8,8 @@ in it, its `_Role`, follows from where it comes from. A list with an element for
 count alone. What is put on a stack for the gradient is taken from it in the opposite order, by a loop over the same
 rows. A sum is only added to. A loop with anything else, such as a state that it carries from row to row, is none over
 rows, and neither are those that share lists or stacks with it.
+
+Tests: tests/graphs/test_row_loops.py.
 """
 
 from collections.abc import Collection

@@ -8,6 +8,8 @@ size that is always the same does not depend on the rows; one that is m times th
 row. The small number exposes sizes that only look like that, such as a minimum with a larger constant, and so does a
 single row, which is tried where integers are limited by others. When the graph runs, ops that cut tensors into rows
 (`PoseidonRowRange`, `PoseidonLocalShape`) check that sizes are multiples of them.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_dividing.py.
 """
 
 from collections.abc import Collection

@@ -1,6 +1,8 @@
 """The states of a tensor: what a rank holds of a tensor of the one-process graph.
 
 The states follow GSPMD (Y. Xu et al., arXiv 2105.04663), for one mesh dimension with uneven parts.
+
+Tests: tests/graphs/test_partition.py.
 """
 
 import dataclasses

@@ -5,6 +5,8 @@ Requires: a flat graph. Ensures: a handle that may be one of several, or that an
 Loops keep in stacks what their gradient needs, and read and write TensorArrays. Both are resources, whose state is that
 of everything put into them. The gradient of a TensorArray is a TensorArray too; for elements that are not written, it
 returns zeros in the shape of the array's own element. So an array and its gradients all have rows, or none has.
+
+Tests: tests/graphs/test_partition_stores.py, tests/graphs/test_partition_families.py.
 """
 
 import collections

@@ -8,6 +8,8 @@ would be in memory at once.
 
 In a branch that may not run, and in a loop, TensorFlow cannot say when a single access is over: the next step accesses
 such a variable after the whole of this one.
+
+Tests: tests/graphs/test_unroll.py, tests/training/test_overlapping.py.
 """
 
 import collections

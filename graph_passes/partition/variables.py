@@ -1,4 +1,7 @@
-"""Finds the variable on which an op works."""
+"""Finds the variable on which an op works.
+
+Tests: tests/graphs/test_partition_held.py, tests/graphs/test_partition.py.
+"""
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 

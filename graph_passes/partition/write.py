@@ -12,6 +12,8 @@ runs its rounds one after the other, since exchanges are matched by name and cou
 | partial | whole | `PoseidonSync`, whose site is then planned; other reductions by gathering |
 | rows | whole | `PoseidonAllGather`; blocks of rows lie beside each other meanwhile |
 | inputs with rows | whole | the global batch, which every rank has |
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py, tests/graphs/test_partition_golden.py.
 """
 
 import collections

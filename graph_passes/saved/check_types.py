@@ -3,6 +3,8 @@
 Requires: a flat graph whose inputs exist. Ensures: every node has the attributes of its op, reads the right number and
 types of tensors, and calls functions with the types that it declares. Loops are entered with Enter and left with Exit.
 No node has a name that is reserved for inserted nodes.
+
+Tests: tests/saved/test_saved_damage.py.
 """
 
 from collections.abc import Collection

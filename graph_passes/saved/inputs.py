@@ -1,6 +1,8 @@
 """The inputs of a saved step: which ones have rows, and the PoseidonRows through which they pass.
 
 The result is correct whichever inputs are taken to have rows: that only decides what is computed by rows.
+
+Tests: tests/saved/test_saved_damage.py, tests/saved/test_saved_graphs.py, tests/saved/test_saved_programs.py.
 """
 
 from collections.abc import Iterable

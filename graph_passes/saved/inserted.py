@@ -1,6 +1,8 @@
 """Lists the exchanges of a rewritten saved graph, and other differences from the original.
 
 The provenance of a node says why it was inserted; its name is not used.
+
+Tests: tests/saved/test_saved_programs.py, tests/saved/test_saved_graphs.py, tests/saved/test_saved_commands.py.
 """
 
 import collections

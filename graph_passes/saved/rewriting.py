@@ -5,6 +5,8 @@ with the same inputs. Its functions and nodes keep their names and their values.
 
 A step is either a function, as saved by TensorFlow 2, or some nodes of the main graph, as saved by TensorFlow 1. It is
 partitioned by rows (`partition/`), and its sums are planned and rewritten as in any other graph (`session.py`).
+
+Tests: tests/saved/test_saved_graphs.py, tests/saved/test_saved_programs.py, tests/saved/test_saved_damage.py.
 """
 
 from collections.abc import Callable

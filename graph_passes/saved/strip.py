@@ -1,4 +1,7 @@
-"""Stores the original graph in a rewritten one, and extracts it again (`strip`)."""
+"""Stores the original graph in a rewritten one, and extracts it again (`strip`).
+
+Tests: tests/saved/test_saved_graphs.py, tests/saved/test_saved_damage.py.
+"""
 
 import zlib
 

@@ -1,4 +1,7 @@
-"""The agreement text of a planned graph: ranks follow a plan only if this text is the same on all of them."""
+"""The agreement text of a planned graph: ranks follow a plan only if this text is the same on all of them.
+
+Tests: tests/engines/test_drop_in.py, tests/engines/test_horovod.py.
+"""
 
 import collections
 

@@ -1,4 +1,7 @@
-"""Takes bundles apart: gradients that a program reduces with one op, if some of them travel as factors."""
+"""Takes bundles apart: gradients that a program reduces with one op, if some of them travel as factors.
+
+Tests: tests/engines/test_drop_in.py, tests/engines/test_horovod.py.
+"""
 
 from collections.abc import Mapping
 from collections.abc import Sequence

@@ -11,6 +11,8 @@ is no branch for a rank without factors.
 
 There are two kinds of markers. Our own are replaced by collectives. In a program for another library, its own
 all-reduce is the marker, which stays in its place if the plan says "ps".
+
+Tests: tests/engines/test_drop_in.py, tests/engines/test_horovod.py.
 """
 
 import abc

@@ -3,6 +3,8 @@
 Our own markers become all-reduces. Slices that stay slices are gathered, and those with the same index are summed.
 
 Other ranks identify an op of Horovod by the last component of its name, which is made from the name of the site.
+
+Tests: tests/engines/test_horovod.py, tests/graphs/test_placement.py.
 """
 
 from collections.abc import Iterable

@@ -2,6 +2,8 @@
 
 Requires: a plan with a decision for each marker. Ensures: no undecided marker is left; every other node keeps its name
 and its inputs, and readers of a marker read its sum.
+
+Tests: tests/graphs/test_passes.py.
 """
 
 from collections.abc import Mapping

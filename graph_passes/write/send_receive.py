@@ -22,6 +22,8 @@ rank's own dense gradient is not computed, since only that branch needs it.
 
 Send and Recv are on the host, whatever device the gradient is on. TensorFlow copies what is sent to the host, and what
 is received back: under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks.
+
+Tests: tests/graphs/test_passes.py, tests/training/test_rewritten.py.
 """
 
 from collections.abc import Iterable

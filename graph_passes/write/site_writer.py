@@ -5,6 +5,8 @@ exchange the rows.
 
 Exchanges run on the host. If a gradient is computed on another device, its factors are computed there too, and it is
 rebuilt there from the factors of all ranks: no gradient that travels as factors is copied.
+
+Tests: tests/graphs/test_passes.py, tests/graphs/test_placement.py.
 """
 
 import collections

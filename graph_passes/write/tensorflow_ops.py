@@ -1,4 +1,7 @@
-"""TensorFlow's collectives, which replace those of tf.distribute."""
+"""TensorFlow's collectives, which replace those of tf.distribute.
+
+Tests: tests/engines/test_drop_in.py.
+"""
 
 from collections.abc import Sequence
 

@@ -11,6 +11,8 @@ A writer
 By SendReceive, ranks do not agree before a graph runs. A rank whose graph was not rewritten sends what PoseidonSync
 sends, so a writer that uses other messages needs a branch for such ranks, as `factors` has; without one the job ends
 with the name of the site.
+
+Tests: tests/unit/test_schemes.py, tests/graphs/test_passes.py.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 // Lets ranks compare what they train: rank 0 broadcasts its agreement text, and each rank looks for the first line
 // in which its own differs.
+//
+// Tests: tests/training/test_rewritten.py.
 
 #include "agreement.h"
 

@@ -1,5 +1,7 @@
 // The communicator as C functions: turns pointers and numbers into C++ values, exceptions into texts, and callbacks
 // into handles that a caller waits for.
+//
+// Tests: tests/communicator/test_communicator.py.
 
 #include "c_api.h"
 

@@ -1,5 +1,7 @@
 // The progress thread: takes what other threads submit, drives the protocol, and sleeps when there
 // is nothing to do.
+//
+// Tests: tests/native/communicator_test.cc, tests/communicator/test_communicator.py.
 
 #include "communicator.h"
 

@@ -1,4 +1,6 @@
 // What one rank does with the tensors that it submits, and with the parts and results that arrive for them.
+//
+// Tests: tests/native/protocol_test.cc, tests/communicator/test_communicator.py.
 
 #include "dense_exchanges.h"
 

@@ -1,4 +1,6 @@
 // Keeps events while somebody records them, and writes them as JSON.
+//
+// Tests: tests/training/test_timeline.py.
 
 #include "event_log.h"
 

@@ -1,4 +1,6 @@
 // Compares what two ranks say of one exchange.
+//
+// Tests: tests/native/protocol_test.cc, tests/communicator/test_communicator.py.
 
 #include "exchange.h"
 

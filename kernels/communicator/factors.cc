@@ -1,5 +1,7 @@
 // Gives all ranks the factors of all: sends this rank's, collects and passes on those of others, and falls back to
 // the dense gradient when not all ranks have factors of the same form.
+//
+// Tests: tests/native/factors_test.cc, tests/communicator/test_factors.py.
 
 #include "factors.h"
 

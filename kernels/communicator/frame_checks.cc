@@ -1,4 +1,6 @@
 // Compares a frame's numbers with how this job cuts tensors, and with the ways that its messages take.
+//
+// Tests: tests/native/protocol_test.cc, tests/native/fuzz_test.cc.
 
 #include "frame_checks.h"
 

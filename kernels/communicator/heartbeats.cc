@@ -1,4 +1,6 @@
 // Who tells whom, how often, and who has been silent for too long.
+//
+// Tests: tests/native/heartbeats_test.cc.
 
 #include "heartbeats.h"
 

@@ -1,5 +1,7 @@
 // Cuts tensors into KV pairs and spreads these over the servers. scripts/simulation/transfers.py cuts alike:
 // tests/native/kv_pairs.csv holds both to that.
+//
+// Tests: tests/native/kv_pairs_test.cc.
 
 #include "kv_pairs.h"
 

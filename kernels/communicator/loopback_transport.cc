@@ -1,5 +1,7 @@
 // Ranks as threads of one process: packets go through mailboxes, bulk data is copied by the
 // receiver straight from the sender's memory.
+//
+// Tests: tests/native/transports_test.cc.
 
 #include "loopback_transport.h"
 

@@ -13,6 +13,8 @@
 // between two ranks, MPI gives the first that is sent to the first that is asked for. Transfers of equal tags are sent
 // in their order, with all pieces of one after the other; so it is right if they are asked for in that order as well
 // (see TagOrder).
+//
+// Tests: tests/native/mpi_transport_test.cc.
 
 #include "mpi_transport.h"
 

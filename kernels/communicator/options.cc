@@ -1,4 +1,6 @@
 // Fills in what a job's options leave open, and digests what must be alike on all ranks.
+//
+// Tests: tests/communicator/test_communicator.py.
 
 #include "options.h"
 

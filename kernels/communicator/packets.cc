@@ -1,4 +1,6 @@
 // Puts frames that leave together into packets, and takes packets that have arrived apart again.
+//
+// Tests: tests/native/packets_test.cc.
 
 #include "packets.h"
 

@@ -1,4 +1,6 @@
 // Sends pings and answers them.
+//
+// Tests: tests/native/pings_test.cc.
 
 #include "pings.h"
 

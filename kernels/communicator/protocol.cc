@@ -1,5 +1,7 @@
 // Hands what is submitted and what arrives to those who exchange it, and finds out that other ranks fail, leave, or
 // are late.
+//
+// Tests: tests/native/protocol_test.cc, tests/native/heartbeats_test.cc, tests/native/fuzz_test.cc.
 
 #include "protocol.h"
 

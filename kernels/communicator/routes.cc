@@ -1,4 +1,6 @@
 // Works out for one rank where its parts go, and whose parts it adds up or passes on.
+//
+// Tests: tests/native/routes_test.cc.
 
 #include "routes.h"
 

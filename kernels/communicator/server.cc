@@ -1,4 +1,6 @@
 // Keeps what ranks contribute to a KV pair until the last part is in, then hands all to whoever adds them up.
+//
+// Tests: tests/native/protocol_test.cc.
 
 #include "server.h"
 

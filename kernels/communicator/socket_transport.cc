@@ -1,6 +1,8 @@
 // Ranks that are connected by sockets: one stream for each pair of ranks, and in it messages, each a
 // header and its payload. A bulk payload is read straight into its final place if that is known when
 // its header arrives, as it usually is: what announces it travels before it.
+//
+// Tests: tests/native/socket_transport_test.cc, tests/native/transports_test.cc.
 
 #include "socket_transport.h"
 

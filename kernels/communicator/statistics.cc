@@ -1,4 +1,6 @@
 // Counts what one rank has exchanged, and writes the counters as JSON.
+//
+// Tests: tests/communicator/test_factors.py, tests/communicator/test_communicator.py.
 
 #include "statistics.h"
 

@@ -1,5 +1,7 @@
 // Sums tensors in rank order: one pass over memory, block by block, compiled for AVX2 as well
 // and chosen at run time.
+//
+// Tests: tests/communicator/test_communicator.py.
 
 #include "sum.h"
 

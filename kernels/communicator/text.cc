@@ -1,4 +1,6 @@
 // Lists of ranks, and hashes of names.
+//
+// Tests: tests/communicator/test_communicator.py, tests/native/protocol_test.cc.
 
 #include "text.h"
 

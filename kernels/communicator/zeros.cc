@@ -1,5 +1,7 @@
 // Leaves out zeros and puts them back, 64 elements, a word of the bitmap, at a time. Compiled for AVX-512
 // as well, which packs and unpacks the elements of a vector in one instruction, and chosen at run time.
+//
+// Tests: tests/native/zeros_test.cc.
 
 #include "zeros.h"
 

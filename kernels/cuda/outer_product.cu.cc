@@ -1,4 +1,6 @@
 // The programs of block.h on a GPU: the instructions they need, and how they are launched.
+//
+// Tests: tests/gpu/test_cuda_kernels.py.
 
 #include "outer_product.h"
 

@@ -25,7 +25,7 @@ from planted_table import Planted
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _JSON = flags.DEFINE_string("json", "build/planted.json", "File with what was found.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "Page to write.")
-_TIERS = flags.DEFINE_list("tiers", ["unit", "rest"], "Tiers whose tests may find a fault, in this order.")
+_TIERS = flags.DEFINE_list("tiers", ["unit", "test", "rest"], "Tiers whose tests may find a fault, in this order.")
 _NAMES = flags.DEFINE_string("names", "", "Only faults whose part or name has this text.")
 _LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which a tier that does not end counts as failed.")
 

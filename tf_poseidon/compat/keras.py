@@ -1,6 +1,8 @@
 """The private names of Keras that are used beside the functions of `keras_hook.HOOKS`.
 
 They are those of one version of Keras: creating a strategy under another is refused. Nothing here imports Keras.
+
+Tests: tests/unit/test_compat.py.
 """
 
 from typing import Any

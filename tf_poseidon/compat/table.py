@@ -1,4 +1,7 @@
-"""Tables of private names of other libraries, which may change with any of their versions."""
+"""Tables of private names of other libraries, which may change with any of their versions.
+
+Tests: tests/unit/test_compat.py.
+"""
 
 import dataclasses
 import dis

@@ -2,6 +2,8 @@
 
 They are those of one series of TensorFlow, which is checked with the op library, or at the first use of a name.
 Nothing here imports TensorFlow earlier.
+
+Tests: tests/unit/test_compat.py.
 """
 
 from collections.abc import Iterable

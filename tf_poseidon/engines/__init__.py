@@ -1,6 +1,8 @@
 """Engines move bytes between the processes of a job: one module per engine, found by its name.
 
 To add one: a module in this package that implements `Engine`.
+
+Tests: tests/unit/test_package.py, tests/unit/test_gpus.py.
 """
 
 from collections.abc import Mapping

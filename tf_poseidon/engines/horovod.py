@@ -3,6 +3,8 @@
 Horovod only has collectives, in which all ranks take part. Everything else that a job needs, such as
 agreement, failing with a reason and leaving, takes messages between two ranks. These travel over
 connections of our own (`connections.py`); ranks exchange the addresses over Horovod.
+
+Tests: tests/engines/test_horovod.py, tests/unit/test_gpus.py.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""MPI as the engine: detects whether this process was launched as one of several, and joins them."""
+"""MPI as the engine: detects whether this process was launched as one of several, and joins them.
+
+Tests: tests/unit/test_package.py, tests/faults/test_failures.py.
+"""
 
 from collections.abc import Mapping
 import contextlib

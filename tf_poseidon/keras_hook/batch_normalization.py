@@ -2,6 +2,8 @@
 
 Only here, steps of `fit` on N processes differ from those of one process by more than rounding. The layer runs between
 `ops.own` and `ops.join`, and its moving statistics are averaged over the ranks.
+
+Tests: tests/training/test_training.py, tests/training/test_keras_programs.py.
 """
 
 from collections.abc import Callable

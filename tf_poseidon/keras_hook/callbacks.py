@@ -3,6 +3,8 @@
 Callbacks run on every rank, where they see the same logs of epochs. Callbacks that write files only run
 on rank 0. Two of our callbacks enclose the user's: the first completes the state of rank 0 before it
 can be written, the last has ranks agree on what the others have decided or restored.
+
+Tests: tests/training/test_training.py, tests/training/test_saving.py, tests/training/test_summary.py.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""What several hooks use."""
+"""What several hooks use.
+
+Tests: tests/unit/test_keras_hook.py, tests/training/test_training.py.
+"""
 
 from collections.abc import Iterator
 import contextlib

@@ -2,6 +2,8 @@
 
 Steps keep it the same. A change on one rank only, for example by a callback, is found at the end of the epoch, or
 after a number of steps, before the result is used.
+
+Tests: tests/faults/test_failures.py.
 """
 
 from collections.abc import Sequence

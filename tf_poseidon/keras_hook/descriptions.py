@@ -2,6 +2,8 @@
 
 Without that, ranks whose models have other activations or losses would train a mixture of both, without a word; and
 ranks that make other numbers of steps would wait for each other.
+
+Tests: tests/faults/test_failures.py.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Explains how a model's gradients would travel on any number of ranks, in one process without other ranks."""
+"""Explains how a model's gradients would travel on any number of ranks, in one process without other ranks.
+
+Tests: tests/training/test_explaining.py.
+"""
 
 from collections.abc import Mapping
 import contextlib

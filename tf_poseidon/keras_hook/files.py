@@ -1,6 +1,8 @@
 """Files of models: each is complete or absent, whenever the process is ended, and backups hold what belongs together.
 
 Keras overwrites a file in place. So a job that ends while rank 0 writes its only backup would lose it.
+
+Tests: tests/unit/test_files.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Every function of Keras that is wrapped, and why."""
+"""Every function of Keras that is wrapped, and why.
+
+Tests: tests/unit/test_keras_hook.py, tests/unit/test_compat.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterator

@@ -2,6 +2,8 @@
 
 Keras itself clips first and then sums, and each replica decides whether its own gradients are finite. Steps of `fit`
 are those of one process, and need none of this.
+
+Tests: tests/training/test_training.py.
 """
 
 from collections.abc import Callable

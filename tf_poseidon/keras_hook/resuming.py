@@ -4,6 +4,8 @@
 what else the rest of a `fit` depends on: how many batches the epoch has had, the seeds of random layers, metrics in the
 middle of an epoch, and what callbacks have counted. The data are not kept: a `fit` that resumes reads past the batches
 that it has trained on, so data that are the same in every run continue where they were.
+
+Tests: tests/unit/test_resuming.py, tests/unit/test_files.py, tests/training/test_saving.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Variables that a step assigns: moving statistics, metrics, the seeds of random layers; and those that Keras drops."""
+"""Variables that a step assigns: moving statistics, metrics, the seeds of random layers; and those that Keras drops.
+
+Tests: tests/training/test_training.py, tests/training/test_unusual_programs.py.
+"""
 
 from collections.abc import Callable
 import contextlib

@@ -1,4 +1,7 @@
-"""`Summary`: a callback that says after `fit` how long steps took and waited, and what several ranks gain."""
+"""`Summary`: a callback that says after `fit` how long steps took and waited, and what several ranks gain.
+
+Tests: tests/training/test_summary.py.
+"""
 
 import time
 from typing import Any

@@ -1,4 +1,7 @@
-"""Keras' fit, evaluate and predict in a job of several processes."""
+"""Keras' fit, evaluate and predict in a job of several processes.
+
+Tests: tests/training/test_training.py, tests/training/test_keras_programs.py, tests/faults/test_failures.py.
+"""
 
 import collections
 from collections.abc import Callable

@@ -2,6 +2,8 @@
 
 Keras runs the steps of an execution in a loop, one after the other. Here they are one graph, in which a step waits for
 the variables that it reads, and for nothing else: its first layers run while gradients of the step before still travel.
+
+Tests: tests/training/test_overlapping.py, tests/faults/test_failures.py.
 """
 
 from typing import Any

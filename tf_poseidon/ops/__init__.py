@@ -1,6 +1,8 @@
 """The exchange ops: sums and broadcasts over the ranks of the job, in eager code and in graphs.
 
 Every call in a step must have its own name of a site, the same on all ranks.
+
+Tests: tests/communicator/test_ops.py, tests/graphs/test_partition_own.py.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""Loads the op library, into TensorFlow and for ctypes."""
+"""Loads the op library, into TensorFlow and for ctypes.
+
+Tests: tests/unit/test_package.py.
+"""
 
 import atexit
 import ctypes

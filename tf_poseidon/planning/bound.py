@@ -4,6 +4,8 @@ A step is no shorter than its arithmetic with all rebuilding, and no shorter tha
 first of them is ready. No choice of schemes makes both of these short: so neither any mean of them, which is least if
 each gradient has the scheme with the least share of it. The bound is the largest of these means, or the arithmetic with
 the transfers for which it stops.
+
+Tests: tests/unit/test_planning.py.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""The cluster that a plan is made for: the number of ranks, and their speeds."""
+"""The cluster that a plan is made for: the number of ranks, and their speeds.
+
+Tests: tests/unit/test_planning.py.
+"""
 
 import dataclasses
 import math

@@ -9,6 +9,8 @@ node's rows.
 Seconds cover what the paper leaves out: latency, and the arithmetic by which every rank rebuilds the other ranks'
 gradients. They are those of one gradient alone; how much backpropagation hides depends on all gradients of a step
 (step_time.py).
+
+Tests: tests/unit/test_planning.py, tests/scripts/test_simulation.py.
 """
 
 import dataclasses

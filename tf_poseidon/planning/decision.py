@@ -1,4 +1,7 @@
-"""The decision about one site: its scheme, with the reason."""
+"""The decision about one site: its scheme, with the reason.
+
+Tests: tests/unit/test_planning.py, tests/unit/test_plan.py.
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""What ranks exchange in a step besides gradients: rows that an op needs whole, largest values, random numbers."""
+"""What ranks exchange in a step besides gradients: rows that an op needs whole, largest values, random numbers.
+
+Tests: tests/unit/test_planning.py.
+"""
 
 import dataclasses
 import math

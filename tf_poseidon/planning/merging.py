@@ -4,6 +4,8 @@ Every message costs a latency. If the next one is ready sooner than that, waitin
 (MG-WFBP: S. Shi, X. Chu and B. Li, INFOCOM 2019, arXiv 1811.11141, theorem 1). Their messages follow each
 other on a link; ours are small enough to share a packet, and larger ones leave at once. A message never waits
 for one that is computed from it: messages wait for each other only if the same number of exchanges precedes them.
+
+Tests: tests/unit/test_planning.py.
 """
 
 from collections.abc import Sequence

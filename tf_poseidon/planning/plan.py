@@ -1,4 +1,7 @@
-"""The plan: the scheme of every site, with the reason."""
+"""The plan: the scheme of every site, with the reason.
+
+Tests: tests/unit/test_plan.py, tests/unit/test_planning.py.
+"""
 
 from collections.abc import Iterable
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Plans as text: JSON with one line per site or other exchange, so that people and `diff` can read it."""
+"""Plans as text: JSON with one line per site or other exchange, so that people and `diff` can read it.
+
+Tests: tests/unit/test_plan.py.
+"""
 
 from collections.abc import Mapping
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Makes the plans of a job: by a policy, or from a given plan."""
+"""Makes the plans of a job: by a policy, or from a given plan.
+
+Tests: tests/unit/test_plan.py.
+"""
 
 from collections.abc import Sequence
 import dataclasses

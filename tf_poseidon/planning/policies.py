@@ -2,6 +2,8 @@
 
 A policy is a function of a site, of the cost of each scheme that could carry it, and of the cluster; it returns the
 name of a scheme and why. To add one: a function, and a line in `POLICIES`.
+
+Tests: tests/unit/test_planning.py.
 """
 
 from collections.abc import Callable

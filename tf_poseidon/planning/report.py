@@ -1,4 +1,7 @@
-"""What is on the page of a plan: the values of `Plan.predictions`, and the step that it expects, as figures."""
+"""What is on the page of a plan: the values of `Plan.predictions`, and the step that it expects, as figures.
+
+Tests: tests/unit/test_reports.py.
+"""
 
 from collections.abc import Iterable
 from collections.abc import Mapping

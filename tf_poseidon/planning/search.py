@@ -4,6 +4,8 @@ A second of rebuilding is worth a number of seconds on the link. For each such n
 tried are those by which the link is about as busy as the processor, and the extremes. From the best of them, and from
 the schemes that were chosen gradient by gradient, single ones are changed as long as that helps: all of them, or where
 there are many those that make the greatest difference.
+
+Tests: tests/unit/test_planning.py.
 """
 
 import bisect

@@ -1,4 +1,7 @@
-"""What a training graph contains: its gradients, and which of them are products of factors."""
+"""What a training graph contains: its gradients, and which of them are products of factors.
+
+Tests: tests/unit/test_planning.py, tests/unit/test_plan.py.
+"""
 
 import dataclasses
 import math

@@ -7,6 +7,8 @@ The step does not compute until an exchange that it waits for is complete.
 Several steps of one graph overlap: the next one waits for a gradient where it needs it, and the link carries first what
 is needed first, also if that becomes ready while another gradient travels (priority-based parameter propagation: A.
 Jayarajan et al., MLSys 2019, arXiv 1905.03960).
+
+Tests: tests/unit/test_planning.py, tests/unit/test_reports.py, tests/scripts/test_simulation.py.
 """
 
 import collections

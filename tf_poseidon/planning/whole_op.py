@@ -1,4 +1,7 @@
-"""Ops of a step that run whole on every rank, as in one process, because they have no partitioning rule."""
+"""Ops of a step that run whole on every rank, as in one process, because they have no partitioning rule.
+
+Tests: tests/training/test_explaining.py, tests/unit/test_plan.py.
+"""
 
 from collections.abc import Sequence
 import dataclasses

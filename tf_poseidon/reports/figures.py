@@ -1,6 +1,8 @@
 """The figures of a report as data for plotly: bars of a row each, and spans of time in lanes.
 
 All texts that a figure is given are plain; plotly would take some of their characters for markup.
+
+Tests: tests/unit/test_reports.py.
 """
 
 from collections.abc import Hashable

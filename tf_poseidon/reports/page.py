@@ -1,6 +1,8 @@
 """The page of a report: one HTML file that loads nothing else, with plotly.js and the figures' data inside.
 
 plotly, an optional package, is imported when a report is asked for.
+
+Tests: tests/unit/test_reports.py.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""Numbers as text for reports."""
+"""Numbers as text for reports.
+
+Tests: tests/unit/test_reports.py.
+"""
 
 
 def ms(seconds: float | None) -> str:

@@ -1,6 +1,8 @@
 """Compares the results of a step on all ranks with those of one process, and between ranks.
 
 Differences are noted in a `verifying.Verification`.
+
+Tests: tests/saved/test_saved_commands.py.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,8 @@
 """Loops and branches of TensorFlow 1, as a MetaGraph remembers them beside its graph.
 
 TensorFlow 1 does not import a MetaGraph whose contexts name nodes that its graph lacks, and rewriting removes nodes.
+
+Tests: tests/saved/test_saved_programs.py.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Lists what was inserted into a rewritten graph."""
+"""Lists what was inserted into a rewritten graph.
+
+Tests: tests/saved/test_saved_programs.py, tests/saved/test_saved_commands.py.
+"""
 
 import dataclasses
 import os

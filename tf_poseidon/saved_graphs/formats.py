@@ -2,6 +2,8 @@
 
 A file or directory is written whole or not at all: under a temporary name, and then renamed. Links in the directory of
 a SavedModel are followed: the copy holds what they refer to, and can be moved.
+
+Tests: tests/saved/test_saved_damage.py, tests/saved/test_saved_programs.py.
 """
 
 import abc

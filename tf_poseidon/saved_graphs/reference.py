@@ -1,4 +1,7 @@
-"""Runs the original of a rewritten graph in one process, as the reference for each step of the rewritten graph."""
+"""Runs the original of a rewritten graph in one process, as the reference for each step of the rewritten graph.
+
+Tests: tests/saved/test_saved_commands.py.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Rewrites saved training graphs of one process so that they train on several ranks."""
+"""Rewrites saved training graphs of one process so that they train on several ranks.
+
+Tests: tests/saved/test_saved_graphs.py, tests/saved/test_saved_damage.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Runs the training step of a saved graph, for verification: with given inputs, from a given state."""
+"""Runs the training step of a saved graph, for verification: with given inputs, from a given state.
+
+Tests: tests/saved/test_saved_commands.py, tests/saved/test_saved_graphs.py.
+"""
 
 import collections
 from collections.abc import Iterable

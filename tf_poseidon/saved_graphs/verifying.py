@@ -3,6 +3,8 @@
 The rewritten graph runs on all ranks. For each of its steps, rank 0 gives the original the same variables, and runs
 it on the same global batch (`reference.py`). `rounding.py` bounds the difference of floats from those of one process;
 `comparing.py` measures it, and compares the bits of all ranks.
+
+Tests: tests/saved/test_saved_commands.py.
 """
 
 from collections.abc import Mapping

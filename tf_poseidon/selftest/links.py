@@ -2,6 +2,8 @@
 
 Pairs that have no host in common measure at the same time, as in a tournament, so the time grows with the number of
 hosts, not with that of pairs. The bytes travel as gradients do.
+
+Tests: tests/unit/test_selftest.py.
 """
 
 from collections.abc import Iterator

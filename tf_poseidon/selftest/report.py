@@ -1,4 +1,7 @@
-"""What a self-test has found, as a person reads it."""
+"""What a self-test has found, as a person reads it.
+
+Tests: tests/unit/test_selftest.py.
+"""
 
 from collections.abc import Sequence
 import dataclasses

@@ -1,4 +1,7 @@
-"""Runs a self-test on the ranks of this job."""
+"""Runs a self-test on the ranks of this job.
+
+Tests: tests/unit/test_selftest.py.
+"""
 
 import time
 

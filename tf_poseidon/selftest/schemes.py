@@ -1,6 +1,8 @@
 """Training steps whose gradients travel by each scheme, compared with the same steps in one process, bit for bit.
 
 All numbers are small integers, so no order of additions rounds, also not in half precision.
+
+Tests: tests/unit/test_selftest.py.
 """
 
 from collections.abc import Callable

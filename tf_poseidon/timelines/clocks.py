@@ -1,4 +1,7 @@
-"""Converts the recordings of all ranks to rank 0's clock."""
+"""Converts the recordings of all ranks to rank 0's clock.
+
+Tests: tests/training/test_timeline.py.
+"""
 
 from collections.abc import Mapping
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Records the timeline of a job, for `strategy.timeline`."""
+"""Records the timeline of a job, for `strategy.timeline`.
+
+Tests: tests/training/test_timeline.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterator

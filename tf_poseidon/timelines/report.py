@@ -1,4 +1,7 @@
-"""What is on the page of a timeline: a step of all ranks, and where the time of their steps went, as figures."""
+"""What is on the page of a timeline: a step of all ranks, and where the time of their steps went, as figures.
+
+Tests: tests/unit/test_reports.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Iterable

@@ -12,6 +12,8 @@ A step that the next one of its graph follows ends with its last exchange, and t
 Computing is only visible by its exchanges: gradients, and whatever else a step partitioned by rows exchanges. The plan
 says how much of the arithmetic between two of them precedes the need of a gradient, and computing is taken to be as
 fast as when the gradients came allows.
+
+Tests: tests/training/test_timeline.py.
 """
 
 from collections.abc import Iterator

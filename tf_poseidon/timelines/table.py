@@ -1,4 +1,7 @@
-"""Where the time of a rank's steps went: as values, and as a table."""
+"""Where the time of a rank's steps went: as values, and as a table.
+
+Tests: tests/training/test_timeline.py.
+"""
 
 import collections
 from collections.abc import Callable

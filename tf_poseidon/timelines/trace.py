@@ -1,4 +1,7 @@
-"""The recording of all ranks as a Chrome trace."""
+"""The recording of all ranks as a Chrome trace.
+
+Tests: tests/training/test_timeline.py.
+"""
 
 import bisect
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""A Chrome trace as an XSpace for TensorBoard's profiler, which no longer reads Chrome traces."""
+"""A Chrome trace as an XSpace for TensorBoard's profiler, which no longer reads Chrome traces.
+
+Tests: tests/training/test_timeline.py.
+"""
 
 from collections.abc import Mapping
 from typing import Any

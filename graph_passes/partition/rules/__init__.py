@@ -4,6 +4,8 @@ A rule is a function from a `Case` to an `Outcome`, or to None if its op needs w
 whole inputs, and so whole outputs, on every rank: correct, but no faster than one process.
 
 To add a rule, add a line to the table of its family, and a case to `tests/graphs/partition_cases.py`.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py.
 """
 
 from tf_poseidon.graph_passes.partition.rules import blocks

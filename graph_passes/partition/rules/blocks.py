@@ -3,6 +3,8 @@
 A rank holds its part of each block. So ops that treat rows separately, or reduce them in any order, do with blocks what
 they do with rows, and their rules are applied to blocks too. No other rule sees blocks: they are whole for it. Ops that
 make blocks, or take them apart, have rules of their own (`shapes.BLOCKS`).
+
+Tests: tests/graphs/test_partition.py.
 """
 
 from collections.abc import Iterable

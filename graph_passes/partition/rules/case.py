@@ -1,4 +1,7 @@
-"""The argument of a rule, `Case`, and its result, `Outcome`."""
+"""The argument of a rule, `Case`, and its result, `Outcome`.
+
+Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py.
+"""
 
 import collections.abc
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""Products of tensors that are summed over common dimensions: MatMul, BatchMatMul, Einsum."""
+"""Products of tensors that are summed over common dimensions: MatMul, BatchMatMul, Einsum.
+
+Tests: tests/graphs/test_partition.py.
+"""
 
 from collections.abc import Sequence
 

@@ -2,6 +2,8 @@
 
 Predicates are whole, so all ranks take the same branches, and the same number of rounds of a loop. `propagate`, which
 knows the states of all rounds, handles Merge and the ops that feed it.
+
+Tests: tests/graphs/test_partition.py.
 """
 
 from tf_poseidon.graph_passes.partition.rules.case import Case

@@ -1,4 +1,7 @@
-"""Ops that work element by element, with broadcasting; sums and products of summands among them."""
+"""Ops that work element by element, with broadcasting; sums and products of summands among them.
+
+Tests: tests/graphs/test_partition.py.
+"""
 
 import typing
 

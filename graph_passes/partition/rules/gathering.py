@@ -1,4 +1,7 @@
-"""Ops that gather and scatter by indices: embeddings, and their gradients."""
+"""Ops that gather and scatter by indices: embeddings, and their gradients.
+
+Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_tables.py.
+"""
 
 from tensorflow.core.framework import types_pb2
 

@@ -4,6 +4,8 @@ A list of lists, which a nested loop keeps for its gradient, has the state of th
 
 A list is empty, or full of zeros, when it is made; its state follows from what is put into it. So an op that puts rows
 into a whole list requests a list of rows (`Outcome.wishes`).
+
+Tests: tests/graphs/test_partition_families.py.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 In training its moments are those of all rows, so its kernel is written out here, with sums over rows that the ranks
 exchange. The mean is computed first, and the variance from the centred values: the mean of squares minus the square of
 the mean would lose its digits if the mean is large.
+
+Tests: tests/graphs/test_partition_families.py.
 """
 
 import typing

@@ -1,4 +1,7 @@
-"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own.py`."""
+"""PoseidonOwn and PoseidonJoin, between which a rank computes from its own rows alone; see `partition/own.py`.
+
+Tests: tests/graphs/test_partition_own.py.
+"""
 
 import typing
 

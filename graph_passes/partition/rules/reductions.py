@@ -1,4 +1,7 @@
-"""Ops that reduce dimensions, or work along one."""
+"""Ops that reduce dimensions, or work along one.
+
+Tests: tests/graphs/test_partition.py.
+"""
 
 from collections.abc import Collection
 from collections.abc import Mapping

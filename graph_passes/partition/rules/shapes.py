@@ -1,4 +1,7 @@
-"""Ops that read shapes, or change them."""
+"""Ops that read shapes, or change them.
+
+Tests: tests/graphs/test_partition.py.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence

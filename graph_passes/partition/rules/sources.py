@@ -1,4 +1,7 @@
-"""Ops that are sources of values: inputs with rows, random numbers, readers."""
+"""Ops that are sources of values: inputs with rows, random numbers, readers.
+
+Tests: tests/graphs/test_partition_families.py.
+"""
 
 import typing
 

@@ -2,6 +2,8 @@
 
 Each has the state of its elements (`Case.stored`), which `propagate` finds from everything that is put into it. It is
 whole if no rule gives or takes that state.
+
+Tests: tests/graphs/test_partition_families.py, tests/graphs/test_partition_stores.py.
 """
 
 from tf_poseidon.graph_passes.partition import stores as stores_lib

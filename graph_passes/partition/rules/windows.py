@@ -1,4 +1,7 @@
-"""Ops on images: convolutions, pooling, resizing. Their rows are images, which are the first dimension."""
+"""Ops on images: convolutions, pooling, resizing. Their rows are images, which are the first dimension.
+
+Tests: tests/graphs/test_partition_families.py.
+"""
 
 from tf_poseidon.graph_passes.partition.rules import case as case_lib
 from tf_poseidon.graph_passes.partition.rules.case import Case

@@ -2,6 +2,8 @@
 
 To add one: a file here, a line below, and a writer of its nodes in graph_passes/write/writers.py. Policies consider it
 from then on, so printed plans and golden texts change.
+
+Tests: tests/unit/test_schemes.py, tests/unit/test_planning.py.
 """
 
 from collections.abc import Iterable

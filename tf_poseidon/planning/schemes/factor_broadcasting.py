@@ -6,6 +6,8 @@ section 3.2).
 
 Behind a ReLU, a pooling or a dropout, factors are mostly zeros, and the errors behind a ReLU are too. They travel
 without them where that saves enough, which each rank finds out in each step.
+
+Tests: tests/unit/test_planning.py, tests/unit/test_plan.py.
 """
 
 import dataclasses

@@ -1,6 +1,8 @@
 """The sharded parameter server: servers sum the pieces of a gradient, and all ranks get the sum.
 
 A gradient that was cast from a type of two bytes travels in that type to the servers: the sum has the same bits.
+
+Tests: tests/unit/test_planning.py.
 """
 
 from tf_poseidon.planning.cost import SUM

@@ -1,4 +1,7 @@
-"""The interface of a scheme: everything that planning knows about one way of synchronising gradients."""
+"""The interface of a scheme: everything that planning knows about one way of synchronising gradients.
+
+Tests: tests/unit/test_schemes.py.
+"""
 
 import abc
 import dataclasses

@@ -1,4 +1,7 @@
-"""Slices to all: each rank gets the other ranks' rows of an embedding's gradient, with their indices."""
+"""Slices to all: each rank gets the other ranks' rows of an embedding's gradient, with their indices.
+
+Tests: tests/unit/test_planning.py.
+"""
 
 from tf_poseidon.planning.cost import GATHER
 from tf_poseidon.planning.cost import Traffic
