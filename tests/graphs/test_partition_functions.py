@@ -22,6 +22,8 @@ F64 = tf.float64
 def alone():
     rank, = communicator.join_loopback(1)
     rank.use_for_ops()
+    yield
+    rank.leave()  # other tests of this process run ops outside of a job
 
 
 def _while_of_defuns(x, factor):
