@@ -150,7 +150,7 @@ def assert_same_as_one_process(one, ranks, bounds=BOUNDS, least=1e-3):
         least: Values smaller than this count as this large.
     """
     assert_same_bits(ranks)
-    assert list(one) == list(ranks[0])
+    assert list(one) == list(ranks[0]), "ranks have other arrays"
     before, trained = {}, []
     for key, want in one.items():
         have, variable = ranks[0][key], key.partition("/variable")[2]
@@ -169,7 +169,7 @@ def assert_same_as_one_process(one, ranks, bounds=BOUNDS, least=1e-3):
         np.testing.assert_array_equal(np.isfinite(have), np.isfinite(want), err_msg=key)
         finite = np.isfinite(want)
         scale = np.abs(want[finite]).max(initial=least)
-        difference = np.abs(have - want)[finite].max(initial=0)
+        difference = np.abs(have[finite] - want[finite]).max(initial=0)
         assert difference <= bounds[want.dtype.name] * scale, (
             f"{key} is off by {difference:.1e}: {have.ravel()[:4]}, one process has {want.ravel()[:4]}")
     assert not before or any(trained), "nothing was trained"
