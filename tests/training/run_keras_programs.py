@@ -52,7 +52,6 @@ def main(directory, policy, *names):
         if strategy.plan:
             whole[name] = sorted({op.op for op in strategy.plan.whole})
     (pathlib.Path(directory) / f"whole.{strategy.rank}.json").write_text(json.dumps(whole))
-    print(f"all of rank {strategy.rank} done", flush=True)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,6 @@ def main(directory, policy, *names):
             print(f"{name}: {report if report else 'runs whole'}", flush=True)
     for site, counts in strategy.stats()["sites"].items():
         print(f"site {site}: {counts['count']} times, {counts['sent_bytes']} bytes", flush=True)
-    print(f"all of rank {strategy.rank} done", flush=True)
 
 
 if __name__ == "__main__":

@@ -76,4 +76,5 @@ def test_readme_has_the_table_of_programs(request):
     wanted = before + begin + "".join(f"{line}\n" for line in matrix()) + end + rest.split(end)[1]
     if request.config.getoption("--update-golden"):
         README.write_text(wanted)
+        text = wanted
     assert text == wanted, "run pytest tests/unit/test_tiers.py --update-golden"
