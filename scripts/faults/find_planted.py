@@ -3,9 +3,9 @@
     python scripts/faults/find_planted.py --markdown planted_faults.md
 
 A test that does not find a fault may be blind to what it is for, or another test may find it sooner. For each fault,
-the tests of one tier after the other run until one fails. Run it in a checkout of its own, in which `make setup` has
-run: it changes the sources there, and builds what is compiled. It takes hours; `--json` keeps what was found, and the
-next run goes on from there.
+tests run until one fails: of each tier in turn those that the changed module names, then all, but that whole tiers of
+jobs come last. Run it in a checkout of its own, in which `make setup` has run: it changes the sources there, and builds
+what is compiled. It takes hours; `--json` keeps what was found, and the next run goes on from there.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _JSON = flags.DEFINE_string("json", "build/planted.json", "File with what was found.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "Page to write.")
 _TIERS = flags.DEFINE_list("tiers", ["unit", "test", "rest"], "Tiers whose tests may find a fault, in this order.")
-_NAMES = flags.DEFINE_string("names", "", "Only faults whose part or name has this text.")
+_NAMES = flags.DEFINE_string("names", "", "Only faults whose 'part: name' has this pattern.")
+_WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run tests.")
 _LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which a tier that does not end counts as failed.")
 
 _NOTHING = "nothing"
@@ -40,10 +41,10 @@ def main(argv: Sequence[str]) -> None:
     found = json.loads(store.read_text()) if store.exists() else {}
     faults = [(part, fault) for part, faults in planted_table.PLANTED.items() for fault in faults]
     for number, (part, fault) in enumerate(faults, 1):
-        if fault.name in found or _NAMES.value not in f"{part} {fault.name}":
+        if fault.name in found or not re.search(_NAMES.value, f"{part}: {fault.name}"):
             continue
         with _planted(fault):
-            found[fault.name] = _finder()
+            found[fault.name] = _finder(fault)
         print(f"{number}/{len(faults)} {part}: {fault.name}: {found[fault.name]}", flush=True)
         store.parent.mkdir(parents=True, exist_ok=True)
         store.write_text(json.dumps(found, indent=1))
@@ -73,21 +74,31 @@ def _build(fault: Planted) -> None:
         subprocess.run(["make", "--silent", "setup"], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def _finder() -> str:
+def _finder(fault: Planted) -> str:
     """Returns the tier and the name of the first test that fails, or "nothing"."""
-    for tier in _TIERS.value:
-        try:
-            run = subprocess.run(
-                [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", "--numprocesses=2", "--dist=loadfile",
-                 "-p", "no:cacheprovider", f"--tier={tier}"], cwd=_ROOT, capture_output=True, text=True,
-                timeout=_LIMIT_S.value)
-        except subprocess.TimeoutExpired:
-            return f"{tier}: no end within {_LIMIT_S.value:g} s"
-        if failed := re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S.*?)(?: - .*)?$", run.stdout, re.MULTILINE):
-            return f"{tier}: {failed[1]}"
-        if run.returncode not in (0, 5):  # 5: the tier has no tests
-            sys.exit(f"pytest ended with status {run.returncode}, and no test has failed:\n{run.stdout[-2000:]}")
-    return _NOTHING
+    # The test files that the module names: tests/unit/test_named_tests.py.
+    named = re.search(r"Tests: ((?:[^.]|\.(?:py|cc)\b)*)\.", (_ROOT / fault.file).read_text())
+    files = re.findall(r"tests/\w+/test_\w+\.py", named[1]) if named else []
+    first, *jobs = _TIERS.value
+    return (files and _first_failure(first, files) or _first_failure(first, [])
+            or next(filter(None, (_first_failure(tier, files) for tier in jobs if files)), "")
+            or next(filter(None, (_first_failure(tier, []) for tier in jobs)), _NOTHING))
+
+
+def _first_failure(tier: str, files: Sequence[str]) -> str:
+    """Returns the tier and the name of the first of its tests that fails, in these files or in all, or ""."""
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", f"--numprocesses={_WORKERS.value}",
+             "--dist=loadfile", "-p", "no:cacheprovider", f"--tier={tier}", *files], cwd=_ROOT, capture_output=True,
+            text=True, timeout=_LIMIT_S.value)
+    except subprocess.TimeoutExpired:
+        return f"{tier}: no end within {_LIMIT_S.value:g} s"
+    if failed := re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S.*?)(?: - .*)?$", run.stdout, re.MULTILINE):
+        return f"{tier}: {failed[1]}"
+    if run.returncode not in (0, 5):  # 5: there are no such tests
+        sys.exit(f"pytest ended with status {run.returncode}, and no test has failed:\n{run.stdout[-2000:]}")
+    return ""
 
 
 def _page(found: dict[str, str]) -> str:
