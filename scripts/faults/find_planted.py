@@ -79,6 +79,8 @@ def _finder(fault: Planted) -> str:
     # The test files that the module names: tests/unit/test_named_tests.py.
     named = re.search(r"Tests: ((?:[^.]|\.(?:py|cc)\b)*)\.", (_ROOT / fault.file).read_text())
     files = re.findall(r"tests/\w+/test_\w+\.py", named[1]) if named else []
+    if named and "tests/native/" in named[1]:
+        files.append("tests/communicator/test_native.py")
     first, *jobs = _TIERS.value
     return (files and _first_failure(first, files) or _first_failure(first, [])
             or next(filter(None, (_first_failure(tier, files) for tier in jobs if files)), "")
