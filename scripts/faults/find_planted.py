@@ -3,8 +3,8 @@
     python scripts/faults/find_planted.py --markdown planted_faults.md
 
 A test that does not find a fault may be blind to what it is for, or another test may find it sooner. For each fault,
-tests run until one fails: of each tier in turn those that the changed module names, then all, but that whole tiers of
-jobs come last. Run it in a checkout of its own, in which `make setup` has run: it changes the sources there, and builds
+tests run until one fails: those of `make test` that the changed module names, then all of these, then what else
+`make test-all` runs, in the same order. Run it in a checkout of its own, in which `make setup` has run: it changes the sources there, and builds
 what is compiled. It takes hours; `--json` keeps what was found, and the next run goes on from there.
 """
 
@@ -81,10 +81,13 @@ def _finder(fault: Planted) -> str:
     files = re.findall(r"tests/\w+/test_\w+\.py", named[1]) if named else []
     if named and "tests/native/" in named[1]:
         files.append("tests/communicator/test_native.py")
-    first, *jobs = _TIERS.value
-    return (files and _first_failure(first, files) or _first_failure(first, [])
-            or next(filter(None, (_first_failure(tier, files) for tier in jobs if files)), "")
-            or next(filter(None, (_first_failure(tier, []) for tier in jobs)), _NOTHING))
+    *quick, last = _TIERS.value
+    for tiers in (quick, [last]):
+        for chosen in (files, []) if files else ([],):
+            for tier in tiers:
+                if found := _first_failure(tier, chosen):
+                    return found
+    return _NOTHING
 
 
 def _first_failure(tier: str, files: Sequence[str]) -> str:
