@@ -4,8 +4,9 @@
 
 A test that does not find a fault may be blind to what it is for, or another test may find it sooner. For each fault,
 tests run until one fails: those of `make test` that the changed module names, then all of these, then what else
-`make test-all` runs, in the same order. Run it in a checkout of its own, in which `make setup` has run: it changes the sources there, and builds
-what is compiled. It takes hours; `--json` keeps what was found, and the next run goes on from there.
+`make test-all` runs, in the same order. Run it in a checkout of its own, in which `make setup` has run: it changes the
+sources there, and builds what is compiled. It takes hours; `--json` keeps what was found, and the next run goes on from
+there.
 """
 
 from collections.abc import Iterator
