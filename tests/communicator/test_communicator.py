@@ -1,4 +1,4 @@
-"""The communicator over its transports except MPI, with all ranks in this process."""
+"""The communicator over its transports except MPI, with all ranks in this process; tests/native has more."""
 
 import contextlib
 import socket
@@ -260,8 +260,8 @@ def test_rank_that_does_not_contribute_is_left_out(without, ranks_per_node):
                 np.testing.assert_array_equal(wait(), sum({0, 1, 2, 3} - without))
 
 
-@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (4, 2), (5, 2), (5, 3)])
-@pytest.mark.parametrize("servers", [(), (0,), (2,)])
+@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (5, 3)])
+@pytest.mark.parametrize("servers", [(), (0,)])
 @pytest.mark.parametrize("root", [0, 2])
 def test_broadcast(root, servers, size, ranks_per_node):
     with job(size, kv_pair_bytes=64 << 10, servers=servers, ranks_per_node=ranks_per_node) as ranks:
@@ -275,18 +275,6 @@ def test_broadcast_of_text():
     with job(2) as ranks:
         texts = in_parallel(ranks, lambda rank: rank.broadcast_text("t", f"Grüße {rank.rank}"))
         assert texts == ["Grüße 0", "Grüße 0"]
-
-
-def test_ranks_may_submit_in_any_order():
-    with job(3) as ranks:
-        sites = [f"site {i}" for i in range(20)]
-        waits = {}
-        for rank in ranks:
-            order = (sites, sites[::-1], sites[7:] + sites[:7])[rank.rank]
-            for site in order:
-                waits[rank.rank, site] = rank.submit(site, np.full(3, sites.index(site)))
-        for (_, site), wait in waits.items():
-            np.testing.assert_array_equal(wait(), 3 * sites.index(site))
 
 
 @pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (4, 2)])
@@ -322,20 +310,7 @@ def test_many_steps_of_ranks_that_run_ahead(ranks_per_node):
             assert result == [6 + 4 * step for step in range(200)]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_kv_pairs_spread_evenly(size):
-    """Every rank sends and receives the bytes of the cost model: 2 N (P - 1) / P each way."""
-    with job(size) as ranks:
-        num_bytes = 24 << 20
-        all_submit(ranks, "x", [np.ones(num_bytes // 4, np.float32)] * size)
-        for rank in ranks:
-            counted = rank.statistics()["sites"]["x"]
-            expected = 2 * num_bytes * (size - 1) // size
-            assert counted["sent_bytes"] == pytest.approx(expected, rel=1e-3)
-            assert counted["received_bytes"] == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("ranks_per_node, size", [(2, 4), (2, 6), (3, 6), (4, 4)])
+@pytest.mark.parametrize("ranks_per_node, size", [(1, 3), (2, 4), (2, 6), (3, 6), (4, 4)])
 def test_sums_cross_the_network_once_for_a_node(ranks_per_node, size):
     """All ranks of a node together: 2 N (P - 1) / P each way for P nodes, evenly spread over its ranks."""
     with job(size, ranks_per_node=ranks_per_node) as ranks:
@@ -344,7 +319,11 @@ def test_sums_cross_the_network_once_for_a_node(ranks_per_node, size):
         for rank in ranks:
             assert rank.nodes == tuple(r // ranks_per_node for r in range(size))
             expected = 2 * num_bytes * (nodes - 1) // nodes // ranks_per_node
-            assert rank.statistics()["sites"]["x"]["network_bytes"] == pytest.approx(expected, rel=1e-3)
+            counted = rank.statistics()["sites"]["x"]
+            assert counted["network_bytes"] == pytest.approx(expected, rel=1e-3)
+            if ranks_per_node == 1:
+                assert counted["sent_bytes"] == pytest.approx(expected, rel=1e-3)
+                assert counted["received_bytes"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_headers_are_small():
@@ -352,16 +331,6 @@ def test_headers_are_small():
         all_submit(ranks, "x", [np.ones(1 << 18, np.float32)] * 4)
         statistics = ranks[0].statistics()
         assert statistics["header_bytes"] < 0.02 * statistics["sites"]["x"]["sent_bytes"]
-
-
-def test_site_cannot_be_in_flight_twice():
-    with job(2) as ranks:
-        waits = [rank.submit("x", np.ones(3)) for rank in ranks[:1]]
-        with pytest.raises(JobEndedError, match="'x' is already being exchanged"):
-            ranks[0].submit("x", np.ones(3))()
-        waits.append(ranks[1].submit("x", np.ones(3)))
-        for wait in waits:
-            np.testing.assert_array_equal(wait(), 2.0)
 
 
 @pytest.mark.parametrize("values, message", [
@@ -382,41 +351,6 @@ def test_servers_that_differ_end_all_ranks():
     with job(2, goodbye=False, servers=[(0,), (0, 1)]) as ranks:
         for error in in_parallel(ranks, lambda rank: rank.sum("x", np.ones(100_000))):
             assert "give PoseidonStrategy the same servers, kv_pair_bytes and" in str(error)
-
-
-@pytest.mark.parametrize("size, ranks_per_node", [(3, 1), (6, 2), (6, 3)])
-def test_deadline_names_site_and_ranks(size, ranks_per_node):
-    """Also if the missing rank is on another node, and whichever rank owns the KV pair."""
-    with contextlib.ExitStack() as jobs:
-        waits = [rank.submit("dense/kernel", np.ones(3)) for server in range(size) for rank in
-                 jobs.enter_context(job(size, goodbye=False, timeout_s=2.0, servers=(server,),
-                                        ranks_per_node=ranks_per_node)) if rank.rank != 1]
-        for wait in waits:
-            with pytest.raises(JobEndedError, match="waited 2 s for rank 1 to exchange "
-                                                    r"'dense/kernel' \(ps\)"):
-                wait()
-
-
-def test_abort_reaches_every_rank():
-    with job(3, goodbye=False) as ranks:
-        waits = [ranks[r].submit("x", np.ones(100_000)) for r in (0, 2)]
-        ranks[1].abort("Rank 1 failed: ValueError: boom")
-        for wait in waits:
-            with pytest.raises(JobEndedError, match="Rank 1 failed: ValueError: boom"):
-                wait()
-        assert ranks[0].failure == "Rank 1 failed: ValueError: boom"
-        with pytest.raises(JobEndedError, match="boom"):
-            ranks[2].sum("later", np.ones(1))
-
-
-@pytest.mark.parametrize("size, ranks_per_node", [(2, 1), (4, 2)])
-def test_rank_that_leaves_early_ends_the_others(size, ranks_per_node):
-    for server in range(size):
-        with job(size, goodbye=False, servers=(server,), ranks_per_node=ranks_per_node) as ranks:
-            errors = in_parallel(ranks, lambda rank: (rank.goodbye() if rank.rank == 0 else
-                                                      rank.sum("x", np.ones(5))))
-            for error in errors:
-                assert "Rank 0 has ended its program, but rank" in str(error)
 
 
 def test_nothing_can_be_submitted_after_goodbye():
@@ -460,10 +394,3 @@ def test_last_word_of_a_rank_is_read_before_its_end_is_noticed():
     ranks[0].leave()
 
 
-def test_ping():
-    """The other rank need not do anything, and exchanges go on beside it."""
-    with job(3) as ranks:
-        sums = [rank.submit("x", np.ones(100000, np.float32)) for rank in ranks]
-        for num_bytes in (0, 1, 100_000, 3_000_000):
-            assert 0 < ranks[0].ping(2, num_bytes) < 60
-        assert all((wait() == 3).all() for wait in sums)
