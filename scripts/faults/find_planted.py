@@ -2,13 +2,15 @@
 
     python scripts/faults/find_planted.py --markdown planted_faults.md
 
-A test that does not find a fault may be blind to what it is for, or another test may find it sooner. For each fault,
-tests run until one fails: those of `make test` that the changed module names, then all of these, then what else
-`make test-all` runs, in the same order. Run it in a checkout of its own, in which `make setup` has run: it changes the
+A test that does not find a fault may be blind to what it is for, or another test may find it sooner. First each fault
+is planted alone, and the tests of `make test` run that the changed module names. Those that none of these find are
+planted together, and all tests of `make test` run: whatever fails then runs for each fault alone. The same follows with
+the tests that only `make test-all` runs. Run it in a checkout of its own, in which `make setup` has run: it changes the
 sources there, and builds what is compiled. It takes hours; `--json` keeps what was found, and the next run goes on from
 there.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
@@ -26,11 +28,12 @@ from planted_table import Planted
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _JSON = flags.DEFINE_string("json", "build/planted.json", "File with what was found.")
 _MARKDOWN = flags.DEFINE_string("markdown", None, "Page to write.")
-_TIERS = flags.DEFINE_list("tiers", ["unit", "test", "rest"], "Tiers whose tests may find a fault, in this order.")
 _NAMES = flags.DEFINE_string("names", "", "Only faults whose 'part: name' has this pattern.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run tests.")
 _LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which a tier that does not end counts as failed.")
 
+# Tiers whose tests run, by the command that runs them; each command runs those before, too.
+_COMMANDS = {"make test": "unit,test", "make test-all": "rest"}
 _NOTHING = "nothing"
 
 
@@ -38,87 +41,128 @@ def main(argv: Sequence[str]) -> None:
     del argv
     if _git("status", "--porcelain", "--untracked-files=no"):
         sys.exit("The checkout has changes, which could be lost; commit them, or take another checkout.")
-    store = _ROOT / _JSON.value
-    found = json.loads(store.read_text()) if store.exists() else {}
-    faults = [(part, fault) for part, faults in planted_table.PLANTED.items() for fault in faults]
-    for number, (part, fault) in enumerate(faults, 1):
-        if fault.name in found or not re.search(_NAMES.value, f"{part}: {fault.name}"):
-            continue
-        with _planted(fault):
-            found[fault.name] = _finder(fault)
-        print(f"{number}/{len(faults)} {part}: {fault.name}: {found[fault.name]}", flush=True)
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps(found, indent=1))
+    found = _Found(_ROOT / _JSON.value)
+    faults = [fault for part, faults in planted_table.PLANTED.items() for fault in faults
+              if re.search(_NAMES.value, f"{part}: {fault.name}")]
+    for command in _COMMANDS:
+        for fault in faults:
+            if not found.has(fault, f"{command}: named"):
+                found.add(fault, f"{command}: named", _failures_alone(command, fault, _named_tests(fault)))
+        _search_together(command, [fault for fault in faults if not found.has(fault, f"{command}: all")], found)
     if _MARKDOWN.value:
         pathlib.Path(_MARKDOWN.value).write_text(_page(found))
 
 
+class _Found:
+    """Which test finds which fault, and what has been tried; kept in a file."""
+
+    def __init__(self, store: pathlib.Path):
+        self._store = store
+        self._tried: dict[str, dict[str, str]] = json.loads(store.read_text()) if store.exists() else {}
+
+    def has(self, fault: Planted, search: str) -> bool:
+        """Whether a fault has been found, or a search has been tried for it."""
+        return bool(self.finder(fault)) or search in self._tried.get(fault.name, {})
+
+    def finder(self, fault: Planted) -> str:
+        """Returns the command and the test that find a fault, "" if none does."""
+        tried = self._tried.get(fault.name, {})
+        return next((f"{search.partition(':')[0]}: {test}" for search, test in tried.items() if test), "")
+
+    def add(self, fault: Planted, search: str, tests: Sequence[str]) -> None:
+        """Keeps that a search has been made for a fault, and the first of the tests that it has found it by."""
+        self._tried.setdefault(fault.name, {})[search] = tests[0] if tests else ""
+        print(f"{fault.name}: {search}: {tests[0] if tests else _NOTHING}", flush=True)
+        self._store.parent.mkdir(parents=True, exist_ok=True)
+        self._store.write_text(json.dumps(self._tried, indent=1))
+
+
+def _search_together(command: str, faults: Sequence[Planted], found: _Found) -> None:
+    """Finds out which faults all tests of a command find. Each round finds one at least, or is the last one."""
+    while faults:
+        with _planted(faults):
+            failures = _failures(command, [])
+        left = []
+        for fault in faults if failures else ():
+            if failed := _failures_alone(command, fault, failures):
+                found.add(fault, f"{command}: all", failed)
+            else:
+                left.append(fault)
+        if not failures or len(left) == len(faults):
+            for fault in faults:
+                found.add(fault, f"{command}: all", [])
+            return
+        faults = left
+
+
 @contextlib.contextmanager
-def _planted(fault: Planted) -> Iterator[None]:
-    """A context in which the sources have a fault, and what is compiled has it."""
-    path = _ROOT / fault.file
-    text = path.read_text()
-    if text.count(fault.right) != 1:
-        sys.exit(f"'{fault.file}' has {text.count(fault.right)} times what {fault.name!r} replaces, expected once; "
-                 "mend planted_table.py.")
+def _planted(faults: Sequence[Planted]) -> Iterator[None]:
+    """A context in which the sources have faults, and what is compiled has them."""
+    texts = {fault.file: (_ROOT / fault.file).read_text() for fault in faults}
     try:
-        path.write_text(text.replace(fault.right, fault.wrong))
-        _build(fault)
+        for fault in faults:
+            text = (_ROOT / fault.file).read_text()
+            if text.count(fault.right) != 1:
+                sys.exit(f"'{fault.file}' has {text.count(fault.right)} times what {fault.name!r} replaces, expected "
+                         "once; mend planted_table.py.")
+            (_ROOT / fault.file).write_text(text.replace(fault.right, fault.wrong))
+        _build(texts)
         yield
     finally:
-        path.write_text(text)
-        _build(fault)
+        for file, text in texts.items():
+            (_ROOT / file).write_text(text)
+        _build(texts)
 
 
-def _build(fault: Planted) -> None:
-    if fault.file.endswith((".cc", ".h")):
+def _build(files: Iterable[str]) -> None:
+    if any(file.endswith((".cc", ".h")) for file in files):
         subprocess.run(["make", "--silent", "setup"], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def _finder(fault: Planted) -> str:
-    """Returns the tier and the name of the first test that fails, or "nothing"."""
-    # The test files that the module names: tests/unit/test_named_tests.py.
+def _named_tests(fault: Planted) -> list[str]:
+    """Returns the test files that the module with a fault names: tests/unit/test_named_tests.py."""
     named = re.search(r"Tests: ((?:[^.]|\.(?:py|cc)\b)*)\.", (_ROOT / fault.file).read_text())
     files = re.findall(r"tests/\w+/test_\w+\.py", named[1]) if named else []
     if named and "tests/native/" in named[1]:
         files.append("tests/communicator/test_native.py")
-    *quick, last = _TIERS.value
-    for tiers in (quick, [last]):
-        for chosen in (files, []) if files else ([],):
-            for tier in tiers:
-                if found := _first_failure(tier, chosen):
-                    return found
-    return _NOTHING
+    return files
 
 
-def _first_failure(tier: str, files: Sequence[str]) -> str:
-    """Returns the tier and the name of the first of its tests that fails, in these files or in all, or ""."""
+def _failures_alone(command: str, fault: Planted, tests: Sequence[str]) -> list[str]:
+    """Returns the first of some tests that fails with one fault, or nothing."""
+    if not tests:
+        return []
+    with _planted([fault]):
+        return _failures(command, tests, most=1)
+
+
+def _failures(command: str, tests: Sequence[str], most: int = 0) -> list[str]:
+    """Returns the tests of a command that fail: of some files or tests, or of all; `most` of them, 0 for all."""
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", "--quiet", "--exitfirst", f"--numprocesses={_WORKERS.value}",
-             "--dist=loadfile", "-p", "no:cacheprovider", f"--tier={tier}",
+            [sys.executable, "-m", "pytest", "--quiet", f"--maxfail={most}", f"--numprocesses={_WORKERS.value}",
+             "--dist=loadfile", "-p", "no:cacheprovider", f"--tier={_COMMANDS[command]}",
              "--deselect=tests/scripts/test_planted_table.py",  # which any fault fails
-             *files], cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S.value)
+             *tests], cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S.value)
     except subprocess.TimeoutExpired:
-        return f"{tier}: no end within {_LIMIT_S.value:g} s"
-    if failed := re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S.*?)(?: - .*)?$", run.stdout, re.MULTILINE):
-        return f"{tier}: {failed[1]}"
-    if run.returncode not in (0, 5):  # 5: there are no such tests
+        return [f"no end within {_LIMIT_S.value:g} s"]
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", run.stdout, re.MULTILINE)
+    if not failed and run.returncode not in (0, 5):  # 5: there are no such tests
         sys.exit(f"pytest ended with status {run.returncode}, and no test has failed:\n{run.stdout[-2000:]}")
-    return ""
+    return failed
 
 
-def _page(found: dict[str, str]) -> str:
-    rows = [(part, fault.name, fault.was or "", found[fault.name])
-            for part, faults in planted_table.PLANTED.items() for fault in faults if fault.name in found]
-    by_tier = {tier: sum(finder.startswith(f"{tier}:") for *_, finder in rows) for tier in _TIERS.value}
-    counts = ", ".join(f"{number} by the tests of `{tier}`" for tier, number in by_tier.items())
+def _page(found: _Found) -> str:
+    rows = [(part, fault.name, fault.was or "", found.finder(fault) or _NOTHING)
+            for part, faults in planted_table.PLANTED.items() for fault in faults]
+    by_command = ", ".join(f"{sum(finder.startswith(f'{command}:') for *_, finder in rows)} by `{command}`"
+                           for command in _COMMANDS)
     missed = sum(finder == _NOTHING for *_, finder in rows)
     table = "\n".join(f"| {part} | {name} | {was} | {finder} |" for part, name, was, finder in rows)
     return ("# Which tests find planted faults\n\n"
-            f"`scripts/faults/find_planted.py` plants each of {len(rows)} faults in the sources, one at a time, "
-            f"{sum(bool(was) for _, _, was, _ in rows)} of which were there once, and runs the tests until one fails. "
-            f"Found were {counts}; {missed} by none.\n\n"
+            f"`scripts/faults/find_planted.py` plants each of {len(rows)} faults in the sources, "
+            f"{sum(bool(was) for _, _, was, _ in rows)} of which were there once, and runs tests until one fails. "
+            f"Found were {by_command}; {missed} by none.\n\n"
             "| part | fault | mended in | first test that fails |\n|---|---|---|---|\n" + table + "\n")
 
 
