@@ -1,6 +1,6 @@
-// The op that notices when a rank is given other inputs than rank 0.
+// Digests of tensors, and the op that notices by them when a rank is given other inputs than rank 0.
 //
-// Tests: tests/communicator/test_row_ops.py.
+// Tests: tests/communicator/test_row_ops.py, tests/unit/test_data.py.
 
 #include <atomic>
 #include <cstdint>
@@ -18,6 +18,7 @@ namespace poseidon {
 namespace {
 
 using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -42,6 +43,21 @@ names: For each value, its name for messages.
 site: A name that is the same on all ranks, and the same for no two nodes.
 )doc");
 
+REGISTER_OP("PoseidonDigests")
+    .Input("values: T")
+    .Output("digests: int64")
+    .Attr("T: list(type) >= 0")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
+      context->set_output(0, context->Vector(context->num_inputs()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns a digest of each value, which depends on its type, its shape and all of its bits.
+
+values: Numbers, bools or strings, of any number of bytes.
+digests: [number of values].
+)doc");
+
 // Returns a hash of everything that must be the same on all ranks.
 uint64_t Digest(const Tensor& value) {
   std::vector<int64_t> form = {value.dtype()};
@@ -59,6 +75,30 @@ uint64_t Digest(const Tensor& value) {
   return digest;
 }
 
+bool HasDigest(tensorflow::DataType type) {
+  return tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING;
+}
+
+class DigestsKernel : public OpKernel {
+ public:
+  explicit DigestsKernel(OpKernelConstruction* context) : OpKernel(context) {
+    for (int i = 0; i < num_inputs(); ++i) {
+      OP_REQUIRES(
+          context, HasDigest(input_type(i)),
+          absl::InvalidArgumentError(absl::StrCat("Value ", i, " has type ", tensorflow::DataTypeString(input_type(i)),
+                                                  ", expected numbers, bools or strings.")));
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* digests;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {num_inputs()}, &digests));
+    for (int i = 0; i < num_inputs(); ++i) {
+      digests->flat<int64_t>()(i) = static_cast<int64_t>(Digest(context->input(i)));
+    }
+  }
+};
+
 class CompareKernel : public AsyncOpKernel {
  public:
   explicit CompareKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -70,7 +110,7 @@ class CompareKernel : public AsyncOpKernel {
     for (int i = 0; i < num_inputs(); ++i) {
       const tensorflow::DataType type = input_type(i);
       OP_REQUIRES(
-          context, tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING,
+          context, HasDigest(type),
           absl::InvalidArgumentError(absl::StrCat("'", names_[i], "' has type ", tensorflow::DataTypeString(type),
                                                   ", expected numbers, bools or "
                                                   "strings, which can be compared between ranks; leave it out.")));
@@ -132,6 +172,7 @@ class CompareKernel : public AsyncOpKernel {
   std::atomic<int64_t> calls_{0};
 };
 
+REGISTER_KERNEL_BUILDER(Name("PoseidonDigests").Device(tensorflow::DEVICE_CPU), DigestsKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonCompare").Device(tensorflow::DEVICE_CPU), CompareKernel);
 
 }  // namespace

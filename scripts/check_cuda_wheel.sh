@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs the tests of the passes,
-# of placement, of factors and of GPUs with it. Needs nvcc, but no GPU; takes two to three minutes.
+# Builds the op library with its GPU kernels, against the TensorFlow wheel for GPUs, and runs with it the tests of
+# placement, and the self-test on 2 ranks. Needs nvcc, but no GPU; takes two to three minutes.
 #
 #   scripts/check_cuda_wheel.sh [PYTHON]     PYTHON: python3 by default; makes its own environment in build/cuda
 set -euo pipefail
@@ -17,5 +17,6 @@ TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --bui
 
 # Not from the root: there Python would import this source tree, whose library is for CPUs.
 cd tests
-PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3 "$python" -m pytest --quiet --rootdir . \
-  graphs/test_placement.py graphs/test_passes.py communicator/test_factors.py unit/test_gpus.py
+export PYTHONPATH=$folder/lib TF_CPP_MIN_LOG_LEVEL=3
+"$python" -m pytest --quiet --rootdir . graphs/test_placement.py
+"$python" -m tf_poseidon.cli selftest

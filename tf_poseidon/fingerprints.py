@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_poseidon import ops
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
 
@@ -15,9 +16,6 @@ _GLOBAL = "Every rank takes the whole global batch and computes its part of it"
 _SEED = ("Seed whatever shuffles or generates the data: keras.utils.set_random_seed(...) before the dataset is "
          "created, shuffle(seed=...), a seeded generator; in a parallel map, take random numbers from seeds of the "
          "elements (docs/semantics.md, 'Augmentation')")
-
-# Bytes of a tensor that are serialized at a time: TensorFlow crashes where these are 2 GiB.
-_PIECE_BYTES = 1 << 28
 
 
 def fingerprint(batch: Any) -> tf.Tensor:
@@ -34,7 +32,7 @@ def fingerprint(batch: Any) -> tf.Tensor:
     rows = tf.cast(num_rows(leaves[0]), tf.int64) if leaves and leaves[0].shape.rank != 0 else tf.constant(-1, tf.int64)
     return tf.stack([
         tf.constant(int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"), tf.int64), rows,
-        tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(shapes), 2**62), checksum(leaves)])
+        ops.digests([shapes])[0], ops.digests([ops.digests(parts)])[0]])
 
 
 def difference(what: str, mine: tf.Tensor, of_rank_0: tf.Tensor) -> tf.Tensor:
@@ -74,30 +72,6 @@ def compare(batch: Any, communicator: Communicator, what: str) -> None:
         text = difference(what, mine, tf.constant(of_rank_0)).numpy().decode()
     if text:
         raise GraphError(f"Rank {communicator.rank} has different data than rank 0: {text}")
-
-
-def checksum(batch: Any) -> tf.Tensor:
-    """Returns an int64 that depends on every bit of a nested structure of tensors."""
-    hashes = [_hash(part) for part in tf.nest.flatten(_leaves(batch), expand_composites=True)]
-    return _hash(tf.stack(hashes or [tf.constant(0, tf.int64)]))
-
-
-def _hash(part: tf.Tensor) -> tf.Tensor:
-    """Returns an int64 that depends on every bit of a tensor of any size, but not on its shape."""
-    if part.dtype == tf.string:  # of any length
-        part = tf.strings.to_hash_bucket_fast(part, 2**62)
-    values, length = tf.reshape(part, [-1]), _PIECE_BYTES // part.dtype.size
-
-    def of(values: tf.Tensor) -> tf.Tensor:
-        return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(values), 2**62)
-
-    def in_pieces() -> tf.Tensor:
-        begins = tf.range(0, tf.size(values, tf.int64), length)
-        return of(tf.map_fn(lambda begin: of(values[begin:begin + length]), begins))
-
-    if (known := part.shape.num_elements()) is not None:
-        return of(values) if known <= length else in_pieces()
-    return tf.cond(tf.size(values, tf.int64) <= length, lambda: of(values), in_pieces)
 
 
 def is_missing(leaf: Any) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import functools
-import hashlib
 import logging
 import threading
 from typing import Any
@@ -28,6 +27,7 @@ from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import failures
 from tf_poseidon import graph_texts
+from tf_poseidon import ops
 from tf_poseidon import partitioning
 from tf_poseidon import step_verifier
 from tf_poseidon.communicator import Communicator
@@ -415,13 +415,11 @@ def traced(function: Callable[..., Any], call: calls.Call,
 def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
     """Gives all ranks rank 0's values of the variables that a function uses, where they differ."""
     variables = [variable for variable in variables if variable.dtype not in (tf.resource, tf.variant, tf.string)]
-    values = [np.asarray(variable.numpy()) for variable in variables]
-    mine = np.array([int.from_bytes(hashlib.sha256(value.tobytes()).digest()[:7], "big") for value in values], np.int64)
-    site = f"distribute/{name}"
-    differs = communicator.sum(f"{site}/differs", (mine != communicator.broadcast(f"{site}/checksums", mine)).astype(
+    mine, site = ops.digests(variables).numpy(), f"distribute/{name}"
+    differs = communicator.sum(f"{site}/differs", (mine != communicator.broadcast(f"{site}/digests", mine)).astype(
         np.int64))
-    waits = [(variable, communicator.submit(f"{site}/variables/{i}", value, root=0))
-             for i, (variable, value) in enumerate(zip(variables, values)) if differs[i]]
+    waits = [(variable, communicator.submit(f"{site}/variables/{i}", np.asarray(variable.numpy()), root=0))
+             for i, variable in enumerate(variables) if differs[i]]
     for variable, wait in waits:
         value = wait()
         if communicator.rank != 0:

@@ -9,7 +9,6 @@ import zlib
 
 import tensorflow as tf
 
-from tf_poseidon import fingerprints
 from tf_poseidon import ops
 
 _COUNTS = 4096
@@ -46,18 +45,18 @@ class Verifier:
         ops.verify(gradient, synchronised, site, contributes, is_due)
 
     def check_weights(self, weights: Mapping[str, tf.Variable], site: Callable[[str], str]) -> None:
-        """Compares variables with rank 0's by checksums, and bit by bit only where these differ.
+        """Compares variables with rank 0's by digests, and bit by bit only where these differ.
 
         Args:
             weights: Variables by path.
             site: A function that makes a name unique in the step.
         """
-        names = "verify/checksums", "verify/differ", "verify/weights"
-        checksums_site, differ_site, weights_site = map(site, names)
+        names = "verify/digests", "verify/differ", "verify/weights"
+        digests_site, differ_site, weights_site = map(site, names)
 
         def check() -> list[tf.Tensor]:
-            mine = tf.stack([fingerprints.checksum(variable) for variable in weights.values()])
-            differs = tf.not_equal(mine, ops.broadcast(mine, checksums_site))
+            mine = ops.digests(weights.values())
+            differs = tf.not_equal(mine, ops.broadcast(mine, digests_site))
             somewhere = ops.all_reduce(tf.cast(differs, tf.int32), differ_site) > 0
             return [tf.cond(somewhere[i], lambda v=v, p=p, i=i: compare(v, p, differs[i]),
                             lambda: True) for i, (p, v) in enumerate(weights.items())]

@@ -127,7 +127,6 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_emulated_cluster.py::test_refusals*", "rest"),
     ("scripts/test_emulated_cluster.py::*", "nightly"),
     ("scripts/test_examples.py::test_digits", "rest"),
-    ("scripts/test_examples.py::test_alone_and_on_two_ranks[[]recommender]", "rest"),
     ("scripts/test_examples.py::*", "nightly"),
     ("scripts/test_horovod_suites.py::*", "nightly"),
     ("scripts/test_keras_suites.py::test_tests_run_plainly_and_in_the_scope", "nightly"),

@@ -50,7 +50,7 @@ def test_models_of_the_strategys_scope_are_those_of_one_process(jobs, case):
 def test_verify_mode_compares_each_exchange_and_the_weights(jobs):
     check(jobs, VERIFIED)
     steps = len(one_process_programs.SIZES)
-    for site in ("verify/w", "verify/b", "verify/v", "verify/checksums"):
+    for site in ("verify/w", "verify/b", "verify/v", "verify/digests"):
         assert re.search(rf"site {site}(#\d)?: {steps} times", jobs.output(VERIFIED)), site
 
 

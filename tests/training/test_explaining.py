@@ -18,7 +18,7 @@ import pytest
 import tf_poseidon as poseidon
 
 NAMES = tuple(explain_models.CASES) if "POSEIDON_ALL_CELLS" in os.environ else (
-    "dense", "wide", "embedding", "own_step", "gan", "recurrent", "sequential", "ranked", "whole_step")
+    "wide", "embedding", "own_step", "gan", "sequential", "whole_step")
 TF_POSEIDON = pathlib.Path(sysconfig.get_path("scripts"), "tf-poseidon")
 
 

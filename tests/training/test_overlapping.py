@@ -8,7 +8,7 @@ import train_overlapping
 
 STEPS = {2: 8, 3: 4, 4: 8}  # of an execution, by number of ranks
 # Without --full; the first on three ranks, too.
-SOME = ("accumulation", "embedding", "batch_norm", "gan", "random_ops_that_keep_their_state")
+SOME = ("embedding", "accumulation", "gan", "random_ops_that_keep_their_state")
 WHOLE = "variables wait for the whole step before, since branches or loops access them"
 HELD = {
     "global_norm": "updates wait for several gradients, as with a global norm",

@@ -24,7 +24,7 @@ def test_right_training_passes(policy, tmp_path):
                                                {"ps", "sfb"})
     for site in set(report["schemes"]) - {"loss/total"}:  # which trains nothing
         assert report["counts"][f"verify/{site}"] == STEPS / 2
-    assert report["counts"]["verify/checksums"] == STEPS / 2
+    assert report["counts"]["verify/digests"] == STEPS / 2
 
 
 @pytest.mark.parametrize("fault, policy, message", [

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_poseidon import data
 from tf_poseidon import fingerprints
+from tf_poseidon import ops
 from tf_poseidon.communicator import join_loopback
 
 
@@ -81,24 +82,23 @@ def test_rows_can_be_used_like_their_tensor():
     assert int(tf.reduce_sum(rows)) == 2 + 3
 
 
-def test_checksum_depends_on_every_value():
-    x = np.arange(6.0).reshape(2, 3)
-    sums = {int(fingerprints.checksum((tf.constant(x + (np.arange(6).reshape(2, 3) == i) * 1e-12), 1)))
-            for i in range(7)}
-    assert len(sums) == 7
+@pytest.mark.parametrize("values", [np.arange(6.0).reshape(2, 3), np.arange(6, dtype=np.int8), np.arange(6) > 2,
+                                    np.array(list("abcdef"))], ids=str)
+def test_digests_depend_on_all(values):
+    other = ~values if values.dtype == bool else np.roll(values, 1)
+    changed = [np.where(np.arange(6).reshape(values.shape) == i, other, values) for i in range(6)]
+    several = [values, *changed, values.reshape(6, 1), values[:1]]
+    digests = ops.digests(map(tf.constant, several)).numpy()
+    assert digests.shape == (len(several),) and len(set(digests)) == len(several)
+    of_any_shape = tf.function(lambda value: ops.digests([value]), [tf.TensorSpec(None, tf.as_dtype(values.dtype))])
+    np.testing.assert_array_equal(of_any_shape(tf.constant(values)), digests[:1])
 
 
-@pytest.mark.parametrize("values", [np.arange(6.0), np.arange(6), np.array(list("abcdef"))], ids=str)
-@pytest.mark.parametrize("elements", [1, 4, 6, 100])
-def test_checksum_in_pieces_depends_on_every_value(values, elements, monkeypatch):
-    """TensorFlow crashes where it serializes 2 GiB."""
-    x = tf.constant(values)
-    monkeypatch.setattr(fingerprints, "_PIECE_BYTES", elements * (8 if x.dtype == tf.string else x.dtype.size))
-    sums = {int(fingerprints.checksum(tf.constant(np.where(np.arange(6) == i, values[i - 1], values))))
-            for i in range(6)}
-    assert len(sums) == 6
-    of_any_shape = tf.function(fingerprints.checksum, [tf.TensorSpec(None, x.dtype)])
-    assert of_any_shape(tf.reshape(x, (2, 3))) == fingerprints.checksum(x)
+def test_digests_of_texts_depend_on_where_each_ends():
+    assert len(set(ops.digests([tf.constant(["ab", "c"]), tf.constant(["a", "bc"])]).numpy())) == 2
+    assert ops.digests([]).shape == (0,)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Value 1 has type resource, expected numbers"):
+        ops.digests([tf.constant(1), tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])])
 
 
 def test_parallel_augmentation_with_seeds_of_elements_repeats():

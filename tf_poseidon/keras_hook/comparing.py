@@ -7,13 +7,13 @@ Tests: tests/faults/test_failures.py.
 """
 
 from collections.abc import Sequence
-import hashlib
 import weakref
 
 import keras
 import numpy as np
 
 from tf_poseidon import agreement
+from tf_poseidon import ops
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import JobError
 
@@ -64,11 +64,5 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
 
 def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Communicator) -> np.ndarray:
     """Returns an array with 1 for each variable whose value on this rank differs from rank 0's, else 0."""
-    mine = np.array([_checksum(variable) for variable in variables], np.int64)
-    return (mine != communicator.broadcast("state/checksums", mine)).astype(np.int64)
-
-
-def _checksum(variable: keras.Variable) -> int:
-    value = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
-    digest = hashlib.blake2b(value, digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    mine = ops.digests(variables).numpy()
+    return (mine != communicator.broadcast("state/digests", mine)).astype(np.int64)

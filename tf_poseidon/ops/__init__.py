@@ -7,6 +7,7 @@ Tests: tests/communicator/test_ops.py, tests/graphs/test_partition_own.py.
 
 from collections.abc import Iterable
 import ctypes
+from typing import Any
 from typing import TypeVar
 
 import tensorflow as tf
@@ -212,6 +213,16 @@ def verify(gradient: tf.Tensor, synchronised: tf.Tensor, site: str, contributes:
             gradient=gradient, synchronised=synchronised, contributes=contributes, is_due=is_due,
             masks=[], factors=[], site=site)
     return None if operation is None else _unordered(operation)
+
+
+def digests(values: Iterable[Any]) -> tf.Tensor:
+    """Returns int64 digests, one of each tensor or variable, which depend on its type, its shape and all of its bits.
+
+    Args:
+        values: Numbers, bools or strings.
+    """
+    with tf.device("CPU:0"):
+        return library.load()[0].poseidon_digests(values=[tf.convert_to_tensor(value) for value in values])
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
