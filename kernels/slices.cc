@@ -1,6 +1,6 @@
 // Sorts slices by index, and adds up the rows of one index.
 //
-// Tests: tests/graphs/test_passes.py, tests/training/test_training.py.
+// Tests: tests/communicator/test_ops.py, tests/graphs/test_passes.py, tests/training/test_training.py.
 
 #include "slices.h"
 

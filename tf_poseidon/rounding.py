@@ -4,7 +4,7 @@ Nothing is known about a step, so the effect is measured: in one process it runs
 the last place. The bound of a value is a factor times the sum of its largest change and a last place of its largest
 number.
 
-Tests: tests/saved/test_saved_commands.py, tests/training/test_verify.py.
+Tests: tests/unit/test_rounding.py, tests/saved/test_saved_commands.py, tests/training/test_verify.py.
 """
 
 from collections.abc import Iterable

@@ -43,6 +43,18 @@ def test_contributes_is_a_scalar(op):
             op(tf.ones(3), "x", contributes=[True, False])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_slices_of_one_index_are_added_in_their_order(dtype):
+    """Of more rows than are sorted by insertion, which keeps their order."""
+    rng = np.random.default_rng(0)
+    indices, values = rng.integers(0, 3, 500), rng.normal(size=(500, 2)).astype(dtype)
+    expected = np.zeros((4, 2), np.float32)
+    for index, row in zip(indices, values):
+        expected[index] += row
+    got = ops.dense_slices(tf.IndexedSlices(values, indices), tf.TensorShape([4, 2]))
+    np.testing.assert_array_equal(got, expected.astype(dtype))
+
+
 def test_op_outside_a_job_says_what_to_do():
     with pytest.raises(tf.errors.FailedPreconditionError,
                        match="PoseidonSync 'x' runs outside a job; create a tf_poseidon"):

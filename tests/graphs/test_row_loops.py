@@ -189,6 +189,13 @@ def _taken_back(x, y, w):
     return _counted_to(x, take, _stack_of(x), *_array(tf.shape(x)[0]))[1].stack()
 
 
+def _from_the_second(x, y, w):
+    count = tf.shape(x)[0]
+    rows = tf.TensorArray(_F64, size=count, element_shape=[3]).unstack(x)
+    return tf.while_loop(lambda i, _: i < count, lambda i, total: (i + 1, total + tf.linalg.matvec(w, rows.read(i))),
+                         (tf.constant(1), tf.zeros([3], _F64)))[1]
+
+
 def _summed_back(x, y, w):
     def take(i, stack, total):
         stack, row = _pop(stack)
@@ -301,6 +308,7 @@ LOOPS = (
     Loop("a sum that begins with rows", _begun_with(lambda x: x), of=""),
     Loop("a sum that begins with a maximum", _begun_with(lambda x: tf.reduce_max(x, 0)), of=""),
     Loop("a limit of at least one", _limited_below, False, of="w"),
+    Loop("from the second row on", _from_the_second, False),
     Loop("strings", lambda x, y, w: _map(tf.strings.as_string, x, gives=tf.string), False, of="-"),
     Loop("every second row", lambda x, y, w: _map(lambda row: tf.linalg.matvec(w, row), x[::2]), False),
     Loop("columns", lambda x, y, w: tf.transpose(_map(lambda column: column**2, tf.transpose(x @ w))), False),

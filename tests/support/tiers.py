@@ -33,6 +33,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_files.py::*", "test"),
     ("unit/test_reports.py::*", "rest"),  # a browser
     ("unit/test_resuming.py::test_ends*[[]arrays-13-options0]", "test"),
+    ("unit/test_resuming.py::test_ends*[[]arrays-4-options4]", "rest"),
     ("unit/test_resuming.py::test_ends*", "nightly"),
     ("unit/test_resuming.py::test_data_continue*[[]reshuffled dataset]", "test"),
     ("unit/test_resuming.py::test_data_continue*", "nightly"),

@@ -39,6 +39,13 @@ def test_number_of_servers_is_not_their_ranks():
         options.JobOptions(servers=5)
 
 
+@pytest.mark.parametrize("servers", [(0, 0), (0, 2), (-1,)])
+def test_servers_are_distinct_ranks(servers):
+    with pytest.raises(poseidon.PoseidonError, match=r"servers=\[.*\], expected distinct ranks from 0 to 1; omit it"):
+        options.JobOptions(servers=servers).check(2, has_own_ops=False)
+    options.JobOptions(servers=(1, 0)).check(2, has_own_ops=False)
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "startup_timeout_s", "heartbeat_timeout_s"])
 def test_times_may_be_long(name):
     for seconds in (float("inf"), 1e30, 1e9):

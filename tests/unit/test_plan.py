@@ -291,6 +291,15 @@ def test_changes_that_nobody_could_follow_are_refused(change, message, tmp_path)
         changed(tmp_path / "plan", change)
 
 
+def test_a_bias_rides_on_its_own_layer(tmp_path):
+    path = tmp_path / "plan"
+    plan_for([*SITES, dataclasses.replace(SITES[0], name="other")], "auto", 4).save(path)
+    lines = [line for line in path.read_text().splitlines() if '"digest"' not in line]
+    path.write_text("\n".join(lines).replace('"rides_on": "kernel"', '"rides_on": "other"'))
+    with pytest.raises(poseidon.PoseidonError, match="'bias' travel by 'sfb' with 'other'"):
+        planning.Plan.load(path)
+
+
 @pytest.mark.parametrize("given, names, followed", [
     (("dense/kernel", "dense/bias"), ("net/dense/kernel", "net/dense/bias"), True),
     (("net/dense/kernel", "net/dense/bias"), ("dense/kernel", "dense/bias"), True),

@@ -578,6 +578,12 @@ def test_what_is_no_gradient_waits_for_others_too():
     assert {e.site: e.group for e in plan.exchanges} == {"rows": "a", "value": "a", "large": None}
 
 
+def test_slices_do_not_wait_for_other_messages():
+    sites = [small_site("a", 1, 0), small_site("b", 1, 0), dataclasses.replace(TABLE, operations=0.0)]
+    plan = planning.make_plan(sites, "auto", planning.Cluster(2, latency_us=20, gflops=1), merge=True)
+    assert [(d.scheme, d.group) for d in plan.decisions] == [("ps", "b"), ("ps", "b"), ("sparse", None)]
+
+
 def test_merging_is_off_by_default():
     plan = planning.make_plan([small_site("a", 1, 0), small_site("b", 1, 0)], "auto",
                               planning.Cluster(2))

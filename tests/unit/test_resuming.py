@@ -25,7 +25,7 @@ def hooked():
 
 @pytest.mark.parametrize("data, after, options", [
     ("arrays", 13, {}), ("reshuffled dataset", 14, {"save_freq": 1}), ("arrays", 12, {"save_freq": 1}),
-    ("reshuffled dataset", 2, {"save_freq": 2}), ("arrays", 7, {"save_freq": 2, "steps_per_execution": 2}),
+    ("reshuffled dataset", 2, {"save_freq": 2}), ("arrays", 4, {"save_freq": 1, "steps_per_execution": 4}),
     ("reshuffled dataset", 14, {"save_freq": 5, "validates": True}), ("arrays", 13, {"save_freq": 4, "plateau": True}),
     ("reshuffled dataset", 13, {"plateau": True})])
 def test_ends_where_an_undisturbed_one_does(data, after, options, tmp_path):
