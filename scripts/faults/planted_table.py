@@ -46,7 +46,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "if case.states == (SUM, WHOLE) and case_lib.is_inexact(case.attr(\"T\").type) and not",
                 "if case.states == (SUM, WHOLE) and not"),
         Planted("a product over rows is the same on all ranks", f"{_RULES}/contractions.py",
-                "Rows(out.index(label)) if label in out else SUM)", "Rows(out.index(label)) if label in out else WHOLE)"),
+                "if label in out else SUM)", "if label in out else WHOLE)"),
         Planted("what each rank adds to a summand counts once per rank", f"{_RULES}/elementwise.py",
                 "if all(case.accumulates(i) for i in others):", "if True or all(case.accumulates(i) for i in others):"),
         Planted("a slice has all ranks' rows on each", f"{_RULES}/shapes.py",
