@@ -3,7 +3,7 @@
 # make lint    checks style and types, and that layers import downwards only
 # make test-unit  sets everything up and runs the tests that start no jobs (2 minutes on 2 cores)
 # make test    sets everything up and runs these, and a cover of all that users reach (10 minutes)
-# make test-all  runs these, and what finds what they cannot: all that CI runs of these tests (25 minutes)
+# make test-all  runs these, and what finds what they cannot: all that CI runs of these tests (20 minutes)
 # make nightly  runs all cells of all tables, long searches, other programs, libraries and launchers (hours; as root)
 # make durations  records how long tests take, in tests/durations.json
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;

@@ -14,6 +14,7 @@ test -x "$python" || "${1:-python3}" -m venv "$folder/venv"
 "$python" -m pip install --quiet "tensorflow==$(supported "['TENSORFLOW_SERIES'][-1]").*" "mpich>=5" "setuptools>=77" \
   "$(supported "['KERAS']")" pytest rich
 TF_POSEIDON_CUDA=1 "$python" setup.py --quiet build --build-base "$folder" --build-lib "$folder/lib"
+"$python" setup.py --quiet egg_info --egg-base "$folder/lib"  # the version
 
 # Not from the root: there Python would import this source tree, whose library is for CPUs.
 cd tests
