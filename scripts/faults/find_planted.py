@@ -30,7 +30,7 @@ _JSON = flags.DEFINE_string("json", "build/planted.json", "File with what was fo
 _MARKDOWN = flags.DEFINE_string("markdown", None, "Page to write.")
 _NAMES = flags.DEFINE_string("names", "", "Only faults whose 'part: name' has this pattern.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes that run tests.")
-_LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which a tier that does not end counts as failed.")
+_LIMIT_S = flags.DEFINE_float("limit_s", 3600, "Seconds after which tests that find a fault by not ending have failed.")
 
 # Tiers whose tests run, by the command that runs them; each command runs those before, too.
 _COMMANDS = {"make test": "unit,test", "make test-all": "rest"}
@@ -132,20 +132,20 @@ def _failures_alone(command: str, fault: Planted, tests: Sequence[str]) -> list[
     """Returns the first of some tests that fails with one fault, or nothing."""
     if not tests:
         return []
-    with _planted([fault]):
-        return _failures(command, tests, most=1)
+    try:
+        with _planted([fault]):
+            return _failures(command, tests, most=1)
+    except subprocess.TimeoutExpired:
+        return [f"no end within {_LIMIT_S.value:g} s"]
 
 
 def _failures(command: str, tests: Sequence[str], most: int = 0) -> list[str]:
     """Returns the tests of a command that fail: of some files or tests, or of all; `most` of them, 0 for all."""
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "--quiet", f"--maxfail={most}", f"--numprocesses={_WORKERS.value}",
-             "--dist=loadfile", "-p", "no:cacheprovider", f"--tier={_COMMANDS[command]}",
-             "--deselect=tests/scripts/test_planted_table.py",  # which any fault fails
-             *tests], cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S.value)
-    except subprocess.TimeoutExpired:
-        return [f"no end within {_LIMIT_S.value:g} s"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--quiet", f"--maxfail={most}", f"--numprocesses={_WORKERS.value}",
+         "--dist=loadfile", "-p", "no:cacheprovider", f"--tier={_COMMANDS[command]}",
+         "--deselect=tests/scripts/test_planted_table.py",  # which any fault fails
+         *tests], cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S.value)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if not failed and run.returncode not in (0, 5):  # 5: there are no such tests
         sys.exit(f"pytest ended with status {run.returncode}, and no test has failed:\n{run.stdout[-2000:]}")
