@@ -1,6 +1,6 @@
 """Ranks compare what they are about to do, over whichever channel exists, and agree on options and seeds.
 
-Tests: tests/engines/test_drop_in.py, tests/faults/test_failures.py, tests/training/test_rewritten.py.
+Tests: tests/communicator/test_agreement.py, tests/faults/test_failures.py, tests/training/test_rewritten.py.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ finalized then, since that would wait for ranks that never come.
 
 Only the process that has joined leaves: its forks have the rank's exit handlers too, and run them when they end.
 
-Tests: tests/faults/test_failures.py, tests/unit/test_options.py.
+Tests: tests/unit/test_ending.py, tests/faults/test_failures.py, tests/unit/test_options.py.
 """
 
 import atexit

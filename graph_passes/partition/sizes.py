@@ -9,7 +9,7 @@ row. The small number exposes sizes that only look like that, such as a minimum 
 single row, which is tried where integers are limited by others. When the graph runs, ops that cut tensors into rows
 (`PoseidonRowRange`, `PoseidonLocalShape`) check that sizes are multiples of them.
 
-Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_dividing.py.
+Tests: tests/graphs/test_sizes.py, tests/graphs/test_partition.py, tests/graphs/test_partition_dividing.py.
 """
 
 from collections.abc import Collection

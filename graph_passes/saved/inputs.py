@@ -2,7 +2,7 @@
 
 The result is correct whichever inputs are taken to have rows: that only decides what is computed by rows.
 
-Tests: tests/saved/test_saved_damage.py, tests/saved/test_saved_graphs.py, tests/saved/test_saved_programs.py.
+Tests: tests/saved/test_saved_inputs.py, tests/saved/test_saved_damage.py, tests/saved/test_saved_graphs.py.
 """
 
 from collections.abc import Iterable

@@ -68,8 +68,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
                 "is_limited = False", was="60693af"),
         Planted("elements of lists that differ have the value of one", f"{_PARTITION}/sizes.py",
                 "if value is None or value[:1] != _AS_TEXT:", "if value is None:", was="184daaa"),
-        Planted("sizes that contradict each other unify", f"{_PARTITION}/sizes.py",
-                "        if len(known) > 1:\n            return None\n        unified", "        unified"),
+        Planted("shapes of elements that are guessed are not verified", f"{_PARTITION}/sizes.py",
+                "        if not wrong:\n            return result\n", "        return result\n"),
         Planted("a negative axis is no dimension of a reduction", f"{_PARTITION}/sizes.py",
                 "reduced = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()",
                 "reduced = {int(axis) for axis in axes.flatten()} if shape else set()"),
@@ -227,8 +227,8 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
         Planted("verify accepts what is not finite", "tf_poseidon/rounding.py",
                 "    if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):\n        return np.inf\n", ""),
         Planted("verify accepts other bits on other ranks", "tf_poseidon/saved_graphs/verifying.py",
-                "    result.failures += [f\"ranks have different bits of {kind} '{name}'\" for kind, name in "
-                "result.differing]\n", ""),
+                ",\n            *(f\"ranks have different bits of {kind} '{name}'\" for kind, name in self.differing)",
+                ""),
     ),
     "options and messages": (
         Planted("a server may be listed twice", "tf_poseidon/options.py",

@@ -76,7 +76,7 @@ def in_parallel(ranks, function):
         except PoseidonError as error:
             results[i] = error
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(ranks))]
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(ranks))]
     for thread in threads:
         thread.start()
     for thread in threads:

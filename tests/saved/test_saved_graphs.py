@@ -266,6 +266,23 @@ def test_signatures_have_inputs_of_their_own(tmp_path):
     assert report.steps["predict"].exchanges.exchanges[0].kind == "rows"
 
 
+def test_callers_of_a_function_that_exchanges_are_stateful(tmp_path):
+    """TensorFlow merges calls without state, and leaves out those that nothing reads."""
+    module = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3))])
+    def evaluate(x):
+        return {"mean": tf.reduce_mean(x, 0)}
+
+    module.evaluate = evaluate
+    tf.saved_model.save(module, str(tmp_path / "step"), signatures={"train": evaluate})
+    poseidon.rewrite_saved_model(tmp_path / "step", tmp_path / "out", workers=2)
+    graphs = [formats.read(str(tmp_path / name)).graph_def for name in ("step", "out")]
+    calls = [[node.op for nodes in (graph.node, *(function.node_def for function in graph.library.function))
+              for node in nodes if "evaluate" in node.attr["f"].func.name] for graph in graphs]
+    assert "PartitionedCall" in calls[0] and set(calls[1]) == {"StatefulPartitionedCall"}
+
+
 def test_graph_of_keras_applications(tmp_path):
     """A graph of ten thousand nodes, saved by a program that knows nothing of this project."""
     launch.run_ok(["save_mobilenet.py", tmp_path / "step"], ranks=0, timeout_s=120)

@@ -32,7 +32,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("unit/test_data.py::*", "test"),
     ("unit/test_files.py::*", "test"),
     ("unit/test_reports.py::*", "rest"),  # a browser
-    ("unit/test_resuming.py::test_ends*[[]arrays-13-options0]", "test"),
+    ("unit/test_resuming.py::test_ends*[[]arrays-12-options2]", "test"),
+    ("unit/test_resuming.py::test_ends*[[]arrays-13-options0]", "rest"),
     ("unit/test_resuming.py::test_ends*[[]arrays-4-options4]", "rest"),
     ("unit/test_resuming.py::test_ends*", "nightly"),
     ("unit/test_resuming.py::test_data_continue*[[]reshuffled dataset]", "test"),
@@ -101,6 +102,7 @@ _RULES: tuple[tuple[str, str], ...] = (
         "test": ("[[]an exception on one rank]", "[[]a rank is ended by SIGKILL]",
                  "[[]ranks that differ: an activation]", "[[]data that differ: values]"),
         "rest": ("[[]an exception whose text*", "[[]an exception in a layer*", "[[]an op fails on one rank]",
+                 "[[]an exception on one rank, where*", "[[]another learning rate*every 3 steps]",
                  "[[]a rank ends early, with status 0 (ps)]", "[[]a rank leaves without a word, with status 0]",
                  "[[]a rank is ended, and its child*", "[[]Ctrl-C*", "[[]the launcher is ended by SIGTERM]",
                  "[[]a rank stalls (ps)]", "[[]a loss is NaN]", "[[]functions that differ between ranks: an op]",
@@ -114,6 +116,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("saved/test_saved_graphs.py::test_graph_of_keras_applications", "nightly"),
     ("saved/test_saved_graphs.py::test_trains_as_one_process*-1]", "nightly"),
     ("saved/test_saved_graphs.py::*", "test"),
+    ("saved/test_saved_inputs.py::*", "unit"),
+    ("saved/test_verification.py::*", "unit"),
 
     # Hosts, launchers, other libraries and their test suites, and whole programs.
     ("scripts/test_benchmark.py::test_real_computing", "rest"),

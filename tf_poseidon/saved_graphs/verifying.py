@@ -4,7 +4,7 @@ The rewritten graph runs on all ranks. For each of its steps, rank 0 gives the o
 it on the same global batch (`reference.py`). `rounding.py` bounds the difference of floats from those of one process;
 `comparing.py` measures it, and compares the bits of all ranks.
 
-Tests: tests/saved/test_saved_commands.py.
+Tests: tests/saved/test_verification.py, tests/saved/test_saved_commands.py.
 """
 
 from collections.abc import Mapping
@@ -55,6 +55,14 @@ class Verification:
     differing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     elsewhere: list[str] = dataclasses.field(default_factory=list)
     failures: list[str] = dataclasses.field(default_factory=list)
+
+    def conclusions(self) -> list[str]:
+        """Returns what errors and differences say is wrong, as sentences."""
+        return [
+            *(f"{kind} '{name}' is off by {error:.3g} times the rounding bound" if np.isfinite(error) else
+              f"{kind} '{name}' has values that are not those of one process"
+              for (kind, name), (_, error) in self.errors.items() if not error <= 1),
+            *(f"ranks have different bits of {kind} '{name}'" for kind, name in self.differing)]
 
     def __str__(self) -> str:
         rows = [("", "", "values", "largest error / bound"),
@@ -131,11 +139,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
         comparing.between_ranks(result, step, values)
         if one_process:
             comparing.with_one_process(result, values, *one_process.step(batch, before))
-    result.failures += [
-        f"{kind} '{name}' is off by {error:.3g} times the rounding bound" if np.isfinite(error) else
-        f"{kind} '{name}' has values that are not those of one process"
-        for (kind, name), (_, error) in result.errors.items() if not error <= 1]
-    result.failures += [f"ranks have different bits of {kind} '{name}'" for kind, name in result.differing]
+    result.failures += result.conclusions()
     return result
 
 
