@@ -62,12 +62,12 @@ class _Found:
 
     def has(self, fault: Planted, search: str) -> bool:
         """Whether a fault has been found, or a search has been tried for it."""
-        return bool(self.finder(fault)) or search in self._tried.get(fault.name, {})
+        return any(self.finder(fault)) or search in self._tried.get(fault.name, {})
 
-    def finder(self, fault: Planted) -> str:
+    def finder(self, fault: Planted) -> tuple[str, str]:
         """Returns the command and the test that find a fault, "" if none does."""
         tried = self._tried.get(fault.name, {})
-        return next((f"{search.partition(':')[0]}: {test}" for search, test in tried.items() if test), "")
+        return next(((search.partition(":")[0], test) for search, test in tried.items() if test), ("", ""))
 
     def add(self, fault: Planted, search: str, tests: Sequence[str]) -> None:
         """Keeps that a search has been made for a fault, and the first of the tests that it has found it by."""
@@ -153,17 +153,17 @@ def _failures(command: str, tests: Sequence[str], most: int = 0) -> list[str]:
 
 
 def _page(found: _Found) -> str:
-    rows = [(part, fault.name, fault.was or "", found.finder(fault) or _NOTHING)
+    rows = [(part, fault.name, fault.was, *found.finder(fault))
             for part, faults in planted_table.PLANTED.items() for fault in faults]
-    by_command = ", ".join(f"{sum(finder.startswith(f'{command}:') for *_, finder in rows)} by `{command}`"
-                           for command in _COMMANDS)
-    missed = sum(finder == _NOTHING for *_, finder in rows)
-    table = "\n".join(f"| {part} | {name} | {was} | {finder} |" for part, name, was, finder in rows)
+    by_command = ", ".join(f"{sum(row[3] == command for row in rows)} by `{command}`" for command in _COMMANDS)
+    missed = sum(not row[3] for row in rows)
+    table = "\n".join(f"| {part} | {name} | {was} | " + (f"`{command}` | `{test}` |" if command else f"{_NOTHING} | |")
+                      for part, name, was, command, test in rows)
     return ("# Which tests find planted faults\n\n"
             f"`scripts/faults/find_planted.py` plants each of {len(rows)} faults in the sources, "
-            f"{sum(bool(was) for _, _, was, _ in rows)} of which were there once, and runs tests until one fails. "
-            f"Found were {by_command}; {missed} by none.\n\n"
-            "| part | fault | mended in | first test that fails |\n|---|---|---|---|\n" + table + "\n")
+            f"{sum(bool(row[2]) for row in rows)} of which were there once, and runs tests until one fails. Found are "
+            f"{by_command}; {missed} by none.\n\n"
+            "| part | fault | mended in | found by | first test that fails |\n|---|---|---|---|---|\n" + table + "\n")
 
 
 def _git(*arguments: str) -> str:

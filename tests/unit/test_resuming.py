@@ -19,8 +19,10 @@ train = functools.partial(programs.train, scope=contextlib.nullcontext)
 
 @pytest.fixture(autouse=True)
 def hooked():
+    floatx = keras.config.floatx()  # which the programs change
     with hooks.installed(alone=True):
         yield
+    keras.config.set_floatx(floatx)
 
 
 @pytest.mark.parametrize("data, after, options", [
