@@ -7,6 +7,7 @@ import collections
 import json
 import pathlib
 
+import pytest
 import tiers
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "durations.json"
@@ -23,10 +24,15 @@ def file_of(name: str) -> str:
 
 
 class Recorder:
-    """A plugin of pytest that replaces the records of what it sees."""
+    """A plugin of pytest that replaces the records of what it sees; it must see all tests of a file and a tier."""
 
     def __init__(self):
         self._seconds = collections.defaultdict(lambda: collections.defaultdict(float))
+
+    def pytest_configure(self, config):
+        if config.getoption("keyword") or any("::" in argument for argument in config.args):
+            raise pytest.UsageError("--record-durations was given for some tests of a file, expected all: leave out -k "
+                                    "and what follows '::'.")
 
     def pytest_runtest_logreport(self, report):
         self._seconds[tiers.tier_of(report.nodeid)][file_of(report.nodeid)] += report.duration

@@ -23,6 +23,7 @@ def hooked():
     with hooks.installed(alone=True):
         yield
     keras.config.set_floatx(floatx)
+    keras.backend.clear_session()  # of the policy that Keras has made of the other one
 
 
 @pytest.mark.parametrize("data, after, options", [
