@@ -45,6 +45,7 @@ class _Options(ctypes.Structure):
         ("servers", ctypes.POINTER(ctypes.c_int32)),
         ("num_servers", ctypes.c_int32),
         ("ranks_per_node", ctypes.c_int32),
+        ("staging_bytes", ctypes.c_int64),
     ]
 
 
@@ -52,7 +53,8 @@ def _c_options(options: JobOptions) -> _Options:
     """Returns `JobOptions` as the library takes them."""
     servers = (ctypes.c_int32 * len(options.servers))(*options.servers)
     return _Options(options.kv_pair_bytes, options.timeout_s, options.startup_timeout_s,
-                    options.heartbeat_timeout_s, servers, len(options.servers), options.ranks_per_node or 0)
+                    options.heartbeat_timeout_s, servers, len(options.servers), options.ranks_per_node or 0,
+                    options.staging_bytes or 0)
 
 
 @functools.cache

@@ -33,7 +33,8 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
              kv_pair_bytes: int = options_lib.JobOptions.kv_pair_bytes,
              timeout_s: float = options_lib.JobOptions.timeout_s,
              startup_timeout_s: float = options_lib.JobOptions.startup_timeout_s,
-             heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s) -> Job:
+             heartbeat_timeout_s: float = options_lib.JobOptions.heartbeat_timeout_s,
+             staging_bytes: int | None = None) -> Job:
     """Prepares this process to run rewritten graphs: loads their ops, and joins the job of mpiexec.
 
     Call it before a rewritten graph is loaded:
@@ -51,6 +52,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
         timeout_s: Same as in `PoseidonStrategy`.
         startup_timeout_s: Same as in `PoseidonStrategy`.
         heartbeat_timeout_s: Same as in `PoseidonStrategy`.
+        staging_bytes: Same as in `PoseidonStrategy`.
 
     Returns:
         A `Job`, (rank, size); (0, 1) in a process that was launched alone.
@@ -60,7 +62,7 @@ def load_ops(engine: str | None = None, servers: Iterable[int] | None = None, ra
     """
     global _alone
     options = options_lib.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                     heartbeat_timeout_s)
+                                     heartbeat_timeout_s, staging_bytes)
     runtime.check(options, options_lib.TrainingOptions())
     library.load()
     grappler.order_sums()

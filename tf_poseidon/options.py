@@ -22,8 +22,9 @@ class JobOptions:
     """How ranks exchange. They are the same on all ranks, and in everything that joins the job in one process.
 
     Attributes:
-        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s: Same as in
-            `PoseidonStrategy`. Infinite times, and others that no clock can count, become 30 years.
+        engine, servers, ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s, heartbeat_timeout_s,
+            staging_bytes: Same as in `PoseidonStrategy`. Infinite times, and others that no clock can count, become 30
+            years.
 
     Raises:
         ConfigurationError: If a value is out of range for any job.
@@ -36,6 +37,7 @@ class JobOptions:
     timeout_s: float = 600.0
     startup_timeout_s: float = 120.0
     heartbeat_timeout_s: float = 12.0
+    staging_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.servers, numbers.Number):
@@ -47,6 +49,10 @@ class JobOptions:
         if not isinstance(self.kv_pair_bytes, numbers.Integral) or not 4096 <= self.kv_pair_bytes <= 2**30:
             raise ConfigurationError(f"kv_pair_bytes={self.kv_pair_bytes}, expected 4096 to 2**30; the default is "
                                      "2 MiB.")
+        if self.staging_bytes is not None and not (isinstance(self.staging_bytes, numbers.Integral)
+                                                   and 0 < self.staging_bytes < 2**63):
+            raise ConfigurationError(f"staging_bytes={self.staging_bytes}, expected a positive number of bytes, or "
+                                     "None for 24 times kv_pair_bytes.")
         for name in ("timeout_s", "startup_timeout_s", "heartbeat_timeout_s"):
             seconds, least = getattr(self, name), _LEAST_S.get(name, 0)
             if not seconds > least:

@@ -109,6 +109,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             silent; one is whose host is down, frozen or cut off, and then the job ends with a message that names it.
             Heartbeats wait behind what is under way, of which each piece counts as heard: of transfers of more than
             16 MiB these have up to 16 MiB. Give more where one takes that long.
+        staging_bytes: Memory of the host for the pieces of a GPU's gradients that leave, which is taken as it is
+            needed; None for 24 times kv_pair_bytes. What arrives, and factors, have memory beside it.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never
@@ -122,14 +124,15 @@ class PoseidonStrategy(tf.distribute.Strategy):
                  verify: int | None = None, engine: str | None = None,
                  kv_pair_bytes: int = options.JobOptions.kv_pair_bytes, timeout_s: float = options.JobOptions.timeout_s,
                  startup_timeout_s: float = options.JobOptions.startup_timeout_s,
-                 heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s) -> None:
+                 heartbeat_timeout_s: float = options.JobOptions.heartbeat_timeout_s,
+                 staging_bytes: int | None = None) -> None:
         if plan is not None and not isinstance(plan, planning.Plan):
             plan = planning.Plan.load(plan)
         pins = tuple((pins or {}).items())
         training = options.TrainingOptions(policy, plan, pins, cluster, wire_dtype, merge, strict, global_batch_norm,
                                            verify)
         job = options.JobOptions(engine, servers or (), ranks_per_node, kv_pair_bytes, timeout_s, startup_timeout_s,
-                                 heartbeat_timeout_s)
+                                 heartbeat_timeout_s, staging_bytes)
         runtime.check(job, training)
         if training.plan or ranks_per_node is None:
             job = dataclasses.replace(job, ranks_per_node=training.ranks_per_node)
@@ -229,6 +232,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             that overlap, only the last one),
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
+            "staging": {"pinned_bytes": memory of the host for copies from and to a GPU, "down_bytes", "up_bytes": what
+            was copied},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
             ready to its sum being available, over all exchanges, "factor_bytes": of the factors of all ranks, the
@@ -237,7 +242,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
         """
         communicator = self.extended.communicator
         if communicator is None:
-            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {}, "sites": {}}
+            return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {},
+                    "staging": {"pinned_bytes": 0, "down_bytes": 0, "up_bytes": 0}, "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}

@@ -47,6 +47,7 @@ Options ToOptions(const PoseidonOptions& options) {
   result.heartbeat_timeout_s = options.heartbeat_timeout_s;
   for (int i = 0; i < options.num_servers; ++i) result.servers.push_back(options.servers[i]);
   result.ranks_per_node = options.ranks_per_node;
+  result.staging_bytes = options.staging_bytes;
   return result;
 }
 

@@ -35,6 +35,7 @@ struct PoseidonOptions {
   const int32_t* servers;  // may be null when there are none
   int32_t num_servers;     // 0: all ranks
   int32_t ranks_per_node;  // see poseidon::Options
+  int64_t staging_bytes;   // 0: a default
 };
 
 // Joins the job over MPI; `transport_library` is the path of the MPI transport. Null on failure.

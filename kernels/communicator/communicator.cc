@@ -33,6 +33,7 @@ using std::chrono::microseconds;
 // that a short wait costs little latency and a long one little processor time.
 constexpr microseconds kSpin{30};
 constexpr microseconds kShortestPause{20};
+constexpr microseconds kLongestPauseCopying{50};  // nothing tells that a copy is done
 constexpr microseconds kLongestPauseWaiting{500};
 constexpr microseconds kLongestPauseIdle{20000};
 
@@ -86,7 +87,8 @@ class Communicator::Impl {
     auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes_, &statistics_,
                                                [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
-    if (protocol->has_failed()) KeepForEver(std::move(protocol));
+    if (protocol->has_failed() || protocol->is_copying()) KeepForEver(std::move(protocol));
+    protocol.reset();  // before anybody learns that this rank has left: the process may end then
     End();
   }
 
@@ -225,7 +227,7 @@ class Communicator::Impl {
           last_check = now;
           protocol->CheckDeadlines();
         }
-        Pause(now - last_activity, is_active, protocol->is_waiting());
+        Pause(now - last_activity, is_active, *protocol);
       }
       protocol->Close();
     } catch (const std::exception& e) {
@@ -281,12 +283,15 @@ class Communicator::Impl {
     }
   }
 
-  void Pause(Clock::duration quiet, bool is_active, bool is_waiting) {
+  void Pause(Clock::duration quiet, bool is_active, const Protocol& protocol) {
+    const bool is_waiting = protocol.is_waiting();
     if (quiet < kSpin && (is_active || is_waiting)) {
       if (!is_active) std::this_thread::yield();
       return;
     }
-    const auto longest = is_waiting ? kLongestPauseWaiting : kLongestPauseIdle;
+    const auto longest = protocol.is_waiting_for_device() ? kLongestPauseCopying
+                         : is_waiting                     ? kLongestPauseWaiting
+                                                          : kLongestPauseIdle;
     const auto pause = std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
     std::unique_lock<std::mutex> lock(mutex_);
     has_work_.wait_for(lock, pause, [&] {

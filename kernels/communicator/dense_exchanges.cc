@@ -15,6 +15,15 @@
 #include "text.h"
 
 namespace poseidon {
+namespace {
+
+// The memory for a part and for the sum, which overwrites it unless it is of a narrower type.
+size_t BytesToAddUp(const ActiveExchange& active, size_t pair) {
+  const size_t part = active.input_bytes(pair), sum = active.pairs[pair].bytes;
+  return part < sum ? part + sum : sum;
+}
+
+}  // namespace
 
 DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
                                FactorBroadcasting* broadcasting, Statistics* statistics,
@@ -29,10 +38,12 @@ DenseExchanges::DenseExchanges(Transport* transport, const Options& options, con
       statistics_(statistics),
       has_left_(has_left),
       fail_(std::move(fail)),
-      server_(transport, routes, statistics,
-              [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
-                AddUp(active, pair, contributions, common_form);
-              }) {}
+      server_(
+          transport, routes, statistics,
+          [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
+            AddUp(active, pair, contributions, common_form);
+          },
+          [this](const Active& active, size_t pair) { FetchOwn(active, pair, nullptr); }) {}
 
 DenseExchanges::Active DenseExchanges::Find(uint64_t site, uint64_t step) const {
   auto found = active_.find(site);
@@ -45,7 +56,7 @@ void DenseExchanges::FailIf(const std::string& disagreement) {
 
 // ---- the way up -----------------------------------------------------------------------------
 
-void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::time_point submitted) {
+void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::time_point submitted, Staging* staging) {
   if (active_.count(hash)) {
     return done("'" + exchange.site + "' is already being exchanged: one site cannot be in flight twice.");
   }
@@ -55,7 +66,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   SiteStatistics& statistics = statistics_->Of(exchange.site);
   statistics_->Submitted(hash, submitted);
   auto active = std::make_shared<ActiveExchange>(std::move(exchange), std::move(done), hash, site.steps++,
-                                                 std::move(pairs), statistics, submitted);
+                                                 std::move(pairs), statistics, submitted, staging);
   active_[hash] = active;
   if (active->exchange.is_gradient) active->form = broadcasting_->StartDense(hash);
   const size_t first = FirstPair(active->pairs);
@@ -86,6 +97,13 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   const bool adds_up = routes_->Collects(server) && (root < 0 || routes_->SourceOf(root, server) >= 0);
   if (adds_up) {
     FailIf(server_.AddOwn(active, pair));
+    if (has_failed_ || !active->staging || !active->adds(rank_) || active->staged[pair].is_wanted) return;
+    // What waits for other ranks may be fetched meanwhile.
+    if (PinnedPiece piece = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
+      FetchOwn(active, pair, std::move(piece));
+    }
+  } else if (active->staging && active->adds(rank_)) {
+    FetchAndSend(active, pair);
   } else if (root < 0) {
     Send(active, pair, FrameKind::kContribution, routes_->Up(server),
          active->exchange.contributes ? active->input(pair) : nullptr, active->exchange.sent_dtype(), active->form);
@@ -98,6 +116,41 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   }
 }
 
+// Takes this rank's part of what it adds up from a GPU: to a piece of memory, or null to take one, where the sum will
+// be, too. A part in a narrower type than the sum lies behind it.
+void DenseExchanges::FetchOwn(const Active& active, size_t pair, PinnedPiece piece) {
+  if (std::exchange(active->staged[pair].is_wanted, true)) return;
+  const size_t size = BytesToAddUp(*active, pair), offset = size - active->input_bytes(pair);
+  auto then = [this, active, pair, offset](PinnedPiece piece) {
+    if (!piece) return;
+    active->staged[pair] = {std::move(piece), offset, /*is_wanted=*/true};
+    server_.GiveOwn(active, pair);
+  };
+  const int priority = active->exchange.priority;
+  const size_t bytes = active->adds(rank_) ? active->input_bytes(pair) : 0;
+  if (piece) {
+    active->staging->FetchInto(std::move(piece), priority, offset, active->given_input(pair), bytes, then);
+  } else {
+    active->staging->Fetch(priority, size, offset, active->given_input(pair), bytes, then);
+  }
+}
+
+void DenseExchanges::FetchAndSend(const Active& active, size_t pair) {
+  const size_t bytes = active->input_bytes(pair);
+  active->staging->Fetch(active->exchange.priority, bytes, 0, active->given_input(pair), bytes,
+                         [this, active, pair](PinnedPiece piece) {
+                           if (!piece) return;
+                           active->staged[pair] = {std::move(piece)};
+                           Send(active, pair, FrameKind::kContribution, routes_->Up(active->pairs[pair].server),
+                                active->input(pair), active->exchange.sent_dtype(), active->form);
+                           if (active->exchange.root >= 0) {
+                             Deliver(active, pair);
+                             AddResult(active, pair);
+                           }
+                           active->staged[pair] = {};
+                         });
+}
+
 // All parts that this rank adds up are there.
 void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Contributions& contributions,
                            uint32_t common_form) {
@@ -107,10 +160,14 @@ void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Cont
   if (up >= 0) {
     Send(active, pair, FrameKind::kContribution, up, contributions.empty() ? nullptr : active->output(pair),
          active->exchange.dtype, common_form);
-    if (active->exchange.root < 0) return;  // the result is to come
+    if (active->exchange.root < 0) {  // the result is to come
+      if (active->staging) active->staged[pair] = {};
+      return;
+    }
   }
   active->common_form = common_form;
   PassDown(active, pair, common_form);
+  Deliver(active, pair);
   AddResult(active, pair);
 }
 
@@ -133,7 +190,8 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   header.detail = form;
   active->statistics.sent_bytes += header.length;
   if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
-  const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair] {
+  PinnedPiece piece = active->staging ? active->staged[pair].piece : nullptr;  // until it has left
+  const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair, piece] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
     if (!deferred.empty()) ReceiveResult(active, pair, deferred.mapped());
@@ -141,7 +199,8 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   });
   if (!is_bulk) return;
   ++active->pending;
-  const bool reads_output = active->is_in_place() || routes_->Collects(active->pairs[pair].server);
+  const bool reads_output =
+      !active->staging && (active->is_in_place() || routes_->Collects(active->pairs[pair].server));
   if (kind == FrameKind::kContribution && reads_output) active->is_sending[pair] = 1;
 }
 
@@ -177,6 +236,7 @@ void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader&
   if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(peer, header, "the result of"));
   active->statistics.received_bytes += header.length;
   if (!header.is_bulk()) {
+    if (!PrepareOutput(active, pair)) return;
     std::memcpy(active->output(pair), payload, header.length);
     TakeResult(active, pair, header.detail);
   } else if (active->is_sending[pair]) {
@@ -209,6 +269,7 @@ void DenseExchanges::TakeEarlyResult(const Active& active, const std::shared_ptr
   const size_t pair = active->pairs.IndexOf(early->header.offset);
   if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(early->peer, early->header, "the result of"));
   auto take = [this, active, pair, early = early.get()] {
+    if (!PrepareOutput(active, pair)) return;
     std::memcpy(active->output(pair), early->payload.data(), early->payload.size());
     active->statistics.received_bytes += early->header.length;
     TakeResult(active, pair, early->header.detail);
@@ -217,7 +278,19 @@ void DenseExchanges::TakeEarlyResult(const Active& active, const std::shared_ptr
   early->when_ready = take;  // kept alive by the transfer
 }
 
+// Takes the memory to receive the result of a KV pair that goes to a GPU; returns whether there is any.
+bool DenseExchanges::PrepareOutput(const Active& active, size_t pair) {
+  if (!active->staging) return true;
+  const size_t bytes = active->pairs[pair].bytes;
+  active->staged[pair] = {active->staging->TakeUnlimited(bytes)};
+  if (active->staged[pair].piece) return true;
+  fail_(Text("Rank ", rank_, " has no memory to receive ", bytes, " bytes of '", active->exchange.site,
+             "': give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
+  return false;
+}
+
 void DenseExchanges::ReceiveResult(const Active& active, size_t pair, const FrameHeader& header) {
+  if (!PrepareOutput(active, pair)) return;
   transport_->ReceiveBulk(routes_->Up(active->pairs[pair].server), header.tag, active->output(pair), header.length,
                           [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
 }
@@ -226,7 +299,17 @@ void DenseExchanges::ReceiveResult(const Active& active, size_t pair, const Fram
 void DenseExchanges::TakeResult(const Active& active, size_t pair, uint32_t form) {
   active->common_form = form;
   PassDown(active, pair, form);
+  Deliver(active, pair);
   AddResult(active, pair);
+}
+
+// Copies a result to the GPU, where the caller wants it there.
+void DenseExchanges::Deliver(const Active& active, size_t pair) {
+  if (!active->staging) return;
+  if (active->exchange.root != rank_ || !active->is_in_place()) {
+    active->staging->CopyUp(active->staged[pair].piece, 0, active->given_output(pair), active->pairs[pair].bytes);
+  }
+  active->staged[pair] = {};
 }
 
 // Sends the result to those whose parts have come to this rank.
@@ -250,6 +333,7 @@ void DenseExchanges::AddResult(const Active& active, size_t pair) {
 void DenseExchanges::Complete(const Active& active) {
   if (--active->pending > 0 || has_failed_) return;
   active_.erase(active->site);
+  if (active->staging) active->exchange.on_device->complete = active->staging->Copied();
   if (active->exchange.is_gradient && active->pairs.size() > 0) {
     broadcasting_->FinishDense(active->site, active->common_form);
   }
@@ -306,6 +390,7 @@ DenseExchanges::Awaited DenseExchanges::AwaitedBy(const ActiveExchange& active) 
     const int up = routes_->Up(server);
     (up == server ? servers : gateways).insert(up);
   }
+  if (servers.empty() && gateways.empty() && active.staging && active.staging->is_waiting()) return {{}, 0};  // its GPU
   if (servers.empty() && gateways.empty()) {  // all that may not have taken this rank's own
     for (int rank = 0; rank < size_; ++rank) gateways.insert(rank);
     gateways.erase(rank_);

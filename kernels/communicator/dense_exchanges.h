@@ -32,8 +32,9 @@ class DenseExchanges {
                  FactorBroadcasting* broadcasting, Statistics* statistics, const std::vector<char>* has_left,
                  std::function<void(const std::string& reason)> fail);
 
-  // Starts an exchange that was submitted at `submitted`; `site` is the hash of its name.
-  void Start(Exchange exchange, Done done, uint64_t site, Clock::time_point submitted);
+  // Starts an exchange that was submitted at `submitted`; `site` is the hash of its name. `staging` moves tensors that
+  // are on a GPU, and ready there; else it is null.
+  void Start(Exchange exchange, Done done, uint64_t site, Clock::time_point submitted, Staging* staging);
 
   // Takes a part of a sum or a result, whose numbers FrameChecks has found right.
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
@@ -73,15 +74,19 @@ class DenseExchanges {
   // The way up.
   size_t FirstPair(const KvPairs& pairs) const;
   void StartPair(const Active& active, size_t pair);
+  void FetchOwn(const Active& active, size_t pair, PinnedPiece piece);
+  void FetchAndSend(const Active& active, size_t pair);
   void AddUp(const Active& active, size_t pair, const Server::Contributions& contributions, uint32_t common_form);
 
   // The way down.
   void OnResult(const Active& active, int peer, const FrameHeader& header, const char* payload);
+  bool PrepareOutput(const Active& active, size_t pair);
   void OnEarlyResult(int peer, const FrameHeader& header, const char* payload);
   void TakeEarlyResult(const Active& active, const std::shared_ptr<EarlyResult>& early);
   void ReceiveResult(const Active& active, size_t pair, const FrameHeader& header);
   void TakeResult(const Active& active, size_t pair, uint32_t form);
   void PassDown(const Active& active, size_t pair, uint32_t form);
+  void Deliver(const Active& active, size_t pair);
   void AddResult(const Active& active, size_t pair);
   void Complete(const Active& active);
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@
 
 #include "frame.h"
 #include "kv_pairs.h"
+#include "pinned_memory.h"
+#include "staging.h"
 #include "statistics.h"
 #include "sum.h"
 
@@ -49,6 +52,7 @@ struct Exchange {
   int priority = 0;           // exchanges with smaller numbers overtake it
   int root = -1;              // -1: sum over ranks; otherwise every rank receives root's input
   Group group;
+  std::shared_ptr<OnDevice> on_device;  // null: input and output are in the host's memory
 
   Scheme scheme() const { return root < 0 ? Scheme::kParameterServer : Scheme::kBroadcast; }
   size_t bytes() const { return static_cast<size_t>(count) * ElementBytes(dtype); }
@@ -59,10 +63,18 @@ struct Exchange {
 // block.
 using Done = std::function<void(const std::string& error)>;
 
+// A KV pair of a tensor that is on a GPU, in the host's memory: the part of this rank, or the result.
+struct StagedPair {
+  PinnedPiece piece;
+  size_t input = 0;  // offset of this rank's part; the result is at the beginning
+  bool is_wanted = false;
+};
+
 // An exchange that this rank has submitted and that is not complete.
 struct ActiveExchange {
+  // `staging` is null unless the tensors are on a GPU.
   ActiveExchange(Exchange exchange, Done done, uint64_t site, uint64_t step, KvPairs pairs, SiteStatistics& statistics,
-                 Clock::time_point start)
+                 Clock::time_point start, Staging* staging)
       : exchange(std::move(exchange)),
         done(std::move(done)),
         site(site),
@@ -70,18 +82,32 @@ struct ActiveExchange {
         pairs(std::move(pairs)),
         statistics(statistics),
         start(start),
+        staging(staging),
         pending(this->pairs.size() + 1),
         is_added_up(this->pairs.size()),
         has_header(this->pairs.size()),
         has_result(this->pairs.size()),
-        is_sending(this->pairs.size()) {}
+        is_sending(this->pairs.size()),
+        staged(staging ? this->pairs.size() : 0) {}
 
+  // Where this rank's part of a KV pair and its result are, in the memory that the network reads and writes.
   const char* input(size_t pair) const {
+    return staging ? staged[pair].piece.get() + staged[pair].input : given_input(pair);
+  }
+  char* output(size_t pair) const { return staging ? staged[pair].piece.get() : given_output(pair); }
+
+  // The same where the caller has them.
+  const char* given_input(size_t pair) const {
     const size_t element = pairs[pair].offset / ElementBytes(exchange.dtype);
     return static_cast<const char*>(exchange.input) + element * ElementBytes(exchange.sent_dtype());
   }
-  char* output(size_t pair) const { return static_cast<char*>(exchange.output) + pairs[pair].offset; }
+  char* given_output(size_t pair) const { return static_cast<char*>(exchange.output) + pairs[pair].offset; }
+  size_t input_bytes(size_t pair) const {
+    return pairs[pair].bytes / ElementBytes(exchange.dtype) * ElementBytes(exchange.sent_dtype());
+  }
   bool is_in_place() const { return exchange.input == exchange.output; }
+  // Whether this rank's part goes into what its server adds up.
+  bool adds(int rank) const { return exchange.root < 0 ? exchange.contributes : exchange.root == rank; }
 
   const Exchange exchange;
   Done done;
@@ -90,6 +116,7 @@ struct ActiveExchange {
   const KvPairs pairs;
   SiteStatistics& statistics;
   const Clock::time_point start;
+  Staging* const staging;
 
   uint32_t form = 0;         // of this rank's factors, which it sends dense; see factors.h
   uint32_t common_form = 0;  // the form of all ranks' factors, 0 if forms differ
@@ -103,6 +130,7 @@ struct ActiveExchange {
   // By KV pair: the network still reads what the result overwrites, an input in place or a node's sum.
   std::vector<char> is_sending;
   std::map<size_t, FrameHeader> deferred;  // results by KV pair, until `is_sending` has passed
+  std::vector<StagedPair> staged;          // by KV pair; empty without `staging`
 };
 
 // Says that `peer` has sent `what` more than once, of the KV pair or part of factors in `header`.

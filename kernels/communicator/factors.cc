@@ -85,7 +85,7 @@ std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, c
   const Key key{header.site, header.step};
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
-  arrival->data.reset(new (std::nothrow) char[header.length]);
+  arrival->data = allocate_(header.length);
   if (!arrival->data) {
     std::ostringstream text;
     text << "Rank " << header.root << " gives factors of " << header.length << " bytes, for which rank "
@@ -230,7 +230,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
-        rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes});
+        rows.push_back({mine.owner, static_cast<const char*>(mine.data), mine.bytes, 0, /*is_own=*/true});
         own->statistics->short_factor_bytes += mine.sent_bytes();
       } else {
         const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});

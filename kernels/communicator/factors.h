@@ -44,6 +44,7 @@ struct FactorPart {
   size_t row_bytes;  // the same on all ranks
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
+  std::shared_ptr<const char[]> owner = {};  // of `data`; null: the caller
 
   const void* sent_data() const { return without_zeros ? without_zeros.data.get() : data; }
   size_t sent_bytes() const { return without_zeros ? without_zeros.bytes : bytes; }
@@ -57,7 +58,8 @@ struct Factors {
   Group group;
   const char* row = "calls";  // same as in Exchange
   bool is_blocking = false;
-  int priority = 0;  // same as in Exchange
+  int priority = 0;                     // same as in Exchange
+  std::shared_ptr<OnDevice> on_device;  // the same; nothing comes back to it
 };
 
 // What it gets.
@@ -67,6 +69,7 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;          // of the rows
     size_t element_bytes = 0;  // if `data` has no zeros
+    bool is_own = false;       // this rank's
 
     void CopyTo(char* to) const;
   };
@@ -85,15 +88,29 @@ using DenseForm = uint32_t;
 
 class FactorBroadcasting {
  public:
+  // Returns memory for what is received; null if there is no more.
+  using Allocate = std::function<std::shared_ptr<char[]>(size_t bytes)>;
+
   // `fail` ends the job for a reason, and calls Fail before it returns.
   FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender, Statistics* statistics,
-                     std::function<void(const std::string& reason)> fail)
-      : transport_(transport), routes_(routes), sender_(sender), statistics_(statistics), fail_(std::move(fail)) {}
+                     Allocate allocate, std::function<void(const std::string& reason)> fail)
+      : transport_(transport),
+        routes_(routes),
+        sender_(sender),
+        statistics_(statistics),
+        allocate_(std::move(allocate)),
+        fail_(std::move(fail)) {}
 
   // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
   // rank's disagree with them, or an empty text, as OnFactors does.
   std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form, SiteStatistics& statistics,
                     Clock::time_point submitted);
+
+  // Whether factors of a site are exchanged if this rank starts them now.
+  bool tries(uint64_t site) const {
+    const auto found = sites_.find(site);
+    return found == sites_.end() || found->second.is_tried;
+  }
 
   // Takes one part of a rank's factors from `peer`; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
@@ -170,6 +187,7 @@ class FactorBroadcasting {
   const Routes* const routes_;
   Sender* const sender_;
   Statistics* const statistics_;
+  const Allocate allocate_;
   const std::function<void(const std::string&)> fail_;
   std::map<Key, State> states_;
   std::unordered_map<uint64_t, Site> sites_;

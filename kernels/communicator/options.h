@@ -15,6 +15,8 @@ struct Options {
   std::vector<int> servers;                  // ranks that own KV pairs; empty: all ranks
   // At most how many ranks of one node combine. 0: all that share a node, as far as the transport knows.
   int ranks_per_node = 0;
+  // The memory of the host for pieces of a GPU's tensors that leave; 0 for a default.
+  int64_t staging_bytes = 0;
   double timeout_s = 600;  // longest wait for another rank's part of an exchange
   // Longest silence of another rank. After a link was down for 5 s, TCP may wait for another 5 s until it sends again:
   // it doubles its pauses. That must not end a job.

@@ -7,11 +7,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <utility>
 
 #include "text.h"
 
 namespace poseidon {
+namespace {
+
+// The largest piece in which tensors are copied: a KV pair of floats, with a part of half as many bytes.
+size_t PieceBytes(const Options& options) {
+  const auto bytes = static_cast<size_t>(options.kv_pair_bytes);
+  return bytes + bytes / 2 + 256;
+}
+
+}  // namespace
 
 Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const std::vector<int>& nodes,
                    Statistics* statistics, std::function<void(const std::string& reason)> on_failure)
@@ -28,8 +38,12 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
       pings_(transport_.get(), &sender_),
-      broadcasting_(transport_.get(), &routes_, &sender_, statistics_,
-                    [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
+      broadcasting_(
+          transport_.get(), &routes_, &sender_, statistics_,
+          [this](size_t bytes) {
+            return staging_ ? staging_->TakeUnlimited(bytes) : std::shared_ptr<char[]>(new (std::nothrow) char[bytes]);
+          },
+          [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
       dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
              [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
   transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });
@@ -39,14 +53,87 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
 
 void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_);
+  if (!exchange.on_device) return StartReady(std::move(exchange), std::move(done), submitted, nullptr);
+  const std::shared_ptr<const OnDevice> tensor = exchange.on_device;
+  Staging* const staging = StagingOf(tensor->device);
+  if (!staging) return done(failure_);
+  // It begins when the gradient is there, not when TensorFlow has told the GPU to compute it.
+  staging->WhenReady(tensor, [this, exchange = std::move(exchange), done = std::move(done), staging](bool is_ready) {
+    if (!is_ready || has_failed()) return done(failure_);
+    StartReady(exchange, done, Clock::now(), staging);
+  });
+}
+
+// The staging of this rank's GPU; null, after a failure, of another one.
+Staging* Protocol::StagingOf(Device* device) {
+  if (!staging_) {
+    staging_ = std::make_unique<Staging>(device, PieceBytes(options_), static_cast<size_t>(options_.staging_bytes),
+                                         statistics_->staging);
+  }
+  if (staging_->device() == device) return staging_.get();
+  FailIf(
+      Text("Rank ", rank_, " exchanges tensors of two GPUs, expected those of one: start one process for each GPU."));
+  return nullptr;
+}
+
+void Protocol::StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging) {
   const uint64_t site = Hash(exchange.site);
   sender_.SetPriority(site, exchange.priority);
-  dense_.Start(std::move(exchange), std::move(done), site, submitted);
+  dense_.Start(std::move(exchange), std::move(done), site, submitted, staging);
   FailIfLeftBehind();
 }
 
 void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_, {});
+  if (!factors.on_device) return StartReadyFactors(std::move(factors), std::move(done), submitted);
+  const std::shared_ptr<const OnDevice> tensors = factors.on_device;
+  Staging* const staging = StagingOf(tensors->device);
+  if (!staging) return done(failure_, {});
+  staging->WhenReady(tensors, [this, factors = std::move(factors), done = std::move(done)](bool is_ready) {
+    if (!is_ready || has_failed()) return done(failure_, {});
+    if (broadcasting_.tries(Hash(factors.site))) return FetchFactors(factors, done, Clock::now());
+    StartReadyFactors(factors, done, Clock::now());  // which only says that they are not tried
+  });
+}
+
+// Copies factors from the GPU, in pieces between which urgent KV pairs find their place, and then sends them.
+void Protocol::FetchFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
+  struct Fetching {
+    Factors factors;
+    FactorsDone done;
+    size_t pending = 1;
+  };
+  auto fetching = std::make_shared<Fetching>();
+  fetching->factors = std::move(factors);
+  fetching->done = std::move(done);
+  auto landed = [this, fetching, submitted](bool has_landed) {
+    if (!has_landed) {
+      if (auto done = std::exchange(fetching->done, nullptr)) done(failure_, {});
+    } else if (--fetching->pending == 0) {
+      StartReadyFactors(std::move(fetching->factors), std::move(fetching->done), submitted);
+    }
+  };
+  for (FactorPart& part : fetching->factors.parts) {
+    const auto* from = static_cast<const char*>(part.data);
+    PinnedPiece piece = staging_->TakeUnlimited(part.bytes);
+    if (!piece) {
+      FailIf(Text("Rank ", rank_, " has no memory for ", part.bytes, " bytes of factors of '", fetching->factors.site,
+                  "': train with smaller batches, or with policy='ps'."));
+      return landed(false);
+    }
+    part.data = piece.get();
+    part.owner = piece;
+    for (size_t begin = 0; begin < part.bytes; begin += PieceBytes(options_)) {
+      ++fetching->pending;
+      staging_->FetchInto(piece, fetching->factors.priority, begin, from + begin,
+                          std::min(PieceBytes(options_), part.bytes - begin),
+                          [landed](const PinnedPiece& piece) { landed(piece != nullptr); });
+    }
+  }
+  landed(true);
+}
+
+void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
   const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
   statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
@@ -75,11 +162,16 @@ void Protocol::StartPing(int peer, size_t bytes, PingDone done) {
 // ---- what arrives ---------------------------------------------------------------------------
 
 bool Protocol::Poll() {
-  return transport_->Poll([this](int peer, const char* data, size_t bytes) {
+  const bool has_copied = staging_ && staging_->Poll();
+  if (staging_ && !staging_->failure().empty()) {
+    FailIf(Text("The GPU of rank ", rank_, " failed: ", staging_->failure(), "."));
+  }
+  const bool has_arrived = transport_->Poll([this](int peer, const char* data, size_t bytes) {
     const std::string wrong = Packets::Unpack(
         data, bytes, [this, peer](const FrameHeader& header, const char* payload) { OnFrame(peer, header, payload); });
     if (!wrong.empty()) FailIf(Malformed(peer, wrong));
   });
+  return has_arrived || has_copied;
 }
 
 void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload) {
@@ -162,6 +254,7 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
   }
   dense_.Fail(reason);
   broadcasting_.Fail(reason);
+  if (staging_) staging_->Fail();
   pings_.Fail(reason);
 }
 
@@ -214,6 +307,10 @@ void Protocol::CheckHeartbeats(Clock::time_point now) {
 }
 
 void Protocol::FailOverdue(const std::string& what, const std::vector<int>& ranks) {
+  if (ranks.empty()) {
+    return FailIf(Text("Rank ", rank_, " waited ", options_.timeout_s, " s for its GPU to copy what belongs to ", what,
+                       ". Look whether the GPU still works (nvidia-smi, dmesg)."));
+  }
   FailIf(Text("Rank ", rank_, " waited ", options_.timeout_s, " s for ", RankList(ranks), " to ", what,
               ". Look at the output of ", RankList(ranks),
               "; if it is only slow, give PoseidonStrategy a larger timeout_s."));

@@ -18,6 +18,7 @@
 #include "pings.h"
 #include "routes.h"
 #include "sender.h"
+#include "staging.h"
 #include "statistics.h"
 #include "transport.h"
 
@@ -35,7 +36,7 @@ class Protocol {
   void StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
   void StartPing(int peer, size_t bytes, PingDone done);
 
-  // Handles what has arrived; returns whether anything had.
+  // Handles what has arrived or has been copied; returns whether anything had.
   bool Poll();
 
   // Sends the frames that are ready, those for one peer together.
@@ -56,11 +57,21 @@ class Protocol {
   void Close();
 
   bool has_failed() const { return !failure_.empty(); }
-  bool is_waiting() const { return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting(); }
+  bool is_waiting() const {
+    return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
+  }
+  bool is_copying() const { return staging_ && staging_->is_copying(); }
+  bool is_waiting_for_device() const { return staging_ && staging_->is_waiting(); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
-  bool is_flushed() const { return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on(); }
+  bool is_flushed() const {
+    return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on() && !is_waiting_for_device();
+  }
 
  private:
+  void StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
+  void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
+  void FetchFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
+  Staging* StagingOf(Device* device);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
   void SendGoodbye();
   void FailIf(const std::string& disagreement);
@@ -81,6 +92,7 @@ class Protocol {
 
   const FrameChecks checks_;
   Heartbeats heartbeats_;
+  std::unique_ptr<Staging> staging_;  // null before the first tensor on a GPU
   Sender sender_;
   Pings pings_;
   FactorBroadcasting broadcasting_;

@@ -21,11 +21,21 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
     if (!disagreement.empty()) return disagreement;
   }
   state.own = active;
-  Contribution& own = state.contributions[transport_->rank()];
-  const bool adds = exchange.root < 0 ? exchange.contributes : exchange.root == transport_->rank();
-  own.data = adds ? active->input(pair) : nullptr;
-  Ready(key, transport_->rank());
+  if (!active->staging) {
+    GiveOwn(active, pair);
+  } else {
+    state.contributions[transport_->rank()].state = State::kArriving;
+    state.last.Arrived(transport_->rank(), Clock::now());  // others need not wait for it
+    FinishIfComplete(key);
+  }
   return "";
+}
+
+void Server::GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
+  const Key key{active->site, active->step, active->pairs[pair].offset};
+  const int rank = transport_->rank();
+  StateOf(key).contributions[rank].data = active->adds(rank) ? active->input(pair) : nullptr;
+  Ready(key, rank);
 }
 
 std::string Server::Add(int peer, const FrameHeader& header, const char* payload) {
@@ -53,7 +63,7 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
 void Server::Ready(const Key& key, int rank) {
   KvPairState& state = StateOf(key);
   state.contributions[rank].state = State::kReady;
-  state.last.Arrived(rank, Clock::now());
+  if (rank != transport_->rank() || !state.own->staging) state.last.Arrived(rank, Clock::now());
   FinishIfComplete(key);
 }
 
@@ -63,21 +73,27 @@ Server::KvPairState& Server::StateOf(const Key& key) {
   return state;
 }
 
-// Ranks that have not given their part of the KV pair at `offset`; this rank alone before it has started the exchange.
+// Ranks that have not given their part of the KV pair at `offset`; this rank alone before it has started the exchange,
+// and not while its part comes from a GPU.
 std::vector<int> Server::Missing(const KvPairState& state, uint64_t offset) const {
   if (!state.own) return {transport_->rank()};
   const int server = state.own->pairs[state.own->pairs.IndexOf(offset)].server;
   const int root = state.own->exchange.root;
   std::vector<int> needed = routes_->Sources(server), missing;
   if (root >= 0) needed = {routes_->SourceOf(root, server)};
-  std::copy_if(needed.begin(), needed.end(), std::back_inserter(missing),
-               [&state](int rank) { return state.contributions[rank].state != State::kReady; });
+  std::copy_if(needed.begin(), needed.end(), std::back_inserter(missing), [&](int rank) {
+    return state.contributions[rank].state != State::kReady && rank != transport_->rank();
+  });
   return missing;
 }
 
 void Server::FinishIfComplete(const Key& key) {
   auto found = pairs_.find(key);
   if (!Missing(found->second, std::get<2>(key)).empty()) return;
+  const std::shared_ptr<ActiveExchange>& own = found->second.own;
+  if (found->second.contributions[transport_->rank()].state != State::kReady) {
+    return on_need_(own, own->pairs.IndexOf(std::get<2>(key)));
+  }
   KvPairState state = std::move(found->second);
   pairs_.erase(found);
   statistics_->Waited(state.last);

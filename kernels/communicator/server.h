@@ -32,12 +32,20 @@ class Server {
   using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                                       const Contributions& contributions, uint32_t common_form)>;
 
-  Server(Transport* transport, const Routes* routes, Statistics* statistics, Complete on_complete)
-      : transport_(transport), routes_(routes), statistics_(statistics), on_complete_(std::move(on_complete)) {}
+  // Called when all parts but this rank's own are in, which is on a GPU and has not been given.
+  using Needs = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair)>;
 
-  // Adds this rank's own part of a KV pair. Returns how another rank's part disagrees with it, or
-  // an empty text.
+  Server(Transport* transport, const Routes* routes, Statistics* statistics, Complete on_complete, Needs on_need)
+      : transport_(transport),
+        routes_(routes),
+        statistics_(statistics),
+        on_complete_(std::move(on_complete)),
+        on_need_(std::move(on_need)) {}
+
+  // Adds this rank's own part of a KV pair; if that is on a GPU, GiveOwn must follow. Returns how another rank's part
+  // disagrees with it, or an empty text.
   std::string AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+  void GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
 
   // Adds the part that `peer` announces; a bulk payload is received first. May come before this rank's own part; if
   // that is there, the header has been compared with it. Returns what is wrong with the part, or an empty text.
@@ -79,6 +87,7 @@ class Server {
   const Routes* const routes_;
   Statistics* const statistics_;
   const Complete on_complete_;
+  const Needs on_need_;
   std::map<Key, KvPairState> pairs_;
   BufferPool pool_;
 };

@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_set>
 
 #include "event_log.h"
+#include "staging_statistics.h"
 
 namespace poseidon {
 
@@ -54,10 +56,12 @@ class Statistics {
   void Waited(const LastPart& last);
 
   std::atomic<uint64_t> header_bytes{0}, packets{0};  // sent by this rank
+  const std::shared_ptr<StagingStatistics> staging = std::make_shared<StagingStatistics>();
   EventLog events;
 
-  // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "sites": {name: {"count",
-  // "sent_bytes", "received_bytes", "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
+  // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "staging":
+  // {"pinned_bytes", "down_bytes", "up_bytes"}, "sites": {name: {"count", "sent_bytes", "received_bytes",
+  // "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
   std::string Json() const;
 
  private:

@@ -46,6 +46,13 @@ def test_servers_are_distinct_ranks(servers):
     options.JobOptions(servers=(1, 0)).check(2, has_own_ops=False)
 
 
+@pytest.mark.parametrize("number", [0, -1, 2**63, 1.5])
+def test_memory_for_staging_is_a_number_of_bytes(number):
+    with pytest.raises(poseidon.PoseidonError, match=f"staging_bytes={number}, expected a positive number of bytes"):
+        options.JobOptions(staging_bytes=number)
+    assert options.JobOptions(staging_bytes=1).staging_bytes == 1
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "startup_timeout_s", "heartbeat_timeout_s"])
 def test_times_may_be_long(name):
     for seconds in (float("inf"), 1e30, 1e9):

@@ -1,0 +1,53 @@
+// A GPU as exchanges see it: copies between its memory and the host's, and how far its work has come.
+//
+// Work that is put into a stream happens in its order, later. No call here waits for it.
+
+#ifndef POSEIDON_COMMUNICATOR_DEVICE_H_
+#define POSEIDON_COMMUNICATOR_DEVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace poseidon {
+
+class Device {
+ public:
+  using Stream = void*;                 // of the framework's handles, or one of the two below
+  using Event = std::shared_ptr<void>;  // a place in a stream
+
+  virtual ~Device() = default;
+
+  // The streams of copies to the host, and of copies to the GPU.
+  virtual Stream down() const = 0;
+  virtual Stream up() const = 0;
+
+  // The place in a stream behind all that has been put into it. Any thread may call this, Wait and Copy.
+  virtual Event Record(Stream stream) = 0;
+
+  // Lets what is put into `stream` from now on wait until `event` is done.
+  virtual void Wait(Stream stream, const Event& event) = 0;
+
+  // Whether the work before an event is done.
+  virtual bool IsDone(const Event& event) = 0;
+
+  // Copies `bytes` bytes within the GPU's memory, or between it and memory of AllocateHost; with other memory of the
+  // host the call may wait.
+  virtual void Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+
+  // Keeps `owner` until what has been put into `stream` is done, and Release is called. Any thread may call these.
+  virtual void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) = 0;
+  virtual void Release() = 0;
+
+  // Memory of the host that the GPU reads and writes at the rate of its link; null, which is no failure, if there is no
+  // more. Any thread may free it.
+  virtual void* AllocateHost(size_t bytes) = 0;
+  virtual void FreeHost(void* data) = 0;
+
+  // Why a call above, or work that it has started, has failed; empty if none has. Nothing need be done after that.
+  virtual std::string failure() const = 0;
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_DEVICE_H_

@@ -1,0 +1,19 @@
+// Counters of what a rank copies between its GPU and the host.
+
+#ifndef POSEIDON_COMMUNICATOR_STAGING_STATISTICS_H_
+#define POSEIDON_COMMUNICATOR_STAGING_STATISTICS_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace poseidon {
+
+// Any thread may read them.
+struct StagingStatistics {
+  std::atomic<uint64_t> pinned_bytes{0};             // of the host that are allocated
+  std::atomic<uint64_t> down_bytes{0}, up_bytes{0};  // copied so far, without factors that come up
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_COMMUNICATOR_STAGING_STATISTICS_H_
