@@ -1,6 +1,8 @@
-// CPU kernels of PoseidonSend, PoseidonRecv and PoseidonAgree.
+// What the kernels of PoseidonSend and PoseidonRecv do on any device, those of the CPU, and that of PoseidonAgree.
 //
-// Tests: tests/graphs/test_passes.py, tests/communicator/test_ops.py, tests/training/test_rewritten.py.
+// Tests: tests/graphs/test_passes.py, tests/communicator/test_staging.py, tests/training/test_rewritten.py.
+
+#include "send_recv_kernels.h"
 
 #include <atomic>
 #include <functional>
@@ -36,52 +38,6 @@ constexpr char kNotTaken[] =
     "TensorFlow has not run the graph pass, or has not taken what it made; enable Grappler "
     "(tf.config.optimizer), and look into TensorFlow's log.";
 
-// What PoseidonSend has started: holds the tensors until the communicator is done with them.
-class Ticket {
- public:
-  explicit Ticket(std::vector<Tensor> factors) : inputs_(std::move(factors)) {}
-  Ticket(Tensor gradient, Tensor sum) : inputs_{std::move(gradient)}, sum_(std::move(sum)) {}
-
-  bool has_factors() const { return !sum_; }
-  const std::vector<Tensor>& inputs() const { return inputs_; }
-  const Tensor& sum() const { return *sum_; }                    // of scheme "ps"
-  const GatheredFactors& gathered() const { return gathered_; }  // of scheme "sfb"
-  const std::string& error() const { return error_; }
-
-  void Finish(const std::string& error, GatheredFactors gathered) {
-    std::function<void()> waiting;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_done_ = true;
-      error_ = error;
-      gathered_ = std::move(gathered);
-      waiting = std::move(waiting_);
-    }
-    if (waiting) waiting();
-  }
-
-  // Calls `then` when the ticket is finished: now, on this thread, or later on the progress thread.
-  void WhenDone(std::function<void()> then) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!is_done_) {
-        waiting_ = std::move(then);
-        return;
-      }
-    }
-    then();
-  }
-
- private:
-  const std::vector<Tensor> inputs_;
-  const std::optional<Tensor> sum_;
-  std::mutex mutex_;  // guards what follows until is_done_
-  bool is_done_ = false;
-  std::string error_;
-  GatheredFactors gathered_;
-  std::function<void()> waiting_;
-};
-
 // A Ticket as an element of a tensor.
 struct TicketRef {
   std::shared_ptr<Ticket> ticket;
@@ -95,199 +51,32 @@ struct TicketRef {
 
 const char TicketRef::kTypeName[] = "poseidon::Ticket";
 
-class SendKernel : public OpKernel {
-  struct Site {
-    std::string name;
-    std::string form;
-    bool is_strict = false;
-    std::atomic<bool> has_warned{false};
-  };
+void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error, GatheredFactors gathered) {
+  // The network may still use its memory after a failure, so then it is never given back.
+  if (!error.empty()) new std::shared_ptr<Ticket>(ticket);
+  ticket->Finish(error, std::move(gathered));
+}
 
+class CpuSendKernel : public SendKernel {
  public:
-  explicit SendKernel(OpKernelConstruction* context) : OpKernel(context) {
-    std::string scheme;
-    OP_REQUIRES_OK(context, context->GetAttr("site", &site_->name));
-    OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
-    sends_factors_ = scheme == "sfb";
-    const char* row = sends_factors_ ? "sfb" : "ps";
-    shown_ = ShownAs(context, row, {row});
-    OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
-    OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
-    OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
-    OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
-    OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
-    OP_REQUIRES_OK(context, context->GetAttr("least_saving", &least_saving_));
-    OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
-    const tensorflow::DataType type = context->input_type(0);
-    OP_REQUIRES(
-        context,
-        !has_float_sum_ || (!sends_factors_ && (type == tensorflow::DT_HALF || type == tensorflow::DT_BFLOAT16)),
-        absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' has float_sum and a tensor of type ",
-                                                DataTypeString(type), " by ", scheme,
-                                                ", expected half or bfloat16 by ps.")));
-  }
+  using SendKernel::SendKernel;
 
   // Looking for zeros takes a while: other ops need not wait for it on the same thread.
   bool IsExpensive() override { return least_saving_ < 1; }
 
-  void Compute(OpKernelContext* context) override {
-    // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
-    std::optional<tsl::profiler::TraceMe> trace;
-    if (!IsExpensive()) trace.emplace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
-    Communicator* communicator = CommunicatorOf(context, *this, site_->name);
-    if (!communicator) return;
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    const bool contributes = context->input(context->num_inputs() - 1).scalar<bool>()();
-    std::shared_ptr<Ticket> ticket;
-    if (sends_factors_) {
-      ticket = SendFactors(context, communicator, contributes);
-    } else {
-      ticket = SendGradient(context, communicator, contributes);
-    }
-    output->scalar<tensorflow::Variant>()() = TicketRef{std::move(ticket)};
-  }
-
- private:
-  std::shared_ptr<Ticket> SendGradient(OpKernelContext* context, Communicator* communicator, bool contributes) {
-    const Tensor& gradient = context->input(0);
-    const tensorflow::DataType type = has_float_sum_ ? tensorflow::DT_FLOAT : gradient.dtype();
-    // In place when the graph has no other use for the gradient.
-    Tensor sum;
-    context->SetStatus(context->forward_input_or_allocate_temp({0}, type, gradient.shape(), &sum));
-    if (!context->status().ok()) return nullptr;
-    auto ticket = std::make_shared<Ticket>(gradient, std::move(sum));
-    Exchange exchange;
-    exchange.site = site_->name;
-    exchange.dtype = ToDataType(type);
-    if (has_float_sum_) exchange.input_dtype = ToDataType(gradient.dtype());
-    exchange.count = gradient.NumElements();
-    exchange.input = gradient.data();
-    exchange.output = ticket->sum().data();
-    exchange.contributes = contributes;
-    exchange.is_gradient = true;
-    exchange.row = shown_.row;
-    exchange.is_blocking = shown_.is_blocking;
-    exchange.group = group_;
-    exchange.priority = priority_;
-    communicator->Submit(std::move(exchange), [ticket](const std::string& error) { Finish(ticket, error, {}); });
-    return ticket;
-  }
-
-  std::shared_ptr<Ticket> SendFactors(OpKernelContext* context, Communicator* communicator, bool contributes) {
-    std::vector<Tensor> tensors;
-    for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
-    auto ticket = std::make_shared<Ticket>(std::move(tensors));
-    Factors factors;
-    factors.site = site_->name;
-    factors.form = site_->form;
-    factors.row = shown_.row;
-    factors.is_blocking = shown_.is_blocking;
-    factors.group = group_;
-    factors.priority = priority_;
-    const bool may_shorten = least_saving_ < 1 && !communicator->is_on_one_node();
-    for (const Tensor& tensor : ticket->inputs()) {
-      if (tensor.dims() != 2) {
-        context->SetStatus(absl::InvalidArgumentError(
-            absl::StrCat("A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
-                         ", but factors are matrices; reshape it to [rows, columns].")));
-        return nullptr;
-      }
-      const size_t element_bytes = DataTypeSize(tensor.dtype()), row_bytes = tensor.dim_size(1) * element_bytes;
-      const size_t bytes = contributes ? tensor.dim_size(0) * row_bytes : 0;
-      factors.parts.push_back({tensor.data(), bytes, row_bytes, element_bytes});
-      if (may_shorten) {
-        factors.parts.back().without_zeros = LeaveOutZeros(tensor.data(), bytes, element_bytes, least_saving_);
-      }
-    }
-    communicator->SubmitFactors(
-        std::move(factors), [site = site_, communicator, ticket](const std::string& error, GatheredFactors gathered) {
-          if (error.empty() && gathered.refused_by >= 0) {
-            const std::string refusal = NoteRefusal(site.get(), communicator, gathered.refused_by);
-            return Finish(ticket, refusal, std::move(gathered));
-          }
-          Finish(ticket, error, std::move(gathered));
-        });
-    return ticket;
-  }
-
-  // Another rank has other factors than this one, or none. Returns why that ends the job, if it does.
-  static std::string NoteRefusal(Site* site, Communicator* communicator, int rank) {
-    const std::string reason = absl::StrCat("'", site->name,
-                                            "' cannot travel as factors, since the training graphs of "
-                                            "ranks ",
-                                            communicator->rank(), " and ", rank, " were not rewritten alike");
-    if (site->is_strict) {
-      const std::string error = absl::StrCat("strict=True, but ", reason, ".");
-      communicator->Abort(error, /*seconds=*/0);
-      return error;
-    }
-    if (!site->has_warned.exchange(true)) Warn(reason + ": it travels dense.");
-    return "";
-  }
-
-  static void Finish(const std::shared_ptr<Ticket>& ticket, const std::string& error, GatheredFactors gathered) {
-    // The network may still use its memory after a failure, so then it is never given back.
-    if (!error.empty()) new std::shared_ptr<Ticket>(ticket);
-    ticket->Finish(error, std::move(gathered));
-  }
-
-  // Exchanges may outlive the kernel.
-  const std::shared_ptr<Site> site_ = std::make_shared<Site>();
-  bool sends_factors_ = false;
-  Shown shown_ = {"calls"};
-  Group group_;
-  int priority_ = 0;
-  float least_saving_ = 1;
-  bool has_float_sum_ = false;
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return nullptr; }
 };
 
-class RecvKernel : public AsyncOpKernel {
+class CpuRecvKernel : public RecvKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  using RecvKernel::RecvKernel;
 
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
-    OP_REQUIRES_ASYNC(context, ref != nullptr,
-                      absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."), done);
-    std::shared_ptr<Ticket> ticket = ref->ticket;
-    ticket->WhenDone([context, ticket, done = std::move(done)] {
-      if (!ticket->error().empty()) {
-        context->SetStatus(absl::AbortedError(ticket->error()));
-        return done();
-      }
-      SetComplete(context, !ticket->has_factors() || ticket->gathered().is_complete);
-      if (!ticket->has_factors()) {
-        context->set_output(0, ticket->sum());
-        return done();
-      }
-      // Copying takes a while: not on the progress thread.
-      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([context, ticket, done] {
-        CopyFactors(context, *ticket);
-        done();
-      });
-    });
-  }
+ protected:
+  void AwaitSum(OpKernelContext*, const Ticket&, std::function<void()> then) override { then(); }
 
- private:
-  static void SetComplete(OpKernelContext* context, bool is_complete) {
-    Tensor complete(tensorflow::DT_BOOL, TensorShape({}));
-    complete.scalar<bool>()() = is_complete;
-    context->set_output(context->num_outputs() - 1, complete);
-  }
-
-  // Concatenates the rows of all ranks.
-  static void CopyFactors(OpKernelContext* context, const Ticket& ticket) {
-    const GatheredFactors& gathered = ticket.gathered();
-    for (size_t i = 0; i < ticket.inputs().size(); ++i) {
-      const Tensor& mine = ticket.inputs()[i];
-      const int64_t columns = mine.dim_size(1);
-      const GatheredPart part = gathered.is_complete ? gathered.parts[i] : GatheredPart();
-      const int64_t rows = NumRows(part, columns * DataTypeSize(mine.dtype()));
-      Tensor* output = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({rows, columns}), &output));
-      CopyRows(part, output->data());
-    }
+  void CopyFactor(OpKernelContext*, const std::shared_ptr<Ticket>& ticket, size_t factor, char* output) override {
+    CopyRows(ticket->gathered().parts[factor], output);
   }
 };
 
@@ -331,9 +120,208 @@ class AgreeKernel : public AsyncOpKernel {
   std::string refusal_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU), SendKernel);
-REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU), RecvKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU), CpuSendKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU), CpuRecvKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAgree").Device(tensorflow::DEVICE_CPU), AgreeKernel);
 
 }  // namespace
+
+// ---- what is under way --------------------------------------------------------------------------
+
+Ticket::~Ticket() {
+  if (sum_ && on_device_ && on_device_->complete && !was_received_) {
+    on_device_->device->KeepUntilDone(on_device_->device->up(), std::make_shared<Tensor>(*sum_));
+  }
+}
+
+void Ticket::Finish(const std::string& error, GatheredFactors gathered) {
+  std::function<void()> waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_done_ = true;
+    error_ = error;
+    gathered_ = std::move(gathered);
+    waiting = std::move(waiting_);
+  }
+  if (waiting) waiting();
+}
+
+void Ticket::WhenDone(std::function<void()> then) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_done_) {
+      waiting_ = std::move(then);
+      return;
+    }
+  }
+  then();
+}
+
+// ---- PoseidonSend -------------------------------------------------------------------------------
+
+SendKernel::SendKernel(OpKernelConstruction* context) : OpKernel(context) {
+  std::string scheme;
+  OP_REQUIRES_OK(context, context->GetAttr("site", &site_->name));
+  OP_REQUIRES_OK(context, context->GetAttr("scheme", &scheme));
+  sends_factors_ = scheme == "sfb";
+  const char* row = sends_factors_ ? "sfb" : "ps";
+  shown_ = ShownAs(context, row, {row});
+  OP_REQUIRES_OK(context, context->GetAttr("form", &site_->form));
+  OP_REQUIRES_OK(context, context->GetAttr("strict", &site_->is_strict));
+  OP_REQUIRES_OK(context, context->GetAttr("group", &group_.name));
+  OP_REQUIRES_OK(context, context->GetAttr("group_size", &group_.size));
+  OP_REQUIRES_OK(context, context->GetAttr("priority", &priority_));
+  OP_REQUIRES_OK(context, context->GetAttr("least_saving", &least_saving_));
+  OP_REQUIRES_OK(context, context->GetAttr("float_sum", &has_float_sum_));
+  const tensorflow::DataType type = context->input_type(0);
+  OP_REQUIRES(context,
+              !has_float_sum_ || (!sends_factors_ && (type == tensorflow::DT_HALF || type == tensorflow::DT_BFLOAT16)),
+              absl::InvalidArgumentError(absl::StrCat("'", site_->name, "' has float_sum and a tensor of type ",
+                                                      DataTypeString(type), " by ", scheme,
+                                                      ", expected half or bfloat16 by ps.")));
+}
+
+void SendKernel::Compute(OpKernelContext* context) {
+  // TensorFlow's profiler shows only kernels that are expensive, or say themselves what they do.
+  std::optional<tsl::profiler::TraceMe> trace;
+  if (!IsExpensive()) trace.emplace([this] { return absl::StrCat(name(), ":PoseidonSend"); });
+  Communicator* communicator = CommunicatorOf(context, *this, site_->name);
+  if (!communicator) return;
+  Tensor* output = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+  const bool contributes = context->input(context->num_inputs() - 1).scalar<bool>()();
+  std::shared_ptr<Ticket> ticket;
+  if (sends_factors_) {
+    ticket = SendFactors(context, communicator, contributes);
+  } else {
+    ticket = SendGradient(context, communicator, contributes);
+  }
+  output->scalar<tensorflow::Variant>()() = TicketRef{std::move(ticket)};
+}
+
+std::shared_ptr<Ticket> SendKernel::SendGradient(OpKernelContext* context, Communicator* communicator,
+                                                 bool contributes) {
+  const Tensor& gradient = context->input(0);
+  const tensorflow::DataType type = has_float_sum_ ? tensorflow::DT_FLOAT : gradient.dtype();
+  // In place when the graph has no other use for the gradient.
+  Tensor sum;
+  context->SetStatus(context->forward_input_or_allocate_temp({0}, type, gradient.shape(), &sum));
+  if (!context->status().ok()) return nullptr;
+  auto ticket = std::make_shared<Ticket>(gradient, std::move(sum), Place(context));
+  Exchange exchange;
+  exchange.site = site_->name;
+  exchange.dtype = ToDataType(type);
+  if (has_float_sum_) exchange.input_dtype = ToDataType(gradient.dtype());
+  exchange.count = gradient.NumElements();
+  exchange.input = gradient.data();
+  exchange.output = ticket->sum().data();
+  exchange.contributes = contributes;
+  exchange.is_gradient = true;
+  exchange.row = shown_.row;
+  exchange.is_blocking = shown_.is_blocking;
+  exchange.group = group_;
+  exchange.priority = priority_;
+  exchange.on_device = ticket->on_device();
+  communicator->Submit(std::move(exchange), [ticket](const std::string& error) { Finish(ticket, error, {}); });
+  return ticket;
+}
+
+std::shared_ptr<Ticket> SendKernel::SendFactors(OpKernelContext* context, Communicator* communicator,
+                                                bool contributes) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i + 1 < context->num_inputs(); ++i) tensors.push_back(context->input(i));
+  auto ticket = std::make_shared<Ticket>(std::move(tensors), Place(context));
+  Factors factors;
+  factors.site = site_->name;
+  factors.form = site_->form;
+  factors.row = shown_.row;
+  factors.is_blocking = shown_.is_blocking;
+  factors.group = group_;
+  factors.priority = priority_;
+  factors.on_device = ticket->on_device();
+  const bool may_shorten = least_saving_ < 1 && !communicator->is_on_one_node() && !ticket->on_device();
+  for (const Tensor& tensor : ticket->inputs()) {
+    if (tensor.dims() != 2) {
+      context->SetStatus(absl::InvalidArgumentError(
+          absl::StrCat("A factor of '", site_->name, "' has shape ", tensor.shape().DebugString(),
+                       ", but factors are matrices; reshape it to [rows, columns].")));
+      return nullptr;
+    }
+    const size_t element_bytes = DataTypeSize(tensor.dtype()), row_bytes = tensor.dim_size(1) * element_bytes;
+    const size_t bytes = contributes ? tensor.dim_size(0) * row_bytes : 0;
+    factors.parts.push_back({tensor.data(), bytes, row_bytes, element_bytes});
+    if (may_shorten) {
+      factors.parts.back().without_zeros = LeaveOutZeros(tensor.data(), bytes, element_bytes, least_saving_);
+    }
+  }
+  communicator->SubmitFactors(
+      std::move(factors), [site = site_, communicator, ticket](const std::string& error, GatheredFactors gathered) {
+        if (error.empty() && gathered.refused_by >= 0) {
+          const std::string refusal = NoteRefusal(site.get(), communicator, gathered.refused_by);
+          return Finish(ticket, refusal, std::move(gathered));
+        }
+        Finish(ticket, error, std::move(gathered));
+      });
+  return ticket;
+}
+
+// Another rank has other factors than this one, or none. Returns why that ends the job, if it does.
+std::string SendKernel::NoteRefusal(Site* site, Communicator* communicator, int rank) {
+  const std::string reason = absl::StrCat("'", site->name,
+                                          "' cannot travel as factors, since the training graphs of "
+                                          "ranks ",
+                                          communicator->rank(), " and ", rank, " were not rewritten alike");
+  if (site->is_strict) {
+    const std::string error = absl::StrCat("strict=True, but ", reason, ".");
+    communicator->Abort(error, /*seconds=*/0);
+    return error;
+  }
+  if (!site->has_warned.exchange(true)) Warn(reason + ": it travels dense.");
+  return "";
+}
+
+// ---- PoseidonRecv -------------------------------------------------------------------------------
+
+void RecvKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
+  const auto* ref = context->input(0).scalar<tensorflow::Variant>()().get<TicketRef>();
+  OP_REQUIRES_ASYNC(context, ref != nullptr, absl::InvalidArgumentError("PoseidonRecv takes a ticket of PoseidonSend."),
+                    done);
+  std::shared_ptr<Ticket> ticket = ref->ticket;
+  ticket->WhenDone([this, context, ticket, done = std::move(done)] {
+    if (!ticket->error().empty()) {
+      context->SetStatus(absl::AbortedError(ticket->error()));
+      return done();
+    }
+    Tensor complete(tensorflow::DT_BOOL, TensorShape({}));
+    complete.scalar<bool>()() = !ticket->has_factors() || ticket->gathered().is_complete;
+    context->set_output(context->num_outputs() - 1, complete);
+    if (!ticket->has_factors()) {
+      return AwaitSum(context, *ticket, [context, ticket, done] {
+        context->set_output(0, ticket->sum());
+        ticket->Received();
+        done();
+      });
+    }
+    // Copying takes a while: not on the progress thread.
+    context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([this, context, ticket, done] {
+      CopyFactors(context, ticket);
+      done();
+    });
+  });
+}
+
+// Concatenates the rows of all ranks.
+void RecvKernel::CopyFactors(OpKernelContext* context, const std::shared_ptr<Ticket>& ticket) {
+  const GatheredFactors& gathered = ticket->gathered();
+  for (size_t i = 0; i < ticket->inputs().size(); ++i) {
+    const Tensor& mine = ticket->inputs()[i];
+    const int64_t columns = mine.dim_size(1);
+    const GatheredPart part = gathered.is_complete ? gathered.parts[i] : GatheredPart();
+    const int64_t rows = NumRows(part, columns * DataTypeSize(mine.dtype()));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({rows, columns}), &output));
+    if (rows > 0) CopyFactor(context, ticket, i, static_cast<char*>(output->data()));
+  }
+}
+
 }  // namespace poseidon

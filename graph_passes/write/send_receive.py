@@ -20,8 +20,9 @@ Slices that stay slices keep their marker, which already is that exchange. Under
 The lower branch of "sfb" runs if some rank could not send factors; all ranks come to the same result. Until then, this
 rank's own dense gradient is not computed, since only that branch needs it.
 
-Send and Recv are on the host, whatever device the gradient is on. TensorFlow copies what is sent to the host, and what
-is received back: under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks.
+Send and Recv are on the device of the gradient if they have kernels for it, which copy in pieces while others travel.
+Else they are on the host, and TensorFlow copies what is sent to it, and what is received back: under "ps" the gradient
+and the sum, under "sfb" this rank's U and V, and those of all ranks.
 
 Tests: tests/graphs/test_passes.py, tests/training/test_rewritten.py.
 """
@@ -33,6 +34,7 @@ from typing import Any
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
+from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.match.factors import BETWEEN
 from tf_poseidon.graph_passes.match.matches import BiasMatch
@@ -96,7 +98,9 @@ class SendReceive(site_writer.SiteWriter):
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
         self._verify_by([f"{leader}/recv:{index}"], [dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
-        self._merge_with_dense(self._after_controls(self._sum_of_rows(gathered, dtype), bias), is_complete)
+        total = self._after_controls(self._sum_of_rows(gathered, dtype), bias)
+        with self.writer.placed(self._where_summed()):
+            self._merge_with_dense(total, is_complete)
 
     def _only_for_dense(self, match: Match | BiasMatch) -> list[str]:
         """Returns the nodes that compute this rank's own gradient for nothing but the dense branch."""
@@ -121,6 +125,18 @@ class SendReceive(site_writer.SiteWriter):
 
     # ---- parts --------------------------------------------------------------------------------
 
+    def _where_exchanged(self, device: str) -> str:
+        """Returns where tensors that are on a device can be exchanged: there, or on the host."""
+        return device if devices.has_kernel("PoseidonSend", device) else self._host
+
+    def _where_gathered(self, dtype: int) -> str:
+        """Returns the device where factors of `dtype` are exchanged."""
+        return self._where_exchanged(self._where_rebuilt(dtype))
+
+    def _where_summed(self) -> str:
+        """Returns the device where the dense gradient is exchanged; that of slices is made on the host."""
+        return self._host if self.marker.indices is not None else self._where_exchanged(self._gradient_device)
+
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
                           types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",
                           is_fallback: bool = False, float_sum: bool = False, least_saving: float = 1.0) -> str:
@@ -132,7 +148,8 @@ class SendReceive(site_writer.SiteWriter):
         shorter: dict[str, Any] = {"float_sum": True} if float_sum else {}
         if least_saving < 1:
             shorter["least_saving"] = least_saving
-        with self.writer.placed(self._host):
+        is_sum = scheme == planning.PS
+        with self.writer.placed(self._where_summed() if is_sum else self._where_gathered(types[0])):
             ticket = self.writer.add(
                 f"{prefix}{send}", "PoseidonSend", [*tensors, self._contributes, *self._controls],
                 T=types, site=self.marker.site, scheme=scheme, form=form,
@@ -159,7 +176,8 @@ class SendReceive(site_writer.SiteWriter):
         self.writer.add("is_dense", "Identity", [switch], T=types_pb2.DT_BOOL)
 
     def _if_complete(self, name: str, tensor: str, is_complete: str, dtype: int) -> str:
-        return self.writer.add(name, "Switch", [tensor, is_complete], T=dtype) + ":1"
+        with self.writer.placed(self._where_gathered(dtype)):
+            return self.writer.add(name, "Switch", [tensor, is_complete], T=dtype) + ":1"
 
     def _merge_with_dense(self, total: str, is_complete: str) -> None:
         dtype = self.marker.dtype

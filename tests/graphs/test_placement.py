@@ -86,6 +86,14 @@ COPIES = [
     (with_other_reader, "sfb", False, {"U", "V"}, UP),
 ]
 
+# The same where Send and Recv copy: what is left for TensorFlow, if anything is.
+IN_PIECES = {
+    (layer, "sfb", False): ({"bias/gathered:1"}, {"bias/rows"}),
+    (layer, "sfb", True): ({"kernel/is_complete"}, {"kernel/is_dense"}),
+    (half_on_the_wire, "sfb", False): ({"bias/gathered:1"}, {"bias/rows"}),
+    (regularized, "sfb", False): ({"kernel/gathered2:1"}, {"kernel/total_coefficient0"}),
+}
+
 
 def on(device, builder):
     """Returns the graph of a builder whose arithmetic is on a device."""
@@ -95,15 +103,20 @@ def on(device, builder):
     return tiny_graphs.build(build).as_graph_def(add_shapes=True)
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("builder, policy, is_refused, down, up", COPIES,
                          ids=[f"{row[0].__name__}-{row[1]}" + "-refused" * row[2] for row in COPIES])
-def test_copies(builder, policy, is_refused, down, up, alone):  # noqa: F811
+def test_copies(builder, policy, is_refused, down, up, in_pieces, alone, monkeypatch):  # noqa: F811
+    """Of TensorFlow: where Send and Recv have kernels for the accelerator, they copy, in pieces."""
+    has_kernel = devices.has_kernel
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: (
+        in_pieces or op != "PoseidonSend" or "CPU:0" in device) and has_kernel(op, device, **types))
     before = on(ACCELERATOR, builder)
-    prefix = f"placement/{builder.__name__}/{policy}/{is_refused}"
+    prefix = f"placement/{builder.__name__}/{policy}/{is_refused}/{in_pieces}"
     if is_refused:  # as if this rank's graph had not been rewritten
         run(renamed(before, prefix))
     after = renamed(rewrite(before, policy).graph_def, prefix)
-    assert run(after) == (down, up)
+    assert run(after) == (IN_PIECES.get((builder, policy, is_refused), (set(), set())) if in_pieces else (down, up))
 
 
 def run(graph_def):
@@ -122,7 +135,7 @@ def run(graph_def):
             for device in metadata.step_stats.dev_stats for node in device.node_stats}
     copies = {HOST: set(), ACCELERATOR: set()}
     for node in (node for partition in metadata.partition_graphs for node in partition.node):
-        if node.op == "_Send" and not node.input[0].startswith("_arg"):  # not what the test gives
+        if node.op == "_Send" and not node.input[0].startswith(("_arg", "Const")):  # not what the test gives
             source, _, slot = node.input[0].partition(":")
             if int(slot or 0) in made.get(source, ()):
                 copied = f"{source.partition('/ctrl')[0]}:{slot}".removesuffix(":")
@@ -170,7 +183,7 @@ def test_gradients_are_rebuilt_where_the_product_has_a_kernel(dtype, out, is_on_
 
     nodes = {node.op: node.device for node in rewrite(on(GPU, builder)).graph_def.node}
     assert nodes[PRODUCT] == nodes["Merge"] == (GPU if is_on_gpu and has_gpu_kernels() else ITS_HOST)
-    assert nodes["PoseidonSend"] == nodes["PoseidonRecv"] == ITS_HOST
+    assert nodes["PoseidonSend"] == nodes["PoseidonRecv"] == (GPU if has_gpu_kernels() else ITS_HOST)
 
 
 @pytest.mark.skipif(not has_gpu_kernels(), reason="the library is built for CPUs")

@@ -1,0 +1,165 @@
+// PoseidonSend and PoseidonRecv of a GPU without a GPU: chosen by the node attribute _kernel="emulated_gpu", they move
+// the tensors of CPUs as those of GPUs are moved, by threads in place of copy engines. For tests and rehearsals.
+//
+// Tests: tests/communicator/test_staging.py, tests/graphs/test_pipeline_fuzz.py.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "device.h"
+#include "gathered_rows.h"
+#include "send_recv_kernels.h"
+#include "staging.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::OpKernelContext;
+using Work = std::function<void()>;
+
+// Work that is done in its order, by a thread of its own.
+class Queue {
+ public:
+  Queue() {
+    std::thread([this] { Run(); }).detach();
+  }
+
+  void Put(Work work) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.push_back(std::move(work));
+    has_work_.notify_one();
+  }
+
+ private:
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      // Not wait(): see emulated_ops.cc.
+      while (!has_work_.wait_for(lock, std::chrono::hours(1), [this] { return !waiting_.empty(); })) {
+      }
+      Work work = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;  // without the lock, which may be wanted for what it owns
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable has_work_;
+  std::deque<Work> waiting_;
+};
+
+class EmulatedGpu : public Device {
+ public:
+  static EmulatedGpu& Instance() {
+    static auto* instance = new EmulatedGpu;  // never destroyed: its threads wait until the process ends
+    return *instance;
+  }
+
+  Stream down() const override { return &down_; }
+  Stream up() const override { return &up_; }
+
+  // The framework's stream is null: what has been put into it is done.
+  Event Record(Stream stream) override {
+    auto place = std::make_shared<Place>();
+    if (stream) {
+      static_cast<Queue*>(stream)->Put([place] { place->Pass(); });
+    } else {
+      place->Pass();
+    }
+    return place;
+  }
+  void Wait(Stream, const Event&) override {}  // see WhenDone
+  bool IsDone(const Event& event) override { return static_cast<Place*>(event.get())->is_passed; }
+  void Copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    static_cast<Queue*>(stream)->Put([=] { std::memcpy(to, from, bytes); });
+  }
+  void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
+    if (stream) static_cast<Queue*>(stream)->Put([owner = std::move(owner)] {});
+  }
+  void Release() override {}
+  void* AllocateHost(size_t bytes) override { return ::operator new(bytes, kLine, std::nothrow); }
+  void FreeHost(void* data) override { ::operator delete(data, kLine); }
+  std::string failure() const override { return ""; }
+
+  // Calls `then` when an event is done, where a GPU's stream would wait for it.
+  static void WhenDone(const Event& event, Work then) { static_cast<Place*>(event.get())->WhenPassed(std::move(then)); }
+
+ private:
+  class Place {
+   public:
+    void Pass() {
+      Work then;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        is_passed = true;
+        then = std::move(then_);
+      }
+      if (then) then();
+    }
+    void WhenPassed(Work then) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!is_passed) {
+          then_ = std::move(then);
+          return;
+        }
+      }
+      then();
+    }
+
+    std::atomic<bool> is_passed{false};
+
+   private:
+    std::mutex mutex_;
+    Work then_;
+  };
+  static constexpr std::align_val_t kLine{64};
+
+  mutable Queue down_, up_;
+};
+
+class EmulatedSendKernel : public SendKernel {
+ public:
+  using SendKernel::SendKernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override {
+    EmulatedGpu& gpu = EmulatedGpu::Instance();
+    return std::make_shared<OnDevice>(&gpu, nullptr, gpu.Record(nullptr));
+  }
+};
+
+class EmulatedRecvKernel : public RecvKernel {
+ public:
+  using RecvKernel::RecvKernel;
+
+ protected:
+  void AwaitSum(OpKernelContext*, const Ticket& ticket, std::function<void()> then) override {
+    EmulatedGpu::WhenDone(ticket.on_device()->complete, std::move(then));
+  }
+
+  void CopyFactor(OpKernelContext*, const std::shared_ptr<Ticket>& ticket, size_t factor, char* output) override {
+    CopyRows(ticket->gathered().parts[factor], output);
+  }
+};
+
+constexpr char kLabel[] = "emulated_gpu";
+REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedSendKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedRecvKernel);
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,78 @@
+// GPU kernels of PoseidonSend and PoseidonRecv: tensors stay in the GPU's memory, from and to which the communicator
+// copies them in pieces; factors of other ranks come up in TensorFlow's stream. Compiled only where there is CUDA to
+// compile it with. The tests run the same with an emulated GPU: these lines need a real one.
+//
+// Tests: tests/communicator/test_staging.py, tests/graphs/test_placement.py.
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "cuda/copies.h"
+#include "device.h"
+#include "send_recv_kernels.h"
+#include "staging.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "xla/stream_executor/stream.h"
+
+namespace poseidon {
+namespace {
+
+using tensorflow::OpKernelContext;
+
+Device::Stream StreamOf(OpKernelContext* context) {
+  return context->op_device_context()->stream()->platform_specific_handle().stream;
+}
+
+class GpuSendKernel : public SendKernel {
+ public:
+  using SendKernel::SendKernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext* context) const override {
+    Device* const device = CudaDevice(context->device()->tensorflow_accelerator_device_info()->gpu_id);
+    const Device::Stream stream = StreamOf(context);
+    return std::make_shared<OnDevice>(device, stream, device->Record(stream));
+  }
+};
+
+class GpuRecvKernel : public RecvKernel {
+ public:
+  using RecvKernel::RecvKernel;
+
+ protected:
+  void AwaitSum(OpKernelContext* context, const Ticket& ticket, std::function<void()> then) override {
+    const OnDevice& place = *ticket.on_device();
+    place.device->Wait(StreamOf(context), place.complete);
+    then();
+  }
+
+  void CopyFactor(OpKernelContext* context, const std::shared_ptr<Ticket>& ticket, size_t factor,
+                  char* output) override {
+    Device* const device = ticket->on_device()->device;
+    const Device::Stream stream = StreamOf(context);
+    for (const GatheredFactors::Rows& rows : ticket->gathered().parts[factor]) {
+      if (rows.bytes == 0) continue;
+      if (rows.is_own) {
+        device->Copy(stream, output, ticket->inputs()[factor].data(), rows.bytes);
+      } else if (rows.element_bytes > 0) {  // of a rank that has left out its zeros
+        std::shared_ptr<char[]> whole(new char[rows.bytes]);
+        rows.CopyTo(whole.get());
+        device->Copy(stream, output, whole.get(), rows.bytes);
+        device->KeepUntilDone(stream, std::move(whole));
+      } else {
+        device->Copy(stream, output, rows.data, rows.bytes);
+      }
+      output += rows.bytes;
+    }
+    device->KeepUntilDone(stream, ticket);  // which holds the memory that is copied from
+  }
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("PoseidonSend").Device(tensorflow::DEVICE_GPU).HostMemory("contributes").HostMemory("ticket"), GpuSendKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_GPU).HostMemory("ticket").HostMemory("complete"),
+                        GpuRecvKernel);
+
+}  // namespace
+}  // namespace poseidon

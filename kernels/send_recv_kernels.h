@@ -1,0 +1,116 @@
+// PoseidonSend and PoseidonRecv on any device: send_recv_kernels.cc has those of the CPU, send_recv_gpu.cc those of
+// GPUs.
+
+#ifndef POSEIDON_SEND_RECV_KERNELS_H_
+#define POSEIDON_SEND_RECV_KERNELS_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "process_communicator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace poseidon {
+
+// What PoseidonSend has started: holds the tensors until the communicator is done with them.
+class Ticket {
+ public:
+  using Tensors = std::vector<tensorflow::Tensor>;
+
+  // Of scheme "sfb", and of scheme "ps". `on_device` is null if the tensors are in the host's memory.
+  Ticket(Tensors factors, std::shared_ptr<OnDevice> on_device)
+      : inputs_(std::move(factors)), on_device_(std::move(on_device)) {}
+  Ticket(tensorflow::Tensor gradient, tensorflow::Tensor sum, std::shared_ptr<OnDevice> on_device)
+      : inputs_{std::move(gradient)}, sum_(std::move(sum)), on_device_(std::move(on_device)) {}
+
+  // Keeps a sum that nobody has received as long as the GPU writes it.
+  ~Ticket();
+
+  bool has_factors() const { return !sum_; }
+  const Tensors& inputs() const { return inputs_; }
+  const tensorflow::Tensor& sum() const { return *sum_; }        // of scheme "ps"
+  const GatheredFactors& gathered() const { return gathered_; }  // of scheme "sfb"
+  const std::shared_ptr<OnDevice>& on_device() const { return on_device_; }
+  const std::string& error() const { return error_; }
+
+  void Finish(const std::string& error, GatheredFactors gathered);
+
+  // Calls `then` when the ticket is finished: now, on this thread, or later on the progress thread.
+  void WhenDone(std::function<void()> then);
+
+  // The sum of scheme "ps" now belongs to others.
+  void Received() { was_received_ = true; }
+
+ private:
+  const Tensors inputs_;
+  const std::optional<tensorflow::Tensor> sum_;
+  const std::shared_ptr<OnDevice> on_device_;
+  std::mutex mutex_;  // guards what follows until is_done_
+  bool is_done_ = false;
+  std::string error_;
+  GatheredFactors gathered_;
+  bool was_received_ = false;
+  std::function<void()> waiting_;
+};
+
+class SendKernel : public tensorflow::OpKernel {
+ public:
+  explicit SendKernel(tensorflow::OpKernelConstruction* context);
+  void Compute(tensorflow::OpKernelContext* context) override;
+
+ protected:
+  // Where the tensors are that are now computed, or will be by what has been put into the device's stream; null for the
+  // host's memory.
+  virtual std::shared_ptr<OnDevice> Place(tensorflow::OpKernelContext* context) const = 0;
+
+  float least_saving_ = 1;
+
+ private:
+  struct Site {
+    std::string name;
+    std::string form;
+    bool is_strict = false;
+    std::atomic<bool> has_warned{false};
+  };
+
+  std::shared_ptr<Ticket> SendGradient(tensorflow::OpKernelContext* context, Communicator* communicator,
+                                       bool contributes);
+  std::shared_ptr<Ticket> SendFactors(tensorflow::OpKernelContext* context, Communicator* communicator,
+                                      bool contributes);
+  static std::string NoteRefusal(Site* site, Communicator* communicator, int rank);
+
+  // Exchanges may outlive the kernel.
+  const std::shared_ptr<Site> site_ = std::make_shared<Site>();
+  bool sends_factors_ = false;
+  Shown shown_ = {"calls"};
+  Group group_;
+  int priority_ = 0;
+  bool has_float_sum_ = false;
+};
+
+class RecvKernel : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
+
+ protected:
+  // Calls `then` when ops that follow may read the sum; an exchange of it is done.
+  virtual void AwaitSum(tensorflow::OpKernelContext* context, const Ticket& ticket, std::function<void()> then) = 0;
+
+  // Copies the rows of all ranks of one factor to `output`, for ops that follow.
+  virtual void CopyFactor(tensorflow::OpKernelContext* context, const std::shared_ptr<Ticket>& ticket, size_t factor,
+                          char* output) = 0;
+
+ private:
+  void CopyFactors(tensorflow::OpKernelContext* context, const std::shared_ptr<Ticket>& ticket);
+};
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_SEND_RECV_KERNELS_H_

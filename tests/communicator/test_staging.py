@@ -1,0 +1,84 @@
+"""PoseidonSend and PoseidonRecv with tensors of an emulated GPU, which are copied in pieces; tests/native has more."""
+
+from concurrent import futures
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from tf_poseidon import communicator
+from tf_poseidon.ops import library
+from tf_poseidon.options import JobOptions
+
+GPU = "emulated_gpu"
+RANKS = 3
+KV_PAIR = 64 << 10
+
+
+@pytest.fixture
+def ranks():
+    joined = communicator.join_loopback(RANKS, JobOptions(timeout_s=30, kv_pair_bytes=KV_PAIR, staging_bytes=1))
+    communicator.use_ranks_for_ops(joined)
+    yield joined
+    communicator.use_ranks_for_ops([])
+    for rank in joined:
+        rank.leave()
+
+
+def exchange(kernels, tensors, dtype, contributes, **attributes):
+    """Returns what each rank receives in the last of two steps; `kernels` and `contributes` are by rank."""
+    def of_rank(rank):
+        with tf.Graph().as_default() as graph, tf.device("CPU:0"):
+            poseidon, _ = library.load()
+            given = [tf.constant(tensor, dtype) for tensor in tensors[rank]]
+            ticket = poseidon.poseidon_send(tensors=given, contributes=contributes[rank], site="x", name="send",
+                                            **attributes)
+            types = [tf.float32 if attributes.get("float_sum") else dtype] * len(given)
+            received, _ = poseidon.poseidon_recv(ticket=ticket, T=types, name="recv")
+        for name in ("send", "recv"):
+            node = graph.get_operation_by_name(name)
+            node._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
+            if kernels[rank]:
+                node._set_attr("_kernel", attr_value_pb2.AttrValue(s=kernels[rank].encode()))
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            return [session.run(received) for _ in range(2)][-1]
+
+    with futures.ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(of_rank, range(RANKS)))
+
+
+KERNELS = [(GPU, GPU, GPU), ("", GPU, ""), (GPU, "", GPU)]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("count", [0, 3, 9000, 40001])
+@pytest.mark.parametrize("dtype, options", [
+    (tf.float32, {}), (tf.float64, {}), (tf.int32, {}), (tf.bfloat16, {"float_sum": True})])
+def test_sums(ranks, dtype, options, count, kernels):
+    tensors = [[np.arange(count) % 11 + rank] for rank in range(RANKS)]
+    found = exchange(kernels, tensors, dtype, [True, True, False], scheme="ps", **options)
+    for rank, (total,) in enumerate(found):
+        np.testing.assert_array_equal(total, tensors[0][0] + tensors[1][0], str(rank))
+        copied, size = ranks[rank].statistics()["staging"], 2 * count * total.itemsize
+        if kernels[rank]:
+            sent = 0 if rank == 2 else size // total.itemsize * dtype.size
+            assert (copied["down_bytes"], copied["up_bytes"]) == (sent, size)
+            assert copied["pinned_bytes"] <= 2 * (KV_PAIR * 3 // 2 + 256) + 4 * total.itemsize * count + 2 * KV_PAIR
+        else:
+            assert copied == {"down_bytes": 0, "up_bytes": 0, "pinned_bytes": 0}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_factors(ranks, kernels):
+    tensors = [[np.arange(rows * columns).reshape(rows, columns) % 7 + rank for columns in (300, 5)]
+               for rank, rows in enumerate((100, 0, 64))]
+    found = exchange(kernels, tensors, tf.float32, [True] * RANKS, scheme="sfb", form="U V")
+    expected = [np.concatenate(parts) for parts in zip(*tensors)]
+    for rank, factors in enumerate(found):
+        for got, wanted in zip(factors, expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+        own = sum(part.size for part in tensors[rank])
+        assert ranks[rank].statistics()["staging"]["down_bytes"] == (2 * 4 * own if kernels[rank] else 0)
