@@ -173,13 +173,14 @@ def assert_same_training(ranks, expected):
 
 @pytest.mark.parametrize("policy", ["ps", "sfb"])
 def test_model_on_an_accelerator(policy, trained, tmp_path):
-    """Exchanges run on the host, and gradients are rebuilt on the accelerator; verify finds them correct."""
+    """Exchanges run, and gradients are rebuilt, on the accelerator; verify finds them correct."""
     ranks = reports_of("train_on_accelerator", policy, reports=tmp_path)
     assert_same_training(ranks, trained)
     on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
     # PoseidonRows passes on its input, on any device.
-    assert on_accelerator == ["PoseidonRows on 1", *["SufficientFactorOuterProduct on 1"] * (policy == "sfb")]
-    assert "PoseidonSend on 0" in ranks[0]["places"]
+    assert on_accelerator == ["PoseidonRecv on 1", "PoseidonRows on 1", "PoseidonSend on 1",
+                              *["SufficientFactorOuterProduct on 1"] * (policy == "sfb")]
+    assert "PoseidonAgree on 0" in ranks[0]["places"]
 
 
 def train_with(reports, **options):
