@@ -307,7 +307,7 @@ void DenseExchanges::TakeResult(const Active& active, size_t pair, uint32_t form
 void DenseExchanges::Deliver(const Active& active, size_t pair) {
   if (!active->staging) return;
   if (active->exchange.root != rank_ || !active->is_in_place()) {
-    active->staging->CopyUp(active->staged[pair].piece, 0, active->given_output(pair), active->pairs[pair].bytes);
+    active->staging->CopyUp(active->staged[pair].piece, active->given_output(pair), active->pairs[pair].bytes);
   }
   active->staged[pair] = {};
 }

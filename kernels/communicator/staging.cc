@@ -53,8 +53,8 @@ void Staging::Want(int priority, Wanted wanted) {
   StartCopies();
 }
 
-void Staging::CopyUp(PinnedPiece piece, size_t offset, void* to, size_t bytes) {
-  device_->Copy(device_->up(), to, piece.get() + offset, bytes);
+void Staging::CopyUp(PinnedPiece piece, void* to, size_t bytes) {
+  device_->Copy(device_->up(), to, piece.get(), bytes);
   statistics_->up_bytes += bytes;
   up_.push_back({device_->Record(device_->up()), std::move(piece), nullptr});
 }

@@ -17,7 +17,6 @@
 #ifndef POSEIDON_COMMUNICATOR_STAGING_H_
 #define POSEIDON_COMMUNICATOR_STAGING_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -70,8 +69,8 @@ class Staging {
   // Memory to receive into, or of a size that only the caller knows. Null if there is no more.
   PinnedPiece TakeUnlimited(size_t bytes);
 
-  // Copies `bytes` bytes from the byte `offset` of a piece to the GPU.
-  void CopyUp(PinnedPiece piece, size_t offset, void* to, size_t bytes);
+  // Copies the first `bytes` bytes of a piece to the GPU.
+  void CopyUp(PinnedPiece piece, void* to, size_t bytes);
 
   // The place in the GPU's work where all that was copied up so far is there.
   Device::Event Copied() { return device_->Record(device_->up()); }
