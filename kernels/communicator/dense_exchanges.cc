@@ -126,18 +126,18 @@ void DenseExchanges::FetchOwn(const Active& active, size_t pair, PinnedPiece pie
     active->staged[pair] = {std::move(piece), offset, /*is_wanted=*/true};
     server_.GiveOwn(active, pair);
   };
-  const int priority = active->exchange.priority;
-  const size_t bytes = active->adds(rank_) ? active->input_bytes(pair) : 0;
+  const Staging::Source source{active->exchange.site, active->exchange.priority, active->given_input(pair),
+                               active->adds(rank_) ? active->input_bytes(pair) : 0};
   if (piece) {
-    active->staging->FetchInto(std::move(piece), priority, offset, active->given_input(pair), bytes, then);
+    active->staging->FetchInto(std::move(piece), source, offset, then);
   } else {
-    active->staging->Fetch(priority, size, offset, active->given_input(pair), bytes, then);
+    active->staging->Fetch(source, size, offset, then);
   }
 }
 
 void DenseExchanges::FetchAndSend(const Active& active, size_t pair) {
   const size_t bytes = active->input_bytes(pair);
-  active->staging->Fetch(active->exchange.priority, bytes, 0, active->given_input(pair), bytes,
+  active->staging->Fetch({active->exchange.site, active->exchange.priority, active->given_input(pair), bytes}, bytes, 0,
                          [this, active, pair](PinnedPiece piece) {
                            if (!piece) return;
                            active->staged[pair] = {std::move(piece)};
@@ -307,7 +307,8 @@ void DenseExchanges::TakeResult(const Active& active, size_t pair, uint32_t form
 void DenseExchanges::Deliver(const Active& active, size_t pair) {
   if (!active->staging) return;
   if (active->exchange.root != rank_ || !active->is_in_place()) {
-    active->staging->CopyUp(active->staged[pair].piece, active->given_output(pair), active->pairs[pair].bytes);
+    active->staging->CopyUp(active->exchange.site, active->staged[pair].piece, active->given_output(pair),
+                            active->pairs[pair].bytes);
   }
   active->staged[pair] = {};
 }

@@ -68,7 +68,7 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
 Staging* Protocol::StagingOf(Device* device) {
   if (!staging_) {
     staging_ = std::make_unique<Staging>(device, PieceBytes(options_), static_cast<size_t>(options_.staging_bytes),
-                                         statistics_->staging);
+                                         statistics_->staging, &statistics_->events);
   }
   if (staging_->device() == device) return staging_.get();
   FailIf(
@@ -125,9 +125,10 @@ void Protocol::FetchFactors(Factors factors, FactorsDone done, Clock::time_point
     part.owner = piece;
     for (size_t begin = 0; begin < part.bytes; begin += PieceBytes(options_)) {
       ++fetching->pending;
-      staging_->FetchInto(piece, fetching->factors.priority, begin, from + begin,
-                          std::min(PieceBytes(options_), part.bytes - begin),
-                          [landed](const PinnedPiece& piece) { landed(piece != nullptr); });
+      staging_->FetchInto(piece,
+                          {fetching->factors.site, fetching->factors.priority, from + begin,
+                           std::min(PieceBytes(options_), part.bytes - begin)},
+                          begin, [landed](const PinnedPiece& piece) { landed(piece != nullptr); });
     }
   }
   landed(true);

@@ -18,9 +18,11 @@ size_t HalfOf(size_t bytes, size_t piece_bytes) { return std::max(bytes / 2 / pi
 
 }  // namespace
 
-Staging::Staging(Device* device, size_t piece_bytes, size_t bytes, std::shared_ptr<StagingStatistics> statistics)
+Staging::Staging(Device* device, size_t piece_bytes, size_t bytes, std::shared_ptr<StagingStatistics> statistics,
+                 EventLog* events)
     : device_(device),
       statistics_(std::move(statistics)),
+      events_(events),
       leaving_(device, piece_bytes, HalfOf(bytes ? bytes : kDefaultPieces * piece_bytes, piece_bytes), statistics_),
       waiting_(device, piece_bytes, HalfOf(bytes ? bytes : kDefaultPieces * piece_bytes, piece_bytes), statistics_),
       unlimited_(device, piece_bytes, /*limit=*/0, statistics_) {}
@@ -34,12 +36,12 @@ void Staging::WhenReady(std::shared_ptr<const OnDevice> tensor, Ready then) {
   unready.push_back({std::move(tensor), std::move(then)});
 }
 
-void Staging::Fetch(int priority, size_t size, size_t offset, const void* from, size_t bytes, Taken then) {
-  Want(priority, {nullptr, size, offset, from, bytes, std::move(then)});
+void Staging::Fetch(const Source& source, size_t size, size_t offset, Taken then) {
+  Want({source, nullptr, size, offset, std::move(then)});
 }
 
-void Staging::FetchInto(PinnedPiece piece, int priority, size_t offset, const void* from, size_t bytes, Taken then) {
-  Want(priority, {std::move(piece), 0, offset, from, bytes, std::move(then)});
+void Staging::FetchInto(PinnedPiece piece, const Source& source, size_t offset, Taken then) {
+  Want({source, std::move(piece), 0, offset, std::move(then)});
 }
 
 PinnedPiece Staging::TakeUnlimited(size_t bytes) {
@@ -47,21 +49,30 @@ PinnedPiece Staging::TakeUnlimited(size_t bytes) {
   return piece ? piece : PinnedPiece(new (std::nothrow) char[bytes]);  // slower, but right
 }
 
-void Staging::Want(int priority, Wanted wanted) {
+void Staging::Want(Wanted wanted) {
   if (has_failed_) return wanted.then(nullptr);
-  wanted_.emplace(std::make_pair(priority, next_++), std::move(wanted));
+  wanted_.emplace(std::make_pair(wanted.source.priority, next_++), std::move(wanted));
   StartCopies();
 }
 
-void Staging::CopyUp(PinnedPiece piece, void* to, size_t bytes) {
+void Staging::CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes) {
   device_->Copy(device_->up(), to, piece.get(), bytes);
   statistics_->up_bytes += bytes;
-  up_.push_back({device_->Record(device_->up()), std::move(piece), nullptr});
+  Begin(&up_, device_->up(), site, std::move(piece), bytes, nullptr);
+}
+
+// Notes a copy that was put into its stream.
+void Staging::Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedPiece piece, size_t bytes,
+                    Taken then) {
+  const bool is_recorded = events_->is_recording();
+  copies->under_way.push_back({device_->Record(stream), std::move(piece), std::move(then),
+                               is_recorded ? site : std::string(), is_recorded ? Clock::now() : Clock::time_point(),
+                               bytes});
 }
 
 bool Staging::Poll() {
   device_->Release();
-  const bool has_copied = TakeCopied();
+  const bool has_copied = TakeCopied(&up_) | TakeCopied(&down_);
   const bool is_ready = TakeReady();
   return StartCopies() || has_copied || is_ready;
 }
@@ -79,13 +90,17 @@ bool Staging::TakeReady() {
   return !due.empty();
 }
 
-bool Staging::TakeCopied() {
+bool Staging::TakeCopied(Copies* copies) {
   bool has_copied = false;
-  for (; !up_.empty() && device_->IsDone(up_.front().event); up_.pop_front()) has_copied = true;
-  while (!down_.empty() && device_->IsDone(down_.front().event)) {
-    Copying copied = std::move(down_.front());
-    down_.pop_front();
+  while (!copies->under_way.empty() && device_->IsDone(copies->under_way.front().event)) {
+    Copying copied = std::move(copies->under_way.front());
+    copies->under_way.pop_front();
     has_copied = true;
+    if (!copied.site.empty()) {
+      const Clock::time_point begin = std::max(copied.begin, copies->last_end);  // after the one before it
+      copies->last_end = Clock::now();
+      events_->Add(copied.site, {copies->row, begin, copies->last_end, copied.bytes, /*is_blocking=*/false});
+    }
     if (copied.then) copied.then(std::move(copied.piece));
   }
   return has_copied;
@@ -95,18 +110,19 @@ bool Staging::TakeCopied() {
 // would never get theirs.
 bool Staging::StartCopies() {
   bool has_started = false;
-  while (down_.size() < kMostDown && !wanted_.empty()) {
+  while (down_.under_way.size() < kMostDown && !wanted_.empty()) {
     Wanted& first = wanted_.begin()->second;
     if (!first.piece) first.piece = leaving_.TryTake(first.size);
     if (!first.piece && leaving_.is_empty())
       first.piece = TakeUnlimited(first.size);  // there is no memory of that kind
     if (!first.piece) break;
     Wanted wanted = std::move(wanted_.extract(wanted_.begin()).mapped());
-    if (wanted.bytes > 0) {
-      device_->Copy(device_->down(), wanted.piece.get() + wanted.offset, wanted.from, wanted.bytes);
+    const Source& source = wanted.source;
+    if (source.bytes > 0) {
+      device_->Copy(device_->down(), wanted.piece.get() + wanted.offset, source.from, source.bytes);
     }
-    statistics_->down_bytes += wanted.bytes;
-    down_.push_back({device_->Record(device_->down()), std::move(wanted.piece), std::move(wanted.then)});
+    statistics_->down_bytes += source.bytes;
+    Begin(&down_, device_->down(), source.site, std::move(wanted.piece), source.bytes, std::move(wanted.then));
     has_started = true;
   }
   return has_started;
@@ -118,7 +134,7 @@ void Staging::Fail() {
     for (Unready& each : unready) each.then(false);
   }
   for (auto& [place, wanted] : std::exchange(wanted_, {})) wanted.then(nullptr);
-  for (Copying& copying : down_) {
+  for (Copying& copying : down_.under_way) {
     if (Taken then = std::exchange(copying.then, nullptr)) then(nullptr);
   }
 }

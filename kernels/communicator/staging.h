@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "device.h"
+#include "event_log.h"
 #include "pinned_memory.h"
 #include "staging_statistics.h"
 
@@ -45,8 +46,9 @@ struct OnDevice {
 class Staging {
  public:
   // `bytes` limits the memory for pieces that leave, each of which has at most `piece_bytes`: to two of these at least,
-  // 0 for a default.
-  Staging(Device* device, size_t piece_bytes, size_t bytes, std::shared_ptr<StagingStatistics> statistics);
+  // 0 for a default. Copies are noted in `events`.
+  Staging(Device* device, size_t piece_bytes, size_t bytes, std::shared_ptr<StagingStatistics> statistics,
+          EventLog* events);
 
   Device* device() const { return device_; }
 
@@ -56,12 +58,19 @@ class Staging {
 
   using Taken = std::function<void(PinnedPiece piece)>;  // null after a failure
 
-  // Copies `bytes` bytes from the GPU to the byte `offset` of a piece of `size` bytes, and calls `then` with it from
-  // Poll. The smallest `priority` goes first.
-  void Fetch(int priority, size_t size, size_t offset, const void* from, size_t bytes, Taken then);
+  // What is to be copied from the GPU; the smallest `priority` goes first.
+  struct Source {
+    const std::string& site;  // lives until it is copied
+    int priority;
+    const void* from;
+    size_t bytes;
+  };
+
+  // Copies it to the byte `offset` of a piece of `size` bytes, and calls `then` with that from Poll.
+  void Fetch(const Source& source, size_t size, size_t offset, Taken then);
 
   // The same into a piece that was taken before.
-  void FetchInto(PinnedPiece piece, int priority, size_t offset, const void* from, size_t bytes, Taken then);
+  void FetchInto(PinnedPiece piece, const Source& source, size_t offset, Taken then);
 
   // Memory for what may wait for other ranks to send; null if that has no room.
   PinnedPiece TryTakeToWait(size_t bytes) { return waiting_.TryTake(bytes); }
@@ -69,8 +78,8 @@ class Staging {
   // Memory to receive into, or of a size that only the caller knows. Null if there is no more.
   PinnedPiece TakeUnlimited(size_t bytes);
 
-  // Copies the first `bytes` bytes of a piece to the GPU.
-  void CopyUp(PinnedPiece piece, void* to, size_t bytes);
+  // Copies the first `bytes` bytes of a piece to the GPU, for a site.
+  void CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes);
 
   // The place in the GPU's work where all that was copied up so far is there.
   Device::Event Copied() { return device_->Record(device_->up()); }
@@ -81,12 +90,10 @@ class Staging {
   std::string failure() const { return device_->failure(); }
 
   // Whether anything waits for the GPU; no more after a failure.
-  bool is_waiting() const {
-    return !has_failed_ && (!ready_.empty() || !wanted_.empty() || !down_.empty() || !up_.empty());
-  }
+  bool is_waiting() const { return !has_failed_ && (!ready_.empty() || !wanted_.empty() || is_copying()); }
 
   // Whether copies may be under way.
-  bool is_copying() const { return !down_.empty() || !up_.empty(); }
+  bool is_copying() const { return !down_.under_way.empty() || !up_.under_way.empty(); }
 
   // Tells those that wait of a failure. Copies that have begun go on, so this object must stay as long as the GPU
   // works.
@@ -98,34 +105,45 @@ class Staging {
     Ready then;
   };
   struct Wanted {
+    Source source;
     PinnedPiece piece;  // null: one of `size` bytes is to be taken
     size_t size, offset;
-    const void* from;
-    size_t bytes;
     Taken then;
   };
   struct Copying {
     Device::Event event;
     PinnedPiece piece;
-    Taken then;  // null: nobody waits
+    Taken then;        // null: nobody waits
+    std::string site;  // empty unless it is recorded, as is its begin
+    Clock::time_point begin;
+    size_t bytes;
+  };
+  // Copies of one stream, in its order.
+  struct Copies {
+    const char* row;  // of the timeline
+    std::deque<Copying> under_way;
+    Clock::time_point last_end;
   };
   // More would make an urgent piece wait for those that have started; with fewer, the link would idle between two.
   static constexpr size_t kMostDown = 2;
   static constexpr size_t kDefaultPieces = 16;  // of which half may wait
 
-  void Want(int priority, Wanted wanted);
+  void Want(Wanted wanted);
+  void Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedPiece piece, size_t bytes,
+             Taken then);
+  bool TakeCopied(Copies* copies);
   bool StartCopies();
   bool TakeReady();
-  bool TakeCopied();
 
   Device* const device_;
   const std::shared_ptr<StagingStatistics> statistics_;
+  EventLog* const events_;
   PinnedMemory leaving_, waiting_, unlimited_;
   // In the order in which they came, which is about that of each stream.
   std::map<Device::Stream, std::deque<Unready>> ready_;
   std::map<std::pair<int, uint64_t>, Wanted> wanted_;  // by priority, and when it came
   uint64_t next_ = 0;
-  std::deque<Copying> down_, up_;  // in the order of their streams
+  Copies down_{"down", {}, {}}, up_{"up", {}, {}};
   bool has_failed_ = false;
 };
 

@@ -10,6 +10,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tf_poseidon import communicator
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
+from tf_poseidon.timelines import steps
 
 GPU = "emulated_gpu"
 RANKS = 3
@@ -69,6 +70,24 @@ def test_sums(ranks, dtype, options, count, kernels):
             assert copied["pinned_bytes"] <= 2 * (KV_PAIR * 3 // 2 + 256) + 4 * total.itemsize * count + 2 * KV_PAIR
         else:
             assert copied == {"down_bytes": 0, "up_bytes": 0, "pinned_bytes": 0}
+
+
+def test_copies_are_rows_of_a_timeline(ranks):
+    count = 3 * KV_PAIR // 4
+    for rank in ranks:
+        rank.record_events(1000)
+    exchange((GPU, GPU, ""), [[np.ones(count)]] * RANKS, tf.float32, [True] * RANKS, scheme="ps")
+    for number, rank in enumerate(ranks):
+        events = rank.events()["events"]
+        for row in steps.COPIES:
+            copies = [event for event in events if event[0] == row]
+            assert sum(event[4] for event in copies) == (0 if number == 2 else 2 * 4 * count)  # of two steps
+            assert all(before[3] <= after[2] for before, after in zip(copies, copies[1:]))  # one after the other
+            assert {event[1] for event in copies} <= {"x"}
+        exchanged = [event for event in events if event[0] == "ps"]
+        assert len(exchanged) == 2
+        for event in events:  # nothing comes down before its tensor is ready, or after it has been exchanged
+            assert event[0] != "down" or any(each[2] <= event[2] <= event[3] <= each[3] for each in exchanged)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

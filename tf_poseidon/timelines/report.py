@@ -128,8 +128,9 @@ def _spans(number: int, rank: steps_lib.Rank, steps: Iterable[steps_lib.Step], o
     for step in steps:
         for part in step.segments:
             yield span("compute", part.kind, f"{part.kind} {part.site}".strip(), part.begin, part.end)
-        calls = [event for event in rank.events if event.row == "calls" and step.begin <= event.begin < step.end]
-        for event in (*step.exchanges, *step.rebuilds, *calls):
+        others = [event for event in rank.events
+                  if event.row in ("calls", *steps_lib.COPIES) and step.begin <= event.begin < step.end]
+        for event in (*step.exchanges, *step.rebuilds, *others):
             yield span(event.row, event.row, f"{event.row} {event.site}", event.begin, event.end,
                        *([f"{event.num_bytes:,} bytes of this rank"] if event.num_bytes else []))
 

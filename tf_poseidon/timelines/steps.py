@@ -26,9 +26,10 @@ import typing
 from tf_poseidon import planning
 from tf_poseidon.planning import exchange
 
-# The rows of a step's exchanges; and all rows.
+# The rows of a step's exchanges, those of copies of a GPU's memory to the host's and back, and all rows.
 EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.PURPOSES)
-ROWS = (*EXCHANGES, "calls", "rebuild")
+COPIES = ("down", "up")
+ROWS = (*EXCHANGES, "calls", *COPIES, "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")
 
 
@@ -37,12 +38,13 @@ class Event(typing.NamedTuple):
 
     Attributes:
         row: "ps", "sfb" or "sparse" for a gradient's exchange by that scheme, "gather" or "broadcast" for another
-            exchange of a step, from when its tensor was ready; "calls" for other exchanges; "rebuild" for rebuilding
-            a gradient from the factors of other ranks.
+            exchange of a step, from when its tensor was ready; "calls" for other exchanges; "down" or "up" for the
+            copy of a piece from a GPU's memory or to it; "rebuild" for rebuilding a gradient from the factors of other
+            ranks.
         site: Name of the site.
         begin: When it began.
         end: When it ended.
-        num_bytes: For an exchange: bytes of this rank's tensor or factors.
+        num_bytes: Bytes of this rank's tensor or factors, or of the piece.
         is_blocking: Whether the step did nothing else meanwhile: it was exchanged eagerly, or rows wait for it.
         step: Number of its step in a graph of several.
     """

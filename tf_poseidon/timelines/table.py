@@ -59,6 +59,7 @@ class Summary:
         total: The `Row` of the whole step. Here, hidden exchanges that overlap count once.
         parts: {kind of a segment: its seconds in a step}.
         calls: Seconds of other exchanges in a step, None if there were none.
+        copies: {row of copies: (its seconds in a step, its bytes)}; empty where tensors are in the host's memory.
         is_overlapping: Whether steps overlap.
     """
 
@@ -66,6 +67,7 @@ class Summary:
     total: Row
     parts: dict[str, float]
     calls: float | None
+    copies: dict[str, tuple[float, float]]
     is_overlapping: bool
 
 
@@ -113,14 +115,24 @@ def summary(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | No
                         *map(columns.get, ("compute", "hidden", "hidden next", "exposed", "rebuild")),
                         slowest, later, cost and cost.seconds, measured))
     calls = [e for e in ranks[rank].events if e.row == "calls"]
+
+    def of_a_step(events: Sequence[steps_lib.Event], value: Callable[[steps_lib.Event], float]) -> float:
+        return mean(lambda step: sum(value(e) for e in events if step.begin <= e.begin < step.end))
+
+    copied = {row: copies for row in steps_lib.COPIES if (copies := [e for e in ranks[rank].events if e.row == row])}
     total = Row(
         "", "", mean(lambda step: step.seconds("forward", "backward")), mean(_covered), mean(_covered_next),
         mean(lambda step: step.seconds("wait")), mean(lambda step: sum(e.end - e.begin for e in step.rebuilds)),
         None, None, plan.step_seconds if costs and len(costs) == len(values) else None,
         mean(lambda step: step.seconds(*steps_lib.KINDS)))
-    return Summary(rows, total, parts(ranks[rank]), mean(lambda step: sum(
-        e.end - e.begin for e in calls if step.begin <= e.begin < step.end)) if calls else None,
-        any(step.follower is not None for step in steps))
+    return Summary(rows, total, parts(ranks[rank]), of_a_step(calls, _seconds) if calls else None,
+                   {row: (of_a_step(copies, _seconds), of_a_step(copies, lambda e: e.num_bytes))
+                    for row, copies in copied.items()},
+                   any(step.follower is not None for step in steps))
+
+
+def _seconds(event: steps_lib.Event) -> float:
+    return event.end - event.begin
 
 
 def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None = None) -> str:
@@ -153,6 +165,10 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     total = found.total
     lines.append(f"a step of {_ms(total.measured)} ms: {_ms(total.compute)} ms compute; then {_ms(total.exposed)} ms "
                  f"waiting for exchanges, and {_ms(found.parts['rebuild'])} ms rebuilding gradients")
+    for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU")):
+        seconds, num_bytes = found.copies.get(row, (0.0, 0.0))
+        if seconds:
+            lines.append(f"copies {what}: {_ms(seconds)} ms of a step, {1e-9 * num_bytes / seconds:.1f} GB/s")
     if ranks[rank].dropped:
         lines.append(f"The recording was full, and {ranks[rank].dropped:,} later events are missing: record "
                      "fewer steps.")
