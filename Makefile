@@ -9,7 +9,7 @@
 # make test-native  builds the communicator's C++ tests, plain and with sanitizers, and runs them (about 2 minutes;
 #                   needs only g++ and Python)
 # make docs    builds the documentation as a site in build/docs
-# make wheel   builds a wheel for every supported TensorFlow, and the source distribution, in dist/ (3 minutes)
+# make wheel   builds a wheel for every supported TensorFlow, and the source distribution, in dist/ (4 minutes)
 # make bench   measures everything in docs/results/ (several hours; some parts need root)
 # make faults  lets all go wrong that docs/faults.md tells of: in programs, with hosts and links, and ranks that are
 #              killed at every moment, and start again (about 40 minutes; hosts need root)

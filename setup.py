@@ -1,8 +1,9 @@
 """Builds the op library and the MPI transport with g++ against the installed wheels.
 
-The op library gets GPU kernels where there is nvcc, and a TensorFlow that runs on GPUs to build against.
-TF_POSEIDON_CUDA=0 builds none all the same; 1 insists on them. With TF_POSEIDON_TENSORFLOW there is an op library for
-each of several TensorFlows: that is how scripts/build_wheel.sh makes one wheel for all.
+The op library gets GPU kernels where there is nvcc, and a TensorFlow that runs on GPUs. TF_POSEIDON_CUDA=0 builds none
+all the same; 1 insists on them, also beside a TensorFlow for CPUs: its headers are the same. With
+TF_POSEIDON_TENSORFLOW there is an op library for each of several TensorFlows: that is how scripts/build_wheel.sh makes
+one wheel for all.
 """
 
 import concurrent.futures
@@ -103,30 +104,14 @@ def find_nvcc(tensorflow):
         return None
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=home and os.path.join(home, "bin"))
-    info = runpy.run_path(str(tensorflow.package / "python" / "platform" / "build_info.py"))
-    if not info["build_info"]["is_cuda_build"]:
-        problem = ("the installed TensorFlow runs on CPUs only; install "
-                   f"'tensorflow[and-cuda]=={tensorflow.series}.*' in its place")
-    elif nvcc is None:
-        problem = (f"there is no nvcc in {os.path.join(home, 'bin') if home else 'PATH'}; set CUDA_HOME to the "
-                   "folder of a CUDA toolkit")
-    else:
-        warn_of_drivers(nvcc, info["build_info"]["cuda_version"])
-        return nvcc
-    if wish == "1":
-        sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA=1, but {problem}, or leave TF_POSEIDON_CUDA away to build for "
-                 "CPUs.")
-    return None
-
-
-def warn_of_drivers(nvcc, tensorflow_cuda):
-    """Says so if the kernels need a newer driver than TensorFlow, whose CUDA `tensorflow_cuda` is."""
-    shown = subprocess.run([nvcc, "--version"], check=True, text=True, stdout=subprocess.PIPE).stdout
-    major = re.search(r"release (\d+)", shown)[1]
-    if int(major) > int(tensorflow_cuda.partition(".")[0]):
-        print(f"tf_poseidon: {nvcc} is of CUDA {major}, and TensorFlow of CUDA {tensorflow_cuda}: GPU kernels will "
-              f"need a driver for CUDA {major}. Set CUDA_HOME to an older toolkit where there is none.",
-              file=sys.stderr)
+    info = runpy.run_path(str(tensorflow.package / "python" / "platform" / "build_info.py"))["build_info"]
+    if not (info["is_cuda_build"] or wish == "1"):
+        return None
+    if nvcc is None and wish == "1":
+        sys.exit(f"tf_poseidon: TF_POSEIDON_CUDA=1, but there is no nvcc in "
+                 f"{os.path.join(home, 'bin') if home else 'PATH'}; set CUDA_HOME to the folder of a CUDA toolkit, or "
+                 "leave TF_POSEIDON_CUDA away to build for CPUs.")
+    return nvcc
 
 
 def cuda_link_flags(nvcc):
@@ -167,10 +152,12 @@ class BuildLibraries(build_ext.build_ext):
         sources = dict.fromkeys([*ext.sources, *(GPU_SOURCES if nvcc else ())], command)
         sources |= {source: [nvcc, *NVCC_FLAGS] for source in sources if source.endswith(".cu.cc")}
         folders = dict.fromkeys(sources, os.path.join(self.build_temp, ext.name.rpartition(".")[2]))
-        for source in COMMUNICATOR_SOURCES:  # once for all TensorFlows
+        # What knows no TensorFlow is compiled once for all.
+        for source in COMMUNICATOR_SOURCES:
             if source in sources:
                 sources[source] = [*compiler, *COMPILE_FLAGS, *COMMUNICATOR_FLAGS]
-                folders[source] = self.build_temp
+        folders |= {source: self.build_temp for source in sources
+                    if source in COMMUNICATOR_SOURCES or source.endswith(".cu.cc")}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(self.compile, sources.values(), sources, folders.values()))
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
@@ -250,11 +237,12 @@ class Wheel(bdist_wheel.bdist_wheel):
 
 if __name__ == "__main__":  # bazel/installed.py only asks what is installed, and for the flags
     TENSORFLOWS = tensorflows()
-    # Built against one TensorFlow, it needs that; with a library for each, any of them, which users may have already.
-    NEEDED = [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"]
+    # Built against the TensorFlow of this Python, it needs that; a wheel for several leaves the choice to its users.
+    NEEDED = ([] if os.environ.get("TF_POSEIDON_TENSORFLOW") else
+              [f"{each.name}=={each.series}.*" for each in TENSORFLOWS] or [f"tensorflow-cpu=={NEWEST}.*"])
     setuptools.setup(
         install_requires=["absl-py", "numpy", "packaging", "rich", SUPPORTED["KERAS"],
-                          *(() if "MPICXX" in os.environ else ["mpich>=5"]), *(NEEDED if len(NEEDED) == 1 else ())],
+                          *(() if "MPICXX" in os.environ else ["mpich>=5"]), *NEEDED],
         ext_modules=[
             *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
               for each in TENSORFLOWS),

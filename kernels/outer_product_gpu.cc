@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cuda/outer_product.h"
+#include "gpu_registration.h"
 #include "outer_product_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
@@ -51,20 +52,21 @@ class GpuOuterProductKernel : public OuterProductKernel {
   }
 };
 
-#define REGISTER(In, Out)                                      \
-  REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct") \
-                              .Device(tensorflow::DEVICE_GPU)  \
-                              .TypeConstraint<In>("T")         \
-                              .TypeConstraint<Out>("Tout"),    \
-                          GpuOuterProductKernel)
+template <class In, class Out>
+bool Register() {
+  return RegisterOnGpu<GpuOuterProductKernel>(tensorflow::register_kernel::Name("SufficientFactorOuterProduct")
+                                                  .template TypeConstraint<In>("T")
+                                                  .template TypeConstraint<Out>("Tout"),
+                                              "GpuOuterProductKernel");
+}
 
-REGISTER(float, float);
-REGISTER(Eigen::half, Eigen::half);
-REGISTER(Eigen::half, float);
-REGISTER(tensorflow::bfloat16, tensorflow::bfloat16);
-REGISTER(tensorflow::bfloat16, float);
-
-#undef REGISTER
+[[maybe_unused]] const bool kRegistered[] = {
+    Register<float, float>(),
+    Register<Eigen::half, Eigen::half>(),
+    Register<Eigen::half, float>(),
+    Register<tensorflow::bfloat16, tensorflow::bfloat16>(),
+    Register<tensorflow::bfloat16, float>(),
+};
 
 }  // namespace
 }  // namespace poseidon

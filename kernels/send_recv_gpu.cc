@@ -10,6 +10,7 @@
 
 #include "cuda/copies.h"
 #include "device.h"
+#include "gpu_registration.h"
 #include "send_recv_kernels.h"
 #include "staging.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -19,6 +20,7 @@ namespace poseidon {
 namespace {
 
 using tensorflow::OpKernelContext;
+using tensorflow::register_kernel::Name;
 
 Device::Stream StreamOf(OpKernelContext* context) {
   return context->op_device_context()->stream()->platform_specific_handle().stream;
@@ -69,10 +71,10 @@ class GpuRecvKernel : public RecvKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("PoseidonSend").Device(tensorflow::DEVICE_GPU).HostMemory("contributes").HostMemory("ticket"), GpuSendKernel);
-REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_GPU).HostMemory("ticket").HostMemory("complete"),
-                        GpuRecvKernel);
+[[maybe_unused]] const bool kRegistered[] = {
+    RegisterOnGpu<GpuSendKernel>(Name("PoseidonSend").HostMemory("contributes").HostMemory("ticket"), "GpuSendKernel"),
+    RegisterOnGpu<GpuRecvKernel>(Name("PoseidonRecv").HostMemory("ticket").HostMemory("complete"), "GpuRecvKernel"),
+};
 
 }  // namespace
 }  // namespace poseidon

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Builds the source distribution, and from it one wheel that works with every supported TensorFlow on CPUs: it has an
-# op library for each. auditwheel checks that it needs nothing that older systems lack, and names it after that.
+# Builds the source distribution, and from it one wheel that works with every supported TensorFlow: it has an op library
+# for each. auditwheel checks that it needs nothing that older systems lack, and names it after that. Where there is nvcc,
+# in PATH or in CUDA_HOME/bin, it has kernels for GPUs, which need a driver for nvcc's major version of CUDA; with an
+# older driver, and without GPUs, it works as one without them.
 #
 #   scripts/build_wheel.sh [PYTHON] [DIRECTORY]     PYTHON: python3 by default; DIRECTORY: for the results, dist
 #
 # WHEEL_SERIES="2.20 2.21": only for these release series of TensorFlow, which takes less time.
 #
 # It runs on systems with glibc 2.34, such as RHEL 9, Ubuntu 22.04 and Debian 12, and newer ones; g++ 12 or older builds
-# it. Takes three minutes on 2 cores, and downloads 1 GB at the first time, which stays in build/wheel.
+# it. Takes four minutes on 2 cores, and downloads 1 GB at the first time, which stays in build/wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,6 +48,11 @@ rm -rf "$folder/dist"
 rm -f "$target"/tf_poseidon-*.whl "$target"/tf_poseidon-*.tar.gz  # who takes all that is there shall take these
 unset MPICXX  # the wheel's users have the mpich wheel
 export TF_POSEIDON_TENSORFLOW TF_POSEIDON_CUDA=0
+if [ -x "$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH command -v nvcc)" ]; then
+  TF_POSEIDON_CUDA=1
+else
+  echo "build_wheel: no nvcc in PATH or CUDA_HOME/bin, so there will be no kernels for GPUs"
+fi
 TF_POSEIDON_TENSORFLOW=$(IFS=:; echo "${tensorflows[*]}")
 # First the source distribution, then from that the wheel: nothing of this folder gets into it unseen.
 "$python" -m build --no-isolation --skip-dependency-check --outdir "$folder/dist" .

@@ -156,3 +156,10 @@ Device* CudaDevice(int number) {
 }
 
 }  // namespace poseidon
+
+bool poseidon_is_driver_too_old(int* driver, int* compiler) {
+  if (cudaDriverGetVersion(driver) != cudaSuccess) *driver = 0;
+  *compiler = CUDART_VERSION;
+  // Machine code needs a driver of its major version, whatever the minor one. Without a driver there are no GPUs.
+  return *driver > 0 && *driver / 1000 < *compiler / 1000;
+}

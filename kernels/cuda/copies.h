@@ -13,4 +13,9 @@ Device* CudaDevice(int number);
 
 }  // namespace poseidon
 
+// Whether this machine's driver is too old for the compiler of these sources. Writes the versions of CUDA that it
+// supports, 0 where there is no driver, and that of the compiler: 1000 times the major version plus 10 times the minor
+// one.
+extern "C" __attribute__((visibility("default"))) bool poseidon_is_driver_too_old(int* driver, int* compiler);
+
 #endif  // POSEIDON_CUDA_COPIES_H_

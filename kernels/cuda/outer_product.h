@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+// Visible in the op library, too, whose kernels are tested by themselves.
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -55,5 +57,6 @@ const char* poseidon_cuda_error(int error);
 #ifdef __cplusplus
 }  // extern "C"
 #endif
+#pragma GCC visibility pop
 
 #endif  // POSEIDON_CUDA_OUTER_PRODUCT_H_

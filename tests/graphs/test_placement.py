@@ -1,7 +1,7 @@
 """The devices of the nodes of a rewritten graph, and the copies that TensorFlow makes for them.
 
 The second of two CPUs stands for an accelerator: TensorFlow copies between them as between host and GPU.
-scripts/check_cuda_wheel.sh runs these tests with a library that has GPU kernels, which needs no GPU.
+scripts/check_wheel.sh runs these tests with a library that has GPU kernels, which needs no GPU.
 """
 
 import collections

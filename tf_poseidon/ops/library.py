@@ -55,6 +55,23 @@ def _warn(text: bytes) -> None:
     _log.warning("%s", text.decode(errors="replace"))
 
 
+def gpu_problem() -> str:
+    """Returns why the library has no kernels for this machine's GPUs, and what to do; nothing if it has."""
+    functions = load()[1]
+    try:
+        is_too_old = functions.poseidon_is_driver_too_old
+    except AttributeError:
+        return ("tf_poseidon was built without GPU kernels; build a wheel, or from source with TF_POSEIDON_CUDA=1, "
+                "where nvcc is in PATH")
+    is_too_old.restype = ctypes.c_bool
+    driver, compiler = ctypes.c_int(), ctypes.c_int()
+    if not is_too_old(ctypes.byref(driver), ctypes.byref(compiler)):
+        return ""
+    has, needed = (f"{each.value // 1000}.{each.value % 1000 // 10}" for each in (driver, compiler))
+    return (f"the GPUs' driver supports CUDA {has}, and tf_poseidon's GPU kernels were built by CUDA {needed}; "
+            f"update the driver, or build from source with CUDA_HOME naming a toolkit of CUDA {driver.value // 1000}")
+
+
 def built_for(directory: pathlib.Path = _DIRECTORY) -> dict[str, pathlib.Path]:
     """Returns {series of TensorFlow: the op library that was built for it}, as they were installed."""
     paths = {series: directory / f"{supported.library(series)}.so" for series in supported.TENSORFLOW_SERIES}
