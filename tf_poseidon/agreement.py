@@ -12,6 +12,7 @@ import random
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import gpus
 from tf_poseidon import kernel_settings
 from tf_poseidon import ops
 from tf_poseidon.communicator import Communicator
@@ -108,6 +109,7 @@ def agree_on_options(communicator: Communicator, **options: object) -> None:
                 f"{of_rank_0.get(name)} on rank 0. Start the same program, in the same environment, "
                 "on all ranks.")
     _agree_on_threads(communicator)
+    gpus.warn_of_shared(communicator)
 
 
 def _agree_on_threads(communicator: Communicator) -> None:

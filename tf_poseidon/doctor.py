@@ -25,6 +25,7 @@ import sys
 from packaging import requirements
 
 from tf_poseidon import engines
+from tf_poseidon import gpu_driver
 from tf_poseidon import launching
 from tf_poseidon import mpi_library
 from tf_poseidon import supported
@@ -217,12 +218,21 @@ def _gpus() -> Iterator[Finding]:
                       f"'tensorflow[and-cuda]=={_NEWEST}.*'; and look at CUDA_VISIBLE_DEVICES")
         return
     yield Finding("GPUs", ", ".join(device.name for device in seen) or "none")
-    if seen:
-        from tf_poseidon import ops
-        own = ops.multiplying_device().device_type == "GPU"
-        yield _unless(own, "GPU kernels", "built" if own else "not built: the CPU rebuilds gradients from factors",
-                      Kind.NOTE, "build from source where nvcc is in PATH: TF_POSEIDON_CUDA=1 pip install "
-                      "--no-build-isolation .")
+    if not seen:
+        return
+    if (driver := gpu_driver.find()) is not None:
+        major, minor = driver.version()
+        yield Finding("GPUs' driver", f"supports CUDA {major}.{minor}")
+    from tf_poseidon import ops
+    from tf_poseidon.ops import library
+    if problem := library.gpu_problem():
+        value, remedy = problem.split("; ", 1)
+        yield Finding("GPU kernels", f"none: {value}", Kind.NOTE, remedy)
+    elif ops.multiplying_device().device_type == "GPU":
+        yield Finding("GPU kernels", "for copies, and for products of factors")
+    else:
+        yield Finding("GPU kernels", "for copies alone: the CPU rebuilds gradients from factors", Kind.NOTE,
+                      "products need a GPU of compute capability 8.0 or newer")
 
 
 def _network() -> Iterator[Finding]:

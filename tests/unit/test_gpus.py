@@ -1,17 +1,22 @@
-"""Each process of a machine takes its own GPU, if there is one: TensorFlow's list of GPUs is replaced."""
+"""Each process of a machine takes its own GPU, if any. TensorFlow's list of GPUs and the driver are replaced."""
 
+import types
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tf_poseidon import engines
+from tf_poseidon import gpu_driver
 from tf_poseidon import gpus
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.ops import library
 
 
 @pytest.fixture
 def visible(monkeypatch):
-    """Returns the list of GPUs that TensorFlow takes to be visible."""
-    found = []
+    """Returns the list of GPUs that TensorFlow takes to be visible, whose memory it takes as it needs it."""
+    found, growing, experimental = [], {}, tf.config.experimental
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: found if kind == "GPU" else [])
 
     def set_visible(device, kind):
@@ -19,7 +24,30 @@ def visible(monkeypatch):
         found[:] = [device]
 
     monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: None)
+    monkeypatch.setattr(experimental, "get_memory_growth", growing.get)
+    monkeypatch.setattr(experimental, "set_memory_growth", growing.__setitem__)
+    monkeypatch.setattr(library, "gpu_problem", lambda: "")
     return found
+
+
+class FakeLibrary:
+    """libcuda.so of a driver for CUDA 12.4 and two GPUs."""
+
+    def cuDriverGetVersion(self, version):
+        version._obj.value = 12040
+        return 0
+
+    def cuInit(self, flags):
+        return flags
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = number
+        return 0 if number < 2 else 101
+
+    def cuDeviceGetUuid_v2(self, uuid, device):
+        uuid.raw = bytes([device.value]) * 16
+        return 0
 
 
 def gpu(i):
@@ -58,3 +86,60 @@ def test_gpus_in_use_are_refused(visible, monkeypatch):
     ("horovod", {"HOROVOD_LOCAL_RANK": "1", "SLURM_LOCALID": "3"}, 1), ("horovod", {"MPI_LOCALRANKID": "2"}, 2)])
 def test_launchers_say_which_process_of_a_machine_this_is(engine, environment, local_rank):
     assert engines.load(engine).local_rank(environment) == local_rank
+
+
+def test_the_driver_says_its_version_and_which_gpu_this_is():
+    driver = gpu_driver.Driver(FakeLibrary())
+    assert driver.version() == (12, 4)
+    assert [driver.uuid(number) for number in (0, 1)] == [bytes(16), b"\1" * 16]
+    with pytest.raises(OSError, match="cuDeviceGet of the GPUs' driver fails with error 101"):
+        driver.uuid(2)
+
+
+@pytest.mark.parametrize("chosen, parts, grows", [(None, None, True), (False, None, False), (None, ["a part"], None)])
+def test_memory_is_taken_as_it_is_needed_unless_the_program_says_otherwise(visible, chosen, parts, grows, monkeypatch):
+    visible[:] = map(gpu, range(2))
+    if chosen is not None:
+        tf.config.experimental.set_memory_growth(gpu(1), chosen)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: parts)
+    gpus.take_own(1)
+    assert tf.config.experimental.get_memory_growth(gpu(1)) is grows
+
+
+@pytest.mark.parametrize("local_rank, is_told", [(None, True), (0, True), (1, False)])
+def test_without_gpu_kernels_a_machine_is_told_once(visible, local_rank, is_told, monkeypatch, caplog):
+    visible[:] = [gpu(0)]
+    monkeypatch.setattr(library, "gpu_problem", lambda: "the driver is old; update it")
+    gpus.take_own(local_rank)
+    assert ("since the driver is old. That takes longer; to change it, update it." in caplog.text) is is_told
+
+
+LIMITED = types.SimpleNamespace(memory_limit=1024)
+
+
+@pytest.mark.parametrize("ranks, rank, says", [
+    ([(0, None), (1, None)], 0, ""),
+    ([(0, None), (0, None)], 0, "Ranks 0 and 1 share a GPU, and 0 and 1 may take all"),
+    ([(0, None), (0, None)], 1, ""),  # rank 0 says it
+    ([(1, None), (0, LIMITED), (0, LIMITED), (0, None)], 1, "Ranks 1, 2 and 3 share a GPU, and 3 may take all"),
+    ([(0, LIMITED), (0, LIMITED)], 0, ""),
+    ([(None, None), (None, None)], 0, ""),  # none has a GPU
+])
+def test_ranks_that_share_a_gpu(visible, ranks, rank, says, monkeypatch, caplog):
+    monkeypatch.setattr(gpu_driver, "find", lambda: gpu_driver.Driver(FakeLibrary()))
+    rows = np.zeros((len(ranks), 2), np.int64)
+
+    def together(number, limit, communicator):
+        visible[:] = [] if number is None else [gpu(number)]
+        monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: limit and [limit])
+        gpus.warn_of_shared(communicator)
+
+    def note(site, mine):
+        rows[:] += mine
+        return np.zeros_like(mine)
+
+    for other, (number, limit) in enumerate(ranks):
+        together(number, limit, types.SimpleNamespace(rank=other, size=len(ranks), sum=note))
+    assert not caplog.text
+    together(*ranks[rank], types.SimpleNamespace(rank=rank, size=len(ranks), sum=lambda site, mine: rows))
+    assert says in caplog.text and bool(says) == bool(caplog.text)
