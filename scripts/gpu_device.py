@@ -139,3 +139,47 @@ class Clock:
         milliseconds = ctypes.c_float()
         self._driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *self._events[number:number + 2])
         return milliseconds.value / 1e3
+
+
+class HostLink:
+    """Measures copies between memory of the GPU and pinned memory of the host, by a stream for each direction."""
+    REPEATS = 9
+    BYTES = 256 << 20
+
+    def __init__(self, driver):
+        self._driver = driver
+        memory = DeviceMemory(driver)
+        self._device = [memory.allocate(self.BYTES) for _ in range(2)]
+        self._host = [ctypes.c_void_p() for _ in range(2)]
+        self._streams = [ctypes.c_void_p() for _ in range(2)]
+        for host, stream in zip(self._host, self._streams):
+            driver.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(self.BYTES), 0)
+            driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # not synchronized with the default stream
+
+    def measure(self, piece, directions):
+        """Returns the median of the bytes/s of each of some directions, "down" and "up", which run together.
+
+        Args:
+            piece: Bytes of a copy.
+            directions: Names of directions.
+        """
+        rates = []
+        for _ in range(self.REPEATS):
+            begin = time.perf_counter()
+            for offset in range(0, self.BYTES, piece):
+                for direction in directions:
+                    self._copy(direction, offset, min(piece, self.BYTES - offset))
+            for stream in self._streams:
+                self._driver.call("cuStreamSynchronize", stream)
+            rates.append(self.BYTES / (time.perf_counter() - begin))
+        return statistics.median(rates)
+
+    def _copy(self, direction, offset, nbytes):
+        number = 0 if direction == "down" else 1
+        device = ctypes.c_uint64(self._device[number].address + offset)
+        host = ctypes.c_void_p(self._host[number].value + offset)
+        size, stream = ctypes.c_size_t(nbytes), self._streams[number]
+        if direction == "down":
+            self._driver.call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
+        else:
+            self._driver.call("cuMemcpyHtoDAsync_v2", device, host, size, stream)

@@ -133,6 +133,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("scripts/test_emulated_cluster.py::*", "nightly"),
     ("scripts/test_examples.py::test_digits", "rest"),
     ("scripts/test_examples.py::*", "nightly"),
+    ("scripts/test_gpu_train.py::test_rehearsal", "rest"),
+    ("scripts/test_gpu_train.py::*", "unit"),
     ("scripts/test_horovod_suites.py::*", "nightly"),
     ("scripts/test_keras_suites.py::test_tests_run_plainly_and_in_the_scope", "nightly"),
     ("scripts/test_kubernetes.py::*", "nightly"),

@@ -1,0 +1,62 @@
+"""Checks the kernels that the op library has for GPUs, and measures the GPU's link to the host."""
+
+from collections.abc import Sequence
+import pathlib
+import subprocess
+import sys
+
+from absl import app
+from absl import flags
+import numpy as np
+import tensorflow as tf
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))  # the GPU without TensorFlow
+
+import gpu_device
+import gpu_outer_product as outer_product
+import gpu_setting
+
+from tf_poseidon.ops import library
+
+_SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
+_EMULATED = pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu" / "emulated_gpu.cc"
+
+
+def _checked(path: pathlib.Path, memory: object) -> dict[str, object]:
+    """Returns the largest error of each kind, as a share of its bound; all cases, and sums that are exact."""
+    kernels, worst = outer_product.Library(path, memory), {}
+    rng = np.random.default_rng(_SEED.value)
+    for case in outer_product.cases():
+        kind = f"{case.factors} to {case.out}"
+        worst[kind] = max(worst.get(kind, 0.0), outer_product.check(kernels, case, rng))
+    for exact in outer_product.exact_cases():
+        outer_product.check_exact(kernels, *exact)
+    return {"worst": worst, "cases": len(outer_product.cases())}
+
+
+def _rehearsed() -> dict[str, object]:
+    """The same on the emulated GPU."""
+    path = gpu_setting.path("emulated.so")
+    subprocess.run(["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-unknown-pragmas", _EMULATED, "-o", path],
+                   check=True)
+    return _checked(path, outer_product.HostMemory())
+
+
+def _on_gpu() -> dict[str, object]:
+    if problem := library.gpu_problem():
+        raise SystemExit(f"gpu_train: {problem}.")
+    driver = gpu_device.Driver()
+    link = gpu_device.HostLink(driver)
+    pieces = {"whole": link.BYTES, "2 MiB": 2 << 20}
+    rates = {f"{name}, {' and '.join(directions)}": link.measure(piece, directions)
+             for name, piece in pieces.items() for directions in (("down",), ("up",), ("down", "up"))}
+    found = _checked(library.path_for(tf.__version__), gpu_device.DeviceMemory(driver))
+    return found | {"gpu": driver.name, "link_bytes_per_s": rates}
+
+
+def main(_: Sequence[str]) -> None:
+    gpu_setting.save("kernels", _rehearsed() if gpu_setting.REHEARSE.value else _on_gpu())
+
+
+if __name__ == "__main__":
+    app.run(main)
