@@ -3,23 +3,30 @@
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_pipeline_fuzz.py.
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "device.h"
 #include "gathered_rows.h"
 #include "send_recv_kernels.h"
 #include "staging.h"
+#include "sum.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace poseidon {
@@ -71,6 +78,7 @@ class EmulatedGpu : public Device {
 
   Stream down() const override { return &down_; }
   Stream up() const override { return &up_; }
+  Stream across() const override { return &across_; }
 
   // The framework's stream is null: what has been put into it is done.
   Event Record(Stream stream) override {
@@ -87,12 +95,57 @@ class EmulatedGpu : public Device {
   void Copy(Stream stream, void* to, const void* from, size_t bytes) override {
     static_cast<Queue*>(stream)->Put([=] { std::memcpy(to, from, bytes); });
   }
+  void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) override {
+    static_cast<Queue*>(stream)->Put([=] { SumInOrder(dtype, inputs, bytes, output); });
+  }
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
     if (stream) static_cast<Queue*>(stream)->Put([owner = std::move(owner)] {});
   }
   void Release() override {}
   void* AllocateHost(size_t bytes) override { return ::operator new(bytes, kLine, std::nothrow); }
   void FreeHost(void* data) override { ::operator delete(data, kLine); }
+
+  // Files in memory, which other processes find by their numbers.
+  void* Allocate(size_t bytes) override {
+    const int file = memfd_create("emulated_gpu", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return nullptr;
+    void* const data = Map(file, bytes);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (data) files_[data] = {getpid(), file, bytes, data};
+    return data;
+  }
+  void Free(void* data) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = files_.find(data);
+    munmap(data, found->second.bytes);
+    close(found->second.number);
+    files_.erase(found);
+  }
+  std::string Export(void* data) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {reinterpret_cast<const char*>(&files_.at(data)), sizeof(File)};
+  }
+  void* Open(const std::string& handle) override {
+    File file;
+    std::memcpy(&file, handle.data(), sizeof(file));
+    if (file.process == getpid()) return file.data;
+    const std::string path = "/proc/" + std::to_string(file.process) + "/fd/" + std::to_string(file.number);
+    const int number = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (number < 0) return nullptr;
+    void* const data = Map(number, file.bytes);
+    close(number);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (data) opened_[data] = file.bytes;
+    return data;
+  }
+  void Close(void* data) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto found = opened_.find(data); found != opened_.end()) {
+      munmap(data, found->second);
+      opened_.erase(found);
+    }
+  }
+
   std::string failure() const override { return ""; }
 
   // Calls `then` when an event is done, where a GPU's stream would wait for it.
@@ -128,8 +181,22 @@ class EmulatedGpu : public Device {
     Work then_;
   };
   static constexpr std::align_val_t kLine{64};
+  struct File {
+    pid_t process;
+    int number;
+    size_t bytes;
+    void* data;  // in its process
+  };
 
-  mutable Queue down_, up_;
+  static void* Map(int file, size_t bytes) {
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return data == MAP_FAILED ? nullptr : data;
+  }
+
+  mutable Queue down_, up_, across_;
+  std::mutex mutex_;  // guards these two
+  std::map<void*, File> files_;
+  std::map<void*, size_t> opened_;  // of other processes
 };
 
 class EmulatedSendKernel : public SendKernel {

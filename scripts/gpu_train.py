@@ -12,6 +12,7 @@ hangs or dies leaves the others' results. DIRECTORY/gpu_train.json is written, a
     ps.float32   two ranks, by policy and numbers: as one process, within the effect of rounding; with the same bits
     and so on    as where TensorFlow copies whole tensors to the host; where nodes ran, and what was copied
     rates        two ranks of wide layers: the rate of copies, how much of them backpropagation hides, times of steps
+    .apart       the same through the host, as ranks of several nodes exchange; otherwise between the ranks' GPUs
 
 --rehearse runs the same on a CPU, where an emulated GPU copies and multiplies: small models, and no rates that say
 anything.
@@ -37,7 +38,9 @@ PARTS = {
     "auto.float32": (["gpu_rank.py", "--policy=auto"], 2, 60),
     "sfb.tf32": (["gpu_rank.py", "--policy=sfb", "--numbers=tf32"], 2, 60),
     "auto.mixed": (["gpu_rank.py", "--policy=auto", "--numbers=mixed"], 2, 60),
-    "rates": (["gpu_rates.py"], 2, 60)}
+    "ps.float32.apart": (["gpu_rank.py", "--policy=ps", "--apart"], 2, 60),
+    "rates": (["gpu_rates.py"], 2, 60),
+    "rates.apart": (["gpu_rates.py", "--apart"], 2, 60)}
 WHOLE_S = 8 * 60
 # The rehearsal has two cores for everything.
 SLOWER, SMALL_UNIT = 4, 4
@@ -87,7 +90,7 @@ def wrong(name, found, rehearse):
     """Yields what is wrong with the results of a part."""
     if name == "alone":
         yield from (f"{model} differs from plain Keras" for model, each in found.items() if not each["error"] <= 1)
-    elif name in ("kernels", "rates"):
+    elif name.split(".")[0] in ("kernels", "rates"):
         return  # the first ends where a kernel is wrong
     else:
         for model, each in found.items():
@@ -97,8 +100,9 @@ def wrong(name, found, rehearse):
                 yield f"{model} has other bits where TensorFlow copies whole tensors"
             if not (rehearse or any(node.endswith(" GPU") for node in each["places"])):
                 yield f"{model} exchanges nothing of the GPU's memory"
-            if not each["copied"]["down_bytes"]:
-                yield f"{model} has copied nothing in pieces"
+            way = "across" if name.startswith("ps.") and not name.endswith(".apart") else "down"
+            if not each["copied"][f"{way}_bytes"]:
+                yield f"{model} has copied nothing in pieces, {way}"
 
 
 def lines_of(name, result):
@@ -113,14 +117,13 @@ def lines_of(name, result):
     elif name == "alone":
         rows += [(name, model, "the bits of plain Keras" if each["is_equal"] else
                   f"{each['error']:.2f} of the bound from plain Keras") for model, each in found.items()]
-    elif name == "rates" and found:
+    elif name.startswith("rates") and found:
         for way in ("alone_step_s", "step_s", "whole_step_s"):
             rows.append((name, way.removesuffix("_s").replace("_", " "), f"{1e3 * found[way]:.1f} ms"))
-        for row in ("down", "up"):
-            rows.append((name, f"copies {row}", "{:.1f} GB/s, {:.0%} hidden".format(
-                1e-9 * found[row]["bytes_per_s"], found[row]["hidden"])))
-        rows.append((name, "copies after the last gradient", "{:.2f} ms; a piece takes {:.2f} ms".format(
-            1e3 * found["down"]["exposed_s"], 1e3 * found["down"]["piece_s"])))
+        for row, each in found["copies"].items():
+            rows.append((name, f"copies {row}", "{:.1f} GB/s, {:.0%} hidden; {:.2f} ms after the last gradient, a "
+                         "piece takes {:.2f} ms".format(1e-9 * each["bytes_per_s"], each["hidden"],
+                                                        1e3 * each["exposed_s"], 1e3 * each["piece_s"])))
     else:
         for model, each in found.items():
             schemes = ", ".join(f"{count} {scheme}" for scheme, count in sorted(each["schemes"].items()))

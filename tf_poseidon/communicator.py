@@ -103,6 +103,10 @@ def _functions() -> ctypes.CDLL:
     return lib
 
 
+# What a rank counts of its GPU: memory of the host and of the GPU, and bytes that were copied, across from other GPUs.
+STAGING_COUNTERS = ("pinned_bytes", "gpu_bytes", "down_bytes", "up_bytes", "across_bytes")
+
+
 class Communicator:
     """Exchanges arrays with the other ranks of a job.
 

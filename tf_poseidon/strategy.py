@@ -33,6 +33,7 @@ from tf_poseidon import step as step_lib
 from tf_poseidon import variables as variables_lib
 from tf_poseidon import verify as verify_lib
 from tf_poseidon.communicator import Communicator
+from tf_poseidon.communicator import STAGING_COUNTERS
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
@@ -232,8 +233,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             that overlap, only the last one),
             "waited_for": {rank: how long sums and factors of this rank have waited for those of that rank, which came
             last, since those of all others were there; each of the exchanges in flight at a time counts, in seconds},
-            "staging": {"pinned_bytes": memory of the host for copies from and to a GPU, "down_bytes", "up_bytes": what
-            was copied},
+            "staging": {"pinned_bytes", "gpu_bytes": memory of the host and of the GPU for what is copied, "down_bytes",
+            "up_bytes": what was copied from the GPU and to it, "across_bytes": what was copied from other ranks' GPUs},
             "sites": {site: {"count": exchanges, "sent_bytes", "received_bytes": payload, "network_bytes": the
             part of it sent to ranks that this one does not combine with, "seconds": from the gradient being
             ready to its sum being available, over all exchanges, "factor_bytes": of the factors of all ranks, the
@@ -243,7 +244,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         communicator = self.extended.communicator
         if communicator is None:
             return {"header_bytes": 0, "packets": 0, "waiting_seconds": 0.0, "waited_for": {},
-                    "staging": {"pinned_bytes": 0, "down_bytes": 0, "up_bytes": 0}, "sites": {}}
+                    "staging": dict.fromkeys(STAGING_COUNTERS, 0), "sites": {}}
         statistics = communicator.statistics()
         statistics["sites"] = {site: counts for site, counts in statistics["sites"].items()
                                if site not in calibration.SITES | recording.SITES}

@@ -6,10 +6,17 @@
 #include <cstdint>
 #include <cstring>
 
+// GPUs compute the same: kernels/cuda/copies.cu.cc.
+#ifdef __CUDACC__
+#define POSEIDON_HOST_DEVICE __host__ __device__
+#else
+#define POSEIDON_HOST_DEVICE
+#endif
+
 namespace poseidon {
 
 template <typename To, typename From>
-[[gnu::always_inline]] inline To BitCast(From from) {
+[[gnu::always_inline]] POSEIDON_HOST_DEVICE inline To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -20,9 +27,11 @@ template <typename To, typename From>
 struct Bfloat16 {
   uint16_t bits;
 
-  static float ToFloat(Bfloat16 value) { return BitCast<float>(static_cast<uint32_t>(value.bits) << 16); }
+  static POSEIDON_HOST_DEVICE float ToFloat(Bfloat16 value) {
+    return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
+  }
 
-  static Bfloat16 FromFloat(float value) {
+  static POSEIDON_HOST_DEVICE Bfloat16 FromFloat(float value) {
     const uint32_t wide = BitCast<uint32_t>(value);
     const uint32_t rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
     const uint32_t quiet_nan = (wide >> 16) | 0x40;
@@ -34,7 +43,7 @@ struct Bfloat16 {
 struct Float16 {
   uint16_t bits;
 
-  static float ToFloat(Float16 value) {
+  static POSEIDON_HOST_DEVICE float ToFloat(Float16 value) {
     const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
     const uint32_t normal = magnitude + (112u << 23);  // moves the exponent's bias from 15 to 127
@@ -45,7 +54,7 @@ struct Float16 {
     return BitCast<float>((is_finite ? finite : magnitude | 0x7f800000u) | sign);
   }
 
-  static Float16 FromFloat(float value) {
+  static POSEIDON_HOST_DEVICE Float16 FromFloat(float value) {
     const uint32_t wide = BitCast<uint32_t>(value);
     const uint32_t sign = (wide >> 16) & 0x8000;
     const uint32_t magnitude = wide & 0x7fffffff;
@@ -63,22 +72,22 @@ struct Float16 {
 template <typename T>
 struct Arithmetic {
   using Accumulator = T;
-  static Accumulator Load(T value) { return value; }
-  static T Store(Accumulator value) { return value; }
+  static POSEIDON_HOST_DEVICE Accumulator Load(T value) { return value; }
+  static POSEIDON_HOST_DEVICE T Store(Accumulator value) { return value; }
 };
 
 template <>
 struct Arithmetic<Float16> {
   using Accumulator = float;
-  static Accumulator Load(Float16 value) { return Float16::ToFloat(value); }
-  static Float16 Store(Accumulator value) { return Float16::FromFloat(value); }
+  static POSEIDON_HOST_DEVICE Accumulator Load(Float16 value) { return Float16::ToFloat(value); }
+  static POSEIDON_HOST_DEVICE Float16 Store(Accumulator value) { return Float16::FromFloat(value); }
 };
 
 template <>
 struct Arithmetic<Bfloat16> {
   using Accumulator = float;
-  static Accumulator Load(Bfloat16 value) { return Bfloat16::ToFloat(value); }
-  static Bfloat16 Store(Accumulator value) { return Bfloat16::FromFloat(value); }
+  static POSEIDON_HOST_DEVICE Accumulator Load(Bfloat16 value) { return Bfloat16::ToFloat(value); }
+  static POSEIDON_HOST_DEVICE Bfloat16 Store(Accumulator value) { return Bfloat16::FromFloat(value); }
 };
 
 }  // namespace poseidon

@@ -26,24 +26,30 @@ size_t BytesToAddUp(const ActiveExchange& active, size_t pair) {
 }  // namespace
 
 DenseExchanges::DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
-                               FactorBroadcasting* broadcasting, Statistics* statistics,
-                               const std::vector<char>* has_left, std::function<void(const std::string& reason)> fail)
+                               GpuLinks* links, FactorBroadcasting* broadcasting, Statistics* statistics,
+                               const std::vector<char>* has_left, Allocate allocate,
+                               std::function<void(const std::string& reason)> fail)
     : transport_(transport),
       rank_(transport->rank()),
       size_(transport->size()),
       options_(options),
       routes_(routes),
       sender_(sender),
+      links_(links),
       broadcasting_(broadcasting),
       statistics_(statistics),
       has_left_(has_left),
+      allocate_(std::move(allocate)),
       fail_(std::move(fail)),
       server_(
           transport, routes, statistics,
           [this](const Active& active, size_t pair, const auto& contributions, uint32_t common_form) {
             AddUp(active, pair, contributions, common_form);
           },
-          [this](const Active& active, size_t pair) { FetchOwn(active, pair, nullptr); }) {}
+          [this](const Active& active, size_t pair) { Need(active, pair); },
+          [this](int peer, const FrameHeader& header, Server::Taken* taken, std::function<void()> then) {
+            return TakePart(peer, header, taken, std::move(then));
+          }) {}
 
 DenseExchanges::Active DenseExchanges::Find(uint64_t site, uint64_t step) const {
   auto found = active_.find(site);
@@ -98,12 +104,19 @@ void DenseExchanges::StartPair(const Active& active, size_t pair) {
   if (adds_up) {
     FailIf(server_.AddOwn(active, pair));
     if (has_failed_ || !active->staging || !active->adds(rank_) || active->staged[pair].is_wanted) return;
+    if (active->staged[pair].is_adding_up || WillAddUpOnGpu(active, pair)) return;
     // What waits for other ranks may be fetched meanwhile.
     if (PinnedPiece piece = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
       FetchOwn(active, pair, std::move(piece));
     }
   } else if (active->staging && active->adds(rank_)) {
-    FetchAndSend(active, pair);
+    const int up = routes_->Up(server);
+    if (IsLinked(active, up, active->input_bytes(pair))) {
+      SendByLink(active, pair, FrameKind::kGpuContribution, {up}, active->given_input(pair),
+                 active->exchange.sent_dtype(), active->form);
+    } else {
+      FetchAndSend(active, pair);
+    }
   } else if (root < 0) {
     Send(active, pair, FrameKind::kContribution, routes_->Up(server),
          active->exchange.contributes ? active->input(pair) : nullptr, active->exchange.sent_dtype(), active->form);
@@ -144,12 +157,119 @@ void DenseExchanges::FetchAndSend(const Active& active, size_t pair) {
                            Send(active, pair, FrameKind::kContribution, routes_->Up(active->pairs[pair].server),
                                 active->input(pair), active->exchange.sent_dtype(), active->form);
                            if (active->exchange.root >= 0) {
-                             Deliver(active, pair);
+                             Deliver(active, pair, nullptr);
                              AddResult(active, pair);
                            }
                            active->staged[pair] = {};
                          });
 }
+
+// ---- the way up between GPUs
+
+bool DenseExchanges::IsLinked(const Active& active, int peer, size_t bytes) const {
+  return active->staging && active->exchange.root < 0 && links_->MaySend(peer, bytes);
+}
+
+// Whether parts of all other ranks of the node will come by their windows, so that this rank's own need not come to the
+// host. They come there all the same if they must.
+bool DenseExchanges::WillAddUpOnGpu(const Active& active, size_t pair) const {
+  if (active->exchange.root >= 0 || active->pairs[pair].bytes <= kInlineBytes) return false;
+  bool has_others = false;
+  for (int rank : routes_->Sources(active->pairs[pair].server)) {
+    if (rank == rank_ || !routes_->IsLocal(rank)) continue;
+    if (!links_->MayGet(rank)) return false;
+    has_others = true;
+  }
+  return has_others;
+}
+
+std::string DenseExchanges::TakePart(int peer, const FrameHeader& header, Server::Taken* taken,
+                                     std::function<void()> then) {
+  taken->piece = links_->MayGet(peer) ? links_->TakeMemory(header.length) : nullptr;
+  taken->is_on_gpu = taken->piece != nullptr;
+  if (!taken->piece) taken->piece = allocate_(header.length);
+  if (!taken->piece) {
+    fail_(Text("Rank ", rank_, " has no memory to receive ", header.length,
+               " bytes: give it more, or PoseidonStrategy "
+               "a smaller kv_pair_bytes."));
+    return "";
+  }
+  const auto site = sites_.find(header.site);
+  const Active active = Find(header.site, header.step);
+  return links_->Take({site == sites_.end() ? "" : site->second.name, active ? active->exchange.priority : 0}, peer,
+                      header, taken->piece.get(), std::move(then));
+}
+
+// All parts are there but this rank's own; or those of this node, of which some are on the GPU.
+void DenseExchanges::Need(const Active& active, size_t pair) {
+  if (active->staging && active->staged[pair].is_adding_up) return;
+  const std::vector<Server::LocalPart> parts = server_.LocalParts(*active, pair);
+  const auto is_on_gpu = [](const Server::LocalPart& part) { return part.is_on_gpu; };
+  if (!parts.empty() && std::all_of(parts.begin(), parts.end(), is_on_gpu) && parts.size() < Device::kMostSummands &&
+      active->staging && !active->staged[pair].is_wanted) {
+    return AddUpOnGpu(active, pair, parts);
+  }
+  for (const Server::LocalPart& part : parts) {
+    if (!part.is_on_gpu) continue;
+    server_.MoveToHost(*active, pair, part.rank);
+    const size_t bytes =
+        active->pairs[pair].bytes / ElementBytes(active->exchange.dtype) * ElementBytes(part.summand.dtype);
+    PinnedPiece piece = allocate_(bytes);
+    if (!piece) {
+      return fail_(Text("Rank ", rank_, " has no memory for ", bytes, " bytes of '", active->exchange.site,
+                        "': give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
+    }
+    links_->Fetch(ErrandOf(active), part.summand.data, bytes, piece.get(),
+                  [this, active, pair, rank = part.rank, piece] { server_.GiveMoved(*active, pair, rank, piece); });
+  }
+  if (active->staging) FetchOwn(active, pair, nullptr);
+}
+
+// Adds up the parts of this node, in the order of its ranks, where the caller wants the result.
+void DenseExchanges::AddUpOnGpu(const Active& active, size_t pair, const std::vector<Server::LocalPart>& parts) {
+  active->staged[pair].is_adding_up = true;
+  std::vector<Summand> inputs;
+  bool has_own = !active->adds(rank_);
+  for (const Server::LocalPart& part : parts) {
+    if (!has_own && part.rank > rank_) {
+      inputs.push_back({active->given_input(pair), active->exchange.sent_dtype()});
+      has_own = true;
+    }
+    inputs.push_back(part.summand);
+  }
+  if (!has_own) inputs.push_back({active->given_input(pair), active->exchange.sent_dtype()});
+  const size_t bytes = active->pairs[pair].bytes;
+  char* const output = active->given_output(pair);
+  links_->Sum(ErrandOf(active), active->exchange.dtype, std::move(inputs), bytes, output,
+              [this, active, pair, bytes, output] {
+                if (server_.IsOfThisNode(*active, pair) && routes_->Up(active->pairs[pair].server) < 0) {
+                  active->common_form = server_.Finish(*active, pair);
+                  active->is_added_up[pair] = 1;
+                  PassDownFromGpu(active, pair, active->common_form);
+                  return AddResult(active, pair);
+                }
+                active->staging->Fetch({active->exchange.site, active->exchange.priority, output, bytes}, bytes, 0,
+                                       [this, active, pair](PinnedPiece piece) {
+                                         if (!piece) return;
+                                         active->staged[pair] = {std::move(piece), 0, /*is_wanted=*/true,
+                                                                 /*is_adding_up=*/false};
+                                         server_.GiveSumOfNode(*active, pair, active->output(pair));
+                                       });
+              });
+}
+
+void DenseExchanges::SendByLink(const Active& active, size_t pair, FrameKind kind, const std::vector<int>& peers,
+                                const void* from, DataType sent_dtype, uint32_t form) {
+  for (int peer : peers) {
+    if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
+  }
+  const FrameHeader header = HeaderOf(active, pair, kind, /*has_data=*/true, sent_dtype, form);
+  active->statistics.sent_bytes += header.length * peers.size();
+  ++active->pending;
+  links_->Send(ErrandOf(active), peers, header, from, [this, active] { Complete(active); });
+}
+
+// ---- sums on the host
 
 // All parts that this rank adds up are there.
 void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Contributions& contributions,
@@ -165,16 +285,11 @@ void DenseExchanges::AddUp(const Active& active, size_t pair, const Server::Cont
       return;
     }
   }
-  active->common_form = common_form;
-  PassDown(active, pair, common_form);
-  Deliver(active, pair);
-  AddResult(active, pair);
+  TakeResult(active, pair, common_form);
 }
 
-// Sends `data` of a type, null for a rank that does not contribute, as one KV pair.
-void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data,
-                          DataType sent_dtype, uint32_t form) {
-  if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
+FrameHeader DenseExchanges::HeaderOf(const Active& active, size_t pair, FrameKind kind, bool has_data,
+                                     DataType sent_dtype, uint32_t form) const {
   FrameHeader header = {};
   header.kind = kind;
   header.dtype = static_cast<uint8_t>(active->exchange.dtype);
@@ -186,8 +301,16 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   header.count = static_cast<uint64_t>(active->exchange.count);
   header.offset = active->pairs[pair].offset;
   const size_t elements = active->pairs[pair].bytes / ElementBytes(active->exchange.dtype);
-  header.length = data ? elements * ElementBytes(sent_dtype) : 0;
+  header.length = has_data ? elements * ElementBytes(sent_dtype) : 0;
   header.detail = form;
+  return header;
+}
+
+// Sends `data` of a type, null for a rank that does not contribute, as one KV pair.
+void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data,
+                          DataType sent_dtype, uint32_t form) {
+  if ((*has_left_)[peer]) return fail_(LeftBehind(peer, rank_, "'" + active->exchange.site + "'"));
+  const FrameHeader header = HeaderOf(active, pair, kind, data != nullptr, sent_dtype, form);
   active->statistics.sent_bytes += header.length;
   if (!routes_->IsLocal(peer)) active->statistics.network_bytes += header.length;
   PinnedPiece piece = active->staging ? active->staged[pair].piece : nullptr;  // until it has left
@@ -207,7 +330,7 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
 // ---- the way down ---------------------------------------------------------------------------
 
 void DenseExchanges::OnFrame(int peer, const FrameHeader& header, const char* payload) {
-  const bool is_result = header.kind == FrameKind::kResult, is_sum = header.scheme == Scheme::kParameterServer;
+  const bool is_result = header.is_result(), is_sum = header.scheme == Scheme::kParameterServer;
   const Active active = Find(header.site, header.step);
   if (!active) {
     if (is_result && is_sum) {
@@ -235,6 +358,7 @@ void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader&
   const size_t pair = active->pairs.IndexOf(header.offset);
   if (std::exchange(active->has_header[pair], 1)) return FailIf(Twice(peer, header, "the result of"));
   active->statistics.received_bytes += header.length;
+  if (header.is_in_window()) return TakeLinkedResult(active, peer, header, pair);
   if (!header.is_bulk()) {
     if (!PrepareOutput(active, pair)) return;
     std::memcpy(active->output(pair), payload, header.length);
@@ -244,6 +368,28 @@ void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader&
   } else {
     ReceiveResult(active, pair, header);
   }
+}
+
+// Copies a result from the window of the rank that has added up, to where the caller wants it.
+void DenseExchanges::TakeLinkedResult(const Active& active, int peer, const FrameHeader& header, size_t pair) {
+  std::string wrong;
+  if (active->staging) {
+    wrong = links_->Take(ErrandOf(active), peer, header, active->given_output(pair),
+                         [this, active, pair, form = header.detail] {
+                           active->common_form = form;
+                           PassDownFromGpu(active, pair, form);
+                           AddResult(active, pair);
+                         });
+  } else if (PinnedPiece piece = allocate_(header.length)) {
+    wrong = links_->Take(ErrandOf(active), peer, header, piece.get(), [this, active, pair, piece, header] {
+      std::memcpy(active->given_output(pair), piece.get(), header.length);
+      TakeResult(active, pair, header.detail);
+    });
+  } else {
+    fail_(
+        Text("Rank ", rank_, " has no memory to receive ", header.length, " bytes of '", active->exchange.site, "'."));
+  }
+  FailIf(wrong.empty() ? "" : Malformed(peer, wrong));
 }
 
 void DenseExchanges::OnEarlyResult(int peer, const FrameHeader& header, const char* payload) {
@@ -295,34 +441,78 @@ void DenseExchanges::ReceiveResult(const Active& active, size_t pair, const Fram
                           [this, active, pair, form = header.detail] { TakeResult(active, pair, form); });
 }
 
-// The result has come from above.
+// The result is in the host's memory, or where the caller wants it if that is there.
 void DenseExchanges::TakeResult(const Active& active, size_t pair, uint32_t form) {
   active->common_form = form;
   PassDown(active, pair, form);
-  Deliver(active, pair);
   AddResult(active, pair);
 }
 
-// Copies a result to the GPU, where the caller wants it there.
-void DenseExchanges::Deliver(const Active& active, size_t pair) {
+// Copies a result to the GPU, where the caller wants it there, and calls `then`, if there is one.
+void DenseExchanges::Deliver(const Active& active, size_t pair, std::function<void()> then) {
   if (!active->staging) return;
   if (active->exchange.root != rank_ || !active->is_in_place()) {
+    Staging::Taken copied;
+    if (then)
+      copied = [then = std::move(then)](const PinnedPiece& piece) {
+        if (piece) then();
+      };
     active->staging->CopyUp(active->exchange.site, active->staged[pair].piece, active->given_output(pair),
-                            active->pairs[pair].bytes);
+                            active->pairs[pair].bytes, std::move(copied));
   }
   active->staged[pair] = {};
 }
 
-// Sends the result to those whose parts have come to this rank.
+// Sends a result that is in the host's memory to those whose parts have come to this rank, and to its own GPU.
 void DenseExchanges::PassDown(const Active& active, size_t pair, uint32_t form) {
+  const auto [linked, others] = LinkedAndOthers(active, pair);
+  for (int peer : others) {
+    Send(active, pair, FrameKind::kResult, peer, active->output(pair), active->exchange.dtype, form);
+  }
+  if (linked.empty()) return Deliver(active, pair, nullptr);
+  ++active->pending;
+  Deliver(active, pair, [this, active, pair, form, linked = linked] {
+    SendByLink(active, pair, FrameKind::kGpuResult, linked, active->given_output(pair), active->exchange.dtype, form);
+    Complete(active);
+  });
+}
+
+// The same where it is on the GPU alone.
+void DenseExchanges::PassDownFromGpu(const Active& active, size_t pair, uint32_t form) {
+  const auto [linked, others] = LinkedAndOthers(active, pair);
+  if (!linked.empty()) {
+    SendByLink(active, pair, FrameKind::kGpuResult, linked, active->given_output(pair), active->exchange.dtype, form);
+  }
+  if (others.empty()) return;
+  const size_t bytes = active->pairs[pair].bytes;
+  ++active->pending;
+  active->staging->Fetch({active->exchange.site, active->exchange.priority, active->given_output(pair), bytes}, bytes,
+                         0, [this, active, pair, form, others = others](PinnedPiece piece) {
+                           if (!piece) return;
+                           active->staged[pair] = {std::move(piece)};
+                           for (int peer : others) {
+                             Send(active, pair, FrameKind::kResult, peer, active->output(pair), active->exchange.dtype,
+                                  form);
+                           }
+                           active->staged[pair] = {};
+                           Complete(active);
+                         });
+}
+
+// The ranks whose parts have come to this one, beginning with the next one: those that take the result from its window,
+// and those that do not.
+std::pair<std::vector<int>, std::vector<int>> DenseExchanges::LinkedAndOthers(const Active& active, size_t pair) const {
+  std::vector<int> linked, others;
   const int server = active->pairs[pair].server, root = active->exchange.root;
   const int from = root < 0 ? -1 : routes_->SourceOf(root, server);  // it has what it has sent
   const std::vector<int>& sources = routes_->Sources(server);
   const size_t own = std::find(sources.begin(), sources.end(), rank_) - sources.begin();
   for (size_t step = 1; step < sources.size(); ++step) {
     const int peer = sources[(own + step) % sources.size()];
-    if (peer != from) Send(active, pair, FrameKind::kResult, peer, active->output(pair), active->exchange.dtype, form);
+    if (peer == from) continue;
+    (IsLinked(active, peer, active->pairs[pair].bytes) ? linked : others).push_back(peer);
   }
+  return {linked, others};
 }
 
 void DenseExchanges::AddResult(const Active& active, size_t pair) {
@@ -391,7 +581,8 @@ DenseExchanges::Awaited DenseExchanges::AwaitedBy(const ActiveExchange& active) 
     const int up = routes_->Up(server);
     (up == server ? servers : gateways).insert(up);
   }
-  if (servers.empty() && gateways.empty() && active.staging && active.staging->is_waiting()) return {{}, 0};  // its GPU
+  const bool waits_for_gpu = active.staging && (active.staging->is_waiting() || links_->is_waiting());
+  if (servers.empty() && gateways.empty() && waits_for_gpu) return {{}, 0};
   if (servers.empty() && gateways.empty()) {  // all that may not have taken this rank's own
     for (int rank = 0; rank < size_; ++rank) gateways.insert(rank);
     gateways.erase(rank_);

@@ -16,6 +16,7 @@
 
 #include "exchange.h"
 #include "factors.h"
+#include "gpu_links.h"
 #include "options.h"
 #include "routes.h"
 #include "sender.h"
@@ -27,10 +28,13 @@ namespace poseidon {
 
 class DenseExchanges {
  public:
+  // Takes memory that the network can write, and GPUs; null if there is no more.
+  using Allocate = std::function<std::shared_ptr<char[]>(size_t bytes)>;
+
   // `has_left` says by rank who has said goodbye. `fail` ends the job for a reason, and calls Fail before it returns.
-  DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender,
+  DenseExchanges(Transport* transport, const Options& options, const Routes* routes, Sender* sender, GpuLinks* links,
                  FactorBroadcasting* broadcasting, Statistics* statistics, const std::vector<char>* has_left,
-                 std::function<void(const std::string& reason)> fail);
+                 Allocate allocate, std::function<void(const std::string& reason)> fail);
 
   // Starts an exchange that was submitted at `submitted`; `site` is the hash of its name. `staging` moves tensors that
   // are on a GPU, and ready there; else it is null.
@@ -78,18 +82,33 @@ class DenseExchanges {
   void FetchAndSend(const Active& active, size_t pair);
   void AddUp(const Active& active, size_t pair, const Server::Contributions& contributions, uint32_t common_form);
 
+  // The same where parts come by the windows of GPUs.
+  GpuLinks::Errand ErrandOf(const Active& active) const { return {active->exchange.site, active->exchange.priority}; }
+  bool IsLinked(const Active& active, int peer, size_t bytes) const;
+  bool WillAddUpOnGpu(const Active& active, size_t pair) const;
+  std::string TakePart(int peer, const FrameHeader& header, Server::Taken* taken, std::function<void()> then);
+  void Need(const Active& active, size_t pair);
+  void AddUpOnGpu(const Active& active, size_t pair, const std::vector<Server::LocalPart>& parts);
+  void SendByLink(const Active& active, size_t pair, FrameKind kind, const std::vector<int>& peers, const void* from,
+                  DataType sent_dtype, uint32_t form);
+
   // The way down.
   void OnResult(const Active& active, int peer, const FrameHeader& header, const char* payload);
   bool PrepareOutput(const Active& active, size_t pair);
+  void TakeLinkedResult(const Active& active, int peer, const FrameHeader& header, size_t pair);
   void OnEarlyResult(int peer, const FrameHeader& header, const char* payload);
   void TakeEarlyResult(const Active& active, const std::shared_ptr<EarlyResult>& early);
   void ReceiveResult(const Active& active, size_t pair, const FrameHeader& header);
   void TakeResult(const Active& active, size_t pair, uint32_t form);
   void PassDown(const Active& active, size_t pair, uint32_t form);
-  void Deliver(const Active& active, size_t pair);
+  void PassDownFromGpu(const Active& active, size_t pair, uint32_t form);
+  std::pair<std::vector<int>, std::vector<int>> LinkedAndOthers(const Active& active, size_t pair) const;
+  void Deliver(const Active& active, size_t pair, std::function<void()> then);
   void AddResult(const Active& active, size_t pair);
   void Complete(const Active& active);
 
+  FrameHeader HeaderOf(const Active& active, size_t pair, FrameKind kind, bool has_data, DataType sent_dtype,
+                       uint32_t form) const;
   void Send(const Active& active, size_t pair, FrameKind kind, int peer, const void* data, DataType sent_dtype,
             uint32_t form);
   void FailIf(const std::string& disagreement);
@@ -113,9 +132,11 @@ class DenseExchanges {
   const Options options_;
   const Routes* const routes_;
   Sender* const sender_;
+  GpuLinks* const links_;
   FactorBroadcasting* const broadcasting_;
   Statistics* const statistics_;
   const std::vector<char>* const has_left_;
+  const Allocate allocate_;
   const std::function<void(const std::string&)> fail_;
 
   struct Site {

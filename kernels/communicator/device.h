@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "sum.h"
 
 namespace poseidon {
 
@@ -18,9 +21,10 @@ class Device {
 
   virtual ~Device() = default;
 
-  // The streams of copies to the host, and of copies to the GPU.
+  // The streams of copies to the host, of copies to the GPU, and of what happens between GPUs.
   virtual Stream down() const = 0;
   virtual Stream up() const = 0;
+  virtual Stream across() const = 0;
 
   // The place in a stream behind all that has been put into it. Any thread may call this, Wait and Copy.
   virtual Event Record(Stream stream) = 0;
@@ -31,9 +35,13 @@ class Device {
   // Whether the work before an event is done.
   virtual bool IsDone(const Event& event) = 0;
 
-  // Copies `bytes` bytes within the GPU's memory, or between it and memory of AllocateHost; with other memory of the
-  // host the call may wait.
+  // Copies `bytes` bytes within the GPU's memory, or between it and memory of Open or AllocateHost; with other memory
+  // of the host the call may wait.
   virtual void Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+
+  // SumInOrder of 1 to kMostSummands inputs in the GPU's memory.
+  static constexpr size_t kMostSummands = 64;
+  virtual void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) = 0;
 
   // Keeps `owner` until what has been put into `stream` is done, and Release is called. Any thread may call these.
   virtual void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) = 0;
@@ -43,6 +51,17 @@ class Device {
   // more. Any thread may free it.
   virtual void* AllocateHost(size_t bytes) = 0;
   virtual void FreeHost(void* data) = 0;
+
+  // Memory of the GPU; null, which is no failure, if there is no more.
+  virtual void* Allocate(size_t bytes) = 0;
+  virtual void Free(void* data) = 0;
+
+  // What another process of this machine opens memory of Allocate by, of at most kHandleBytes; empty, which is no
+  // failure, if none can. Open returns where it is for Copy, null if it cannot be reached from here.
+  static constexpr size_t kHandleBytes = 128;
+  virtual std::string Export(void* data) = 0;
+  virtual void* Open(const std::string& handle) = 0;
+  virtual void Close(void* data) = 0;
 
   // Why a call above, or work that it has started, has failed; empty if none has. Nothing need be done after that.
   virtual std::string failure() const = 0;

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "block_memory.h"
 #include "frame.h"
 #include "kv_pairs.h"
-#include "pinned_memory.h"
 #include "staging.h"
 #include "statistics.h"
 #include "sum.h"
@@ -66,8 +66,9 @@ using Done = std::function<void(const std::string& error)>;
 // A KV pair of a tensor that is on a GPU, in the host's memory: the part of this rank, or the result.
 struct StagedPair {
   PinnedPiece piece;
-  size_t input = 0;  // offset of this rank's part; the result is at the beginning
-  bool is_wanted = false;
+  size_t input = 0;           // offset of this rank's part; the result is at the beginning
+  bool is_wanted = false;     // this rank's part has been fetched, or is being fetched
+  bool is_adding_up = false;  // the GPU adds up the parts of this node
 };
 
 // An exchange that this rank has submitted and that is not complete.
@@ -121,8 +122,8 @@ struct ActiveExchange {
   uint32_t form = 0;         // of this rank's factors, which it sends dense; see factors.h
   uint32_t common_form = 0;  // the form of all ranks' factors, 0 if forms differ
 
-  // What must still happen: results to come, bulk sends from input or output to leave, and the
-  // start itself to end.
+  // What must still happen: results to come, bulk sends from input or output to leave, what goes to other GPUs to be
+  // copied from there, and the start itself to end.
   size_t pending;
   std::vector<char> is_added_up;  // by KV pair: all parts that this rank adds up were there
   std::vector<char> has_header;   // by KV pair: a result was announced

@@ -23,6 +23,12 @@ enum class FrameKind : uint8_t {
   kAlive,         // the sender is alive; see heartbeats.h
   kPing,          // bytes of no meaning, to be answered; see pings.h
   kPong,          // the sender has all of the ping `step`
+  // Between ranks of a node whose GPUs reach each other's memory, see gpu_links.h.
+  kGpuContribution,  // as kContribution, with the payload in the sender's window
+  kGpuResult,        // as kResult, likewise
+  kWindow,           // the handle of the sender's window, which has `count` bytes
+  kWindowOpen,       // the sender has opened that of the receiver
+  kTaken,            // the sender has copied what was at `tag` of the receiver's window
 };
 
 enum class Scheme : uint8_t {
@@ -46,11 +52,14 @@ struct FrameHeader {
   uint64_t count;      // elements of the whole tensor; of factors, the digest of their form
   uint64_t offset;     // first byte of this KV pair in the tensor; of factors, the bytes of one row
   uint64_t length;     // bytes of payload
-  uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer
+  uint32_t tag;        // bulk tag, unique among the sender's transfers in flight to this peer; place in a window
   uint32_t detail;     // of factors: which part; of a gradient: see DenseForm in factors.h
 
-  // Whether the payload is the bulk transfer `tag`; otherwise it follows this header.
-  bool is_bulk() const { return length > kInlineBytes; }
+  // Whether the payload is the bulk transfer `tag`, or in a window; otherwise it follows this header.
+  bool is_bulk() const { return length > kInlineBytes && !is_in_window(); }
+  bool is_in_window() const { return kind == FrameKind::kGpuContribution || kind == FrameKind::kGpuResult; }
+  bool is_result() const { return kind == FrameKind::kResult || kind == FrameKind::kGpuResult; }
+  size_t bytes_that_follow() const { return is_bulk() || is_in_window() ? 0 : length; }
 };
 
 static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, root) == 4 && offsetof(FrameHeader, site) == 8 &&

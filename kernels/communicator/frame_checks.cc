@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device.h"
 #include "kv_pairs.h"
 #include "sum.h"
 #include "text.h"
@@ -17,7 +18,16 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
   switch (header.kind) {
     case FrameKind::kContribution:
     case FrameKind::kResult:
+    case FrameKind::kGpuContribution:
+    case FrameKind::kGpuResult:
       return WrongKvPair(peer, header);
+    case FrameKind::kWindow:
+      return header.length > 0 && header.length <= Device::kHandleBytes
+                 ? ""
+                 : Text("a handle of ", header.length, " bytes, expected 1 to ", Device::kHandleBytes);
+    case FrameKind::kWindowOpen:
+    case FrameKind::kTaken:
+      return header.length == 0 ? "" : Text("word of a window with ", header.length, " bytes, expected none");
     case FrameKind::kFactors:
       return WrongFactors(peer, header);
     case FrameKind::kRefusal:
@@ -34,7 +44,7 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
 }
 
 std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const {
-  const bool is_sum = header.scheme == Scheme::kParameterServer, is_result = header.kind == FrameKind::kResult;
+  const bool is_sum = header.scheme == Scheme::kParameterServer, is_result = header.is_result();
   const auto dtype = static_cast<DataType>(header.dtype);
   if (dtype > DataType::kBytes || (is_sum && dtype == DataType::kBytes)) {
     return Text("element type ", int{header.dtype}, ", expected 0 to ", static_cast<int>(DataType::kBytes) - is_sum);
@@ -59,7 +69,10 @@ std::string FrameChecks::WrongKvPair(int peer, const FrameHeader& header) const 
     return Text("a KV pair at byte ", header.offset, " of ", bytes, ", expected where one begins");
   }
   const KvPair pair = pairs[index];
-  const bool may_be_empty = is_sum && !is_result;
+  if (header.is_in_window() && !(is_sum && routes_->IsLocal(peer))) {
+    return "a KV pair in a window, expected those of sums, of ranks that combine with this one";
+  }
+  const bool may_be_empty = is_sum && !is_result && !header.is_in_window();
   const size_t length = pair.bytes / ElementBytes(dtype) * ElementBytes(sent_dtype);
   if (header.length != length && !(may_be_empty && header.length == 0)) {
     return Text("a KV pair of ", header.length, " bytes, expected ", length, may_be_empty ? " or none" : "");

@@ -9,19 +9,13 @@
 #include <utility>
 
 namespace poseidon {
-namespace {
-
-size_t InlineBytes(const FrameHeader& header) { return header.is_bulk() ? 0 : header.length; }
-
-}  // namespace
-
 void Packets::Append(int peer, const FrameHeader& header, const void* payload) {
   std::vector<char>& packet = open_[peer];
-  if (packet.size() + sizeof(header) + InlineBytes(header) > kMaxPacketBytes) FlushOne(peer);
+  if (packet.size() + sizeof(header) + header.bytes_that_follow() > kMaxPacketBytes) FlushOne(peer);
   const char* begin = reinterpret_cast<const char*>(&header);
   packet.insert(packet.end(), begin, begin + sizeof(header));
   const char* data = static_cast<const char*>(payload);
-  if (InlineBytes(header) > 0) packet.insert(packet.end(), data, data + InlineBytes(header));
+  if (header.bytes_that_follow() > 0) packet.insert(packet.end(), data, data + header.bytes_that_follow());
 }
 
 void Packets::Flush() {
@@ -52,7 +46,7 @@ std::string Packets::Unpack(const char* data, size_t bytes,
              std::to_string(sizeof(header));
     }
     std::memcpy(&header, data + position, sizeof(header));
-    const size_t payload = InlineBytes(header), left_for_it = left - sizeof(header);
+    const size_t payload = header.bytes_that_follow(), left_for_it = left - sizeof(header);
     if (left_for_it < payload) {
       return "a packet ends after " + std::to_string(left_for_it) + " bytes of a payload, expected " +
              std::to_string(payload);

@@ -37,15 +37,16 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
       checks_(rank_, size_, static_cast<size_t>(options_.kv_pair_bytes), options_.servers, &routes_),
       heartbeats_(rank_, size_, options_.heartbeat_timeout_s, Clock::now()),
       sender_(transport_.get(), plan_, static_cast<size_t>(options_.kv_pair_bytes), statistics_),
+      links_(rank_, size_, &routes_, &sender_, static_cast<size_t>(options_.kv_pair_bytes),
+             static_cast<size_t>(options_.staging_bytes), statistics_->staging, &statistics_->events),
       pings_(transport_.get(), &sender_),
       broadcasting_(
-          transport_.get(), &routes_, &sender_, statistics_,
-          [this](size_t bytes) {
-            return staging_ ? staging_->TakeUnlimited(bytes) : std::shared_ptr<char[]>(new (std::nothrow) char[bytes]);
-          },
+          transport_.get(), &routes_, &sender_, statistics_, [this](size_t bytes) { return TakeMemory(bytes); },
           [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
-      dense_(transport_.get(), options_, &routes_, &sender_, &broadcasting_, statistics_, &has_left_,
-             [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
+      dense_(
+          transport_.get(), options_, &routes_, &sender_, &links_, &broadcasting_, statistics_, &has_left_,
+          [this](size_t bytes) { return TakeMemory(bytes); },
+          [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }) {
   transport_->TellHeard([this](int peer) { heartbeats_.Heard(peer, Clock::now()); });
 }
 
@@ -64,11 +65,17 @@ void Protocol::Start(Exchange exchange, Done done, Clock::time_point submitted) 
   });
 }
 
+// Memory that the network can write, and this rank's GPU; null if there is no more.
+std::shared_ptr<char[]> Protocol::TakeMemory(size_t bytes) {
+  return staging_ ? staging_->TakeUnlimited(bytes) : std::shared_ptr<char[]>(new (std::nothrow) char[bytes]);
+}
+
 // The staging of this rank's GPU; null, after a failure, of another one.
 Staging* Protocol::StagingOf(Device* device) {
   if (!staging_) {
     staging_ = std::make_unique<Staging>(device, PieceBytes(options_), static_cast<size_t>(options_.staging_bytes),
                                          statistics_->staging, &statistics_->events);
+    links_.Use(device);
   }
   if (staging_->device() == device) return staging_.get();
   FailIf(
@@ -163,7 +170,7 @@ void Protocol::StartPing(int peer, size_t bytes, PingDone done) {
 // ---- what arrives ---------------------------------------------------------------------------
 
 bool Protocol::Poll() {
-  const bool has_copied = staging_ && staging_->Poll();
+  const bool has_copied = staging_ && (staging_->Poll() | links_.Poll());
   if (staging_ && !staging_->failure().empty()) {
     FailIf(Text("The GPU of rank ", rank_, " failed: ", staging_->failure(), "."));
   }
@@ -201,6 +208,13 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
       return pings_.OnPing(peer, header);
     case FrameKind::kPong:
       return FailIf(pings_.OnPong(peer, header));
+    case FrameKind::kWindow:
+    case FrameKind::kWindowOpen:
+    case FrameKind::kTaken: {
+      if (has_left_[rank_]) return;  // it answers no more, and exchanges nothing
+      const std::string wrong = links_.OnFrame(peer, header, payload);
+      return FailIf(wrong.empty() ? "" : Malformed(peer, wrong));
+    }
     default:
       dense_.OnFrame(peer, header, payload);
       return FailIfLeftBehind();
@@ -238,7 +252,10 @@ std::vector<int> Protocol::MissingGoodbyes() const {
   return missing;
 }
 
-void Protocol::Close() { transport_->Close(/*agreed=*/MissingGoodbyes().empty() && !has_failed()); }
+void Protocol::Close() {
+  links_.CloseWindows();  // before their ranks free them, which comes after this
+  transport_->Close(/*agreed=*/MissingGoodbyes().empty() && !has_failed());
+}
 
 // ---- failures -------------------------------------------------------------------------------
 
@@ -256,6 +273,7 @@ void Protocol::Fail(const std::string& reason, bool tell_peers) {
   dense_.Fail(reason);
   broadcasting_.Fail(reason);
   if (staging_) staging_->Fail();
+  links_.Fail();
   pings_.Fail(reason);
 }
 

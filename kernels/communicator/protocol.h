@@ -13,6 +13,7 @@
 #include "exchange.h"
 #include "factors.h"
 #include "frame_checks.h"
+#include "gpu_links.h"
 #include "heartbeats.h"
 #include "options.h"
 #include "pings.h"
@@ -60,8 +61,8 @@ class Protocol {
   bool is_waiting() const {
     return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
   }
-  bool is_copying() const { return staging_ && staging_->is_copying(); }
-  bool is_waiting_for_device() const { return staging_ && staging_->is_waiting(); }
+  bool is_copying() const { return staging_ && (staging_->is_copying() || links_.is_copying()); }
+  bool is_waiting_for_device() const { return staging_ && (staging_->is_waiting() || links_.is_waiting()); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
   bool is_flushed() const {
     return sender_.IsEmpty() && transport_->Flushed() && !broadcasting_.is_passing_on() && !is_waiting_for_device();
@@ -72,6 +73,7 @@ class Protocol {
   void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
   void FetchFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
   Staging* StagingOf(Device* device);
+  std::shared_ptr<char[]> TakeMemory(size_t bytes);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);
   void SendGoodbye();
   void FailIf(const std::string& disagreement);
@@ -94,6 +96,7 @@ class Protocol {
   Heartbeats heartbeats_;
   std::unique_ptr<Staging> staging_;  // null before the first tensor on a GPU
   Sender sender_;
+  GpuLinks links_;  // nothing before the first tensor on a GPU
   Pings pings_;
   FactorBroadcasting broadcasting_;
   DenseExchanges dense_;

@@ -12,7 +12,7 @@
 namespace poseidon {
 
 std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
-  const Key key{active->site, active->step, active->pairs[pair].offset};
+  const Key key = KeyOf(*active, pair);
   KvPairState& state = StateOf(key);
   const Exchange& exchange = active->exchange;
   for (int peer = 0; peer < transport_->size(); ++peer) {
@@ -32,10 +32,81 @@ std::string Server::AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t
 }
 
 void Server::GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair) {
-  const Key key{active->site, active->step, active->pairs[pair].offset};
+  const Key key = KeyOf(*active, pair);
   const int rank = transport_->rank();
-  StateOf(key).contributions[rank].data = active->adds(rank) ? active->input(pair) : nullptr;
+  Contribution& own = StateOf(key).contributions[rank];
+  own.data = active->adds(rank) ? active->input(pair) : nullptr;
+  own.dtype = active->exchange.sent_dtype();
   Ready(key, rank);
+}
+
+std::vector<Server::LocalPart> Server::LocalParts(const ActiveExchange& active, size_t pair) const {
+  const KvPairState& state = pairs_.at(KeyOf(active, pair));
+  std::vector<LocalPart> parts;
+  for (int rank : routes_->Sources(active.pairs[pair].server)) {
+    const Contribution& part = state.contributions[rank];
+    if (rank == transport_->rank() || !routes_->IsLocal(rank) || !part.data) continue;
+    parts.push_back({rank, {part.data, part.dtype}, part.taken.is_on_gpu});
+  }
+  return parts;
+}
+
+void Server::MoveToHost(const ActiveExchange& active, size_t pair, int rank) {
+  Contribution& part = StateOf(KeyOf(active, pair)).contributions[rank];
+  part.taken.is_on_gpu = false;
+  part.state = State::kArriving;
+}
+
+void Server::GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> piece) {
+  const Key key = KeyOf(active, pair);
+  Contribution& part = StateOf(key).contributions[rank];
+  part.taken.piece = std::move(piece);
+  part.data = part.taken.piece.get();
+  Ready(key, rank);
+}
+
+void Server::GiveSumOfNode(const ActiveExchange& active, size_t pair, const void* sum) {
+  const Key key = KeyOf(active, pair);
+  KvPairState& state = StateOf(key);
+  TakeOff(&state, active);
+  Contribution& own = state.contributions[transport_->rank()];
+  own.data = sum;
+  own.dtype = active.exchange.dtype;
+  Ready(key, transport_->rank());
+}
+
+bool Server::IsOfThisNode(const ActiveExchange& active, size_t pair) const {
+  const std::vector<int>& sources = routes_->Sources(active.pairs[pair].server);
+  return std::all_of(sources.begin(), sources.end(), [this](int rank) { return routes_->IsLocal(rank); });
+}
+
+uint32_t Server::Finish(const ActiveExchange& active, size_t pair) {
+  const auto found = pairs_.find(KeyOf(active, pair));
+  KvPairState state = std::move(found->second);
+  pairs_.erase(found);
+  statistics_->Waited(state.last);
+  TakeOff(&state, active);
+  return CommonForm(state, active.pairs[pair].server);
+}
+
+// Counts and releases the parts of other ranks of this node.
+void Server::TakeOff(KvPairState* state, const ActiveExchange& active) {
+  for (int rank = 0; rank < transport_->size(); ++rank) {
+    Contribution& part = state->contributions[rank];
+    if (rank == transport_->rank() || !routes_->IsLocal(rank)) continue;
+    if (part.data) active.statistics.received_bytes += part.header.length;
+    part.data = nullptr;
+    part.taken = {};
+  }
+}
+
+// The form of factors that all ranks have of whom parts have come, 0 if not the same.
+uint32_t Server::CommonForm(const KvPairState& state, int server) const {
+  uint32_t form = state.own->form;
+  for (int rank : routes_->Sources(server)) {
+    if (rank != transport_->rank() && state.contributions[rank].header.detail != form) form = 0;
+  }
+  return form;
 }
 
 std::string Server::Add(int peer, const FrameHeader& header, const char* payload) {
@@ -44,6 +115,13 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
   Contribution& contribution = state.contributions[peer];
   if (contribution.state != State::kMissing) return Twice(peer, header, "its part of");
   contribution.header = header;
+  contribution.dtype = static_cast<DataType>(header.sent_dtype);
+  if (header.is_in_window()) {
+    contribution.state = State::kArriving;
+    std::string wrong = take_(peer, header, &contribution.taken, [this, key, peer] { Ready(key, peer); });
+    contribution.data = contribution.taken.piece.get();
+    return wrong.empty() ? "" : Malformed(peer, wrong);
+  }
   if (header.length > 0) {
     contribution.buffer = pool_.Take(header.length);
     contribution.data = contribution.buffer.data.get();
@@ -89,9 +167,14 @@ std::vector<int> Server::Missing(const KvPairState& state, uint64_t offset) cons
 
 void Server::FinishIfComplete(const Key& key) {
   auto found = pairs_.find(key);
-  if (!Missing(found->second, std::get<2>(key)).empty()) return;
   const std::shared_ptr<ActiveExchange>& own = found->second.own;
-  if (found->second.contributions[transport_->rank()].state != State::kReady) {
+  const std::vector<int> missing = Missing(found->second, std::get<2>(key));
+  const std::vector<Contribution>& parts = found->second.contributions;
+  const bool is_on_gpu = std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.taken.is_on_gpu; });
+  const bool has_node =
+      std::none_of(missing.begin(), missing.end(), [this](int rank) { return routes_->IsLocal(rank); });
+  if (!(is_on_gpu ? has_node : missing.empty())) return;
+  if (is_on_gpu || parts[transport_->rank()].state != State::kReady) {
     return on_need_(own, own->pairs.IndexOf(std::get<2>(key)));
   }
   KvPairState state = std::move(found->second);
@@ -100,21 +183,16 @@ void Server::FinishIfComplete(const Key& key) {
   const size_t pair = state.own->pairs.IndexOf(std::get<2>(key));
   Contributions contributions;
   bool is_of_this_node = false;  // the last group
-  uint32_t common_form = state.own->form;
-  for (int rank : routes_->Sources(state.own->pairs[pair].server)) {
+  const int server = state.own->pairs[pair].server;
+  for (int rank : routes_->Sources(server)) {
     const Contribution& contribution = state.contributions[rank];
-    if (rank != transport_->rank() && contribution.header.detail != common_form) common_form = 0;
     if (!contribution.data) continue;
     if (!is_of_this_node || !routes_->IsLocal(rank)) contributions.emplace_back();
-    const bool is_own = rank == transport_->rank();
-    contributions.back().push_back({contribution.data, is_own ? state.own->exchange.sent_dtype()
-                                                              : static_cast<DataType>(contribution.header.sent_dtype)});
+    contributions.back().push_back({contribution.data, contribution.dtype});
     is_of_this_node = routes_->IsLocal(rank);
-    if (!is_own) {
-      state.own->statistics.received_bytes += contribution.header.length;
-    }
+    if (rank != transport_->rank()) state.own->statistics.received_bytes += contribution.header.length;
   }
-  on_complete_(state.own, pair, contributions, common_form);
+  on_complete_(state.own, pair, contributions, CommonForm(state, server));
   for (Contribution& contribution : state.contributions) {
     pool_.Give(std::move(contribution.buffer));
   }

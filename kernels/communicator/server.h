@@ -32,20 +32,52 @@ class Server {
   using Complete = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair,
                                       const Contributions& contributions, uint32_t common_form)>;
 
-  // Called when all parts but this rank's own are in, which is on a GPU and has not been given.
+  // Called when all parts but this rank's own are in, which is on a GPU and has not been given; and when all parts of
+  // this rank's node are in and some are on its GPU.
   using Needs = std::function<void(const std::shared_ptr<ActiveExchange>& active, size_t pair)>;
 
-  Server(Transport* transport, const Routes* routes, Statistics* statistics, Complete on_complete, Needs on_need)
+  // Where a part is that was taken from another rank's window.
+  struct Taken {
+    std::shared_ptr<char[]> piece;
+    bool is_on_gpu = false;
+  };
+  // Takes it, and calls `then` when it is there. Returns what is wrong with its place.
+  using Takes =
+      std::function<std::string(int peer, const FrameHeader& header, Taken* taken, std::function<void()> then)>;
+
+  Server(Transport* transport, const Routes* routes, Statistics* statistics, Complete on_complete, Needs on_need,
+         Takes take)
       : transport_(transport),
         routes_(routes),
         statistics_(statistics),
         on_complete_(std::move(on_complete)),
-        on_need_(std::move(on_need)) {}
+        on_need_(std::move(on_need)),
+        take_(std::move(take)) {}
 
   // Adds this rank's own part of a KV pair; if that is on a GPU, GiveOwn must follow. Returns how another rank's part
   // disagrees with it, or an empty text.
   std::string AddOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
   void GiveOwn(const std::shared_ptr<ActiveExchange>& active, size_t pair);
+
+  // Parts that other ranks of this node contribute, in their order.
+  struct LocalPart {
+    int rank;
+    Summand summand;
+    bool is_on_gpu;
+  };
+  std::vector<LocalPart> LocalParts(const ActiveExchange& active, size_t pair) const;
+
+  // Replaces a part on the GPU: MoveToHost says that it is on its way to the host, where it then is.
+  void MoveToHost(const ActiveExchange& active, size_t pair, int rank);
+  void GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> piece);
+
+  // Replaces the parts of this node, this rank's own too, by their sum; null if none has contributed.
+  void GiveSumOfNode(const ActiveExchange& active, size_t pair, const void* sum);
+
+  // Whether all that this rank adds up comes from its node; then Finish ends a KV pair whose sum is on the GPU, and
+  // returns the form of factors that all these ranks have.
+  bool IsOfThisNode(const ActiveExchange& active, size_t pair) const;
+  uint32_t Finish(const ActiveExchange& active, size_t pair);
 
   // Adds the part that `peer` announces; a bulk payload is received first. May come before this rank's own part; if
   // that is there, the header has been compared with it. Returns what is wrong with the part, or an empty text.
@@ -69,7 +101,9 @@ class Server {
   struct Contribution {
     State state = State::kMissing;
     const void* data = nullptr;  // null: the rank adds nothing
+    DataType dtype = DataType::kFloat32;
     BufferPool::Buffer buffer;
+    Taken taken;  // instead, if it was in a window
     FrameHeader header = {};
   };
   struct KvPairState {
@@ -78,7 +112,12 @@ class Server {
     LastPart last;
   };
 
+  static Key KeyOf(const ActiveExchange& active, size_t pair) {
+    return {active.site, active.step, active.pairs[pair].offset};
+  }
   KvPairState& StateOf(const Key& key);
+  uint32_t CommonForm(const KvPairState& state, int server) const;
+  void TakeOff(KvPairState* state, const ActiveExchange& active);
   std::vector<int> Missing(const KvPairState& state, uint64_t offset) const;
   void Ready(const Key& key, int rank);
   void FinishIfComplete(const Key& key);
@@ -88,6 +127,7 @@ class Server {
   Statistics* const statistics_;
   const Complete on_complete_;
   const Needs on_need_;
+  const Takes take_;
   std::map<Key, KvPairState> pairs_;
   BufferPool pool_;
 };

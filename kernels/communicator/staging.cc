@@ -13,8 +13,17 @@
 namespace poseidon {
 namespace {
 
-// The memory of each kind, a multiple of what the largest piece takes. Half of the limit is for what may wait.
-size_t HalfOf(size_t bytes, size_t piece_bytes) { return std::max(bytes / 2 / piece_bytes, size_t{1}) * piece_bytes; }
+constexpr size_t kDefaultPieces = 16;  // of which half may wait
+
+// The memory of each kind, a multiple of what the largest piece takes. Half of the limit, 0 for a default, is for what
+// may wait.
+size_t HalfOf(size_t bytes, size_t piece_bytes) {
+  return (bytes ? std::max(bytes / 2 / piece_bytes, size_t{1}) : kDefaultPieces / 2) * piece_bytes;
+}
+
+BlockMemory::Counter Pinned(const std::shared_ptr<StagingStatistics>& statistics) {
+  return {statistics, &statistics->pinned_bytes};
+}
 
 }  // namespace
 
@@ -23,9 +32,9 @@ Staging::Staging(Device* device, size_t piece_bytes, size_t bytes, std::shared_p
     : device_(device),
       statistics_(std::move(statistics)),
       events_(events),
-      leaving_(device, piece_bytes, HalfOf(bytes ? bytes : kDefaultPieces * piece_bytes, piece_bytes), statistics_),
-      waiting_(device, piece_bytes, HalfOf(bytes ? bytes : kDefaultPieces * piece_bytes, piece_bytes), statistics_),
-      unlimited_(device, piece_bytes, /*limit=*/0, statistics_) {}
+      leaving_(BlockMemory::Pinned(device, piece_bytes, HalfOf(bytes, piece_bytes), Pinned(statistics_))),
+      waiting_(BlockMemory::Pinned(device, piece_bytes, HalfOf(bytes, piece_bytes), Pinned(statistics_))),
+      unlimited_(BlockMemory::Pinned(device, piece_bytes, /*limit=*/0, Pinned(statistics_))) {}
 
 void Staging::WhenReady(std::shared_ptr<const OnDevice> tensor, Ready then) {
   std::deque<Unready>& unready = ready_[tensor->stream];
@@ -55,10 +64,10 @@ void Staging::Want(Wanted wanted) {
   StartCopies();
 }
 
-void Staging::CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes) {
+void Staging::CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes, Taken then) {
   device_->Copy(device_->up(), to, piece.get(), bytes);
   statistics_->up_bytes += bytes;
-  Begin(&up_, device_->up(), site, std::move(piece), bytes, nullptr);
+  Begin(&up_, device_->up(), site, std::move(piece), bytes, std::move(then));
 }
 
 // Notes a copy that was put into its stream.
@@ -134,8 +143,10 @@ void Staging::Fail() {
     for (Unready& each : unready) each.then(false);
   }
   for (auto& [place, wanted] : std::exchange(wanted_, {})) wanted.then(nullptr);
-  for (Copying& copying : down_.under_way) {
-    if (Taken then = std::exchange(copying.then, nullptr)) then(nullptr);
+  for (Copies* copies : {&down_, &up_}) {
+    for (Copying& copying : copies->under_way) {
+      if (Taken then = std::exchange(copying.then, nullptr)) then(nullptr);
+    }
   }
 }
 

@@ -25,9 +25,9 @@
 #include <string>
 #include <utility>
 
+#include "block_memory.h"
 #include "device.h"
 #include "event_log.h"
-#include "pinned_memory.h"
 #include "staging_statistics.h"
 
 namespace poseidon {
@@ -78,8 +78,8 @@ class Staging {
   // Memory to receive into, or of a size that only the caller knows. Null if there is no more.
   PinnedPiece TakeUnlimited(size_t bytes);
 
-  // Copies the first `bytes` bytes of a piece to the GPU, for a site.
-  void CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes);
+  // Copies the first `bytes` bytes of a piece to the GPU, for a site, and calls `then`, if there is one, from Poll.
+  void CopyUp(const std::string& site, PinnedPiece piece, void* to, size_t bytes, Taken then);
 
   // The place in the GPU's work where all that was copied up so far is there.
   Device::Event Copied() { return device_->Record(device_->up()); }
@@ -126,7 +126,6 @@ class Staging {
   };
   // More would make an urgent piece wait for those that have started; with fewer, the link would idle between two.
   static constexpr size_t kMostDown = 2;
-  static constexpr size_t kDefaultPieces = 16;  // of which half may wait
 
   void Want(Wanted wanted);
   void Begin(Copies* copies, Device::Stream stream, const std::string& site, PinnedPiece piece, size_t bytes,
@@ -138,7 +137,7 @@ class Staging {
   Device* const device_;
   const std::shared_ptr<StagingStatistics> statistics_;
   EventLog* const events_;
-  PinnedMemory leaving_, waiting_, unlimited_;
+  BlockMemory leaving_, waiting_, unlimited_;
   // In the order in which they came, which is about that of each stream.
   std::map<Device::Stream, std::deque<Unready>> ready_;
   std::map<std::pair<int, uint64_t>, Wanted> wanted_;  // by priority, and when it came

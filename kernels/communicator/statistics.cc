@@ -43,8 +43,9 @@ std::string Statistics::Json() const {
     out << separator << "[" << rank << ", " << seconds << "]";
     separator = ", ";
   }
-  out << "], \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes << ", \"down_bytes\": " << staging->down_bytes
-      << ", \"up_bytes\": " << staging->up_bytes << "}, \"sites\": {";
+  out << "], \"staging\": {\"pinned_bytes\": " << staging->pinned_bytes << ", \"gpu_bytes\": " << staging->gpu_bytes
+      << ", \"down_bytes\": " << staging->down_bytes << ", \"up_bytes\": " << staging->up_bytes
+      << ", \"across_bytes\": " << staging->across_bytes << "}, \"sites\": {";
   separator = "";
   for (const auto& [name, site] : sites_) {
     out << separator << Quoted(name) << ": {\"count\": " << site.count << ", \"sent_bytes\": " << site.sent_bytes

@@ -60,8 +60,8 @@ class Statistics {
   EventLog events;
 
   // {"header_bytes", "packets", "waiting_seconds", "waited_for": [[rank, seconds], ...], "staging":
-  // {"pinned_bytes", "down_bytes", "up_bytes"}, "sites": {name: {"count", "sent_bytes", "received_bytes",
-  // "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
+  // {"pinned_bytes", "gpu_bytes", "down_bytes", "up_bytes", "across_bytes"}, "sites": {name: {"count", "sent_bytes",
+  // "received_bytes", "network_bytes", "seconds", "factor_bytes", "short_factor_bytes"}}}
   std::string Json() const;
 
  private:

@@ -5,8 +5,11 @@
 
 #include "copies.h"
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -15,8 +18,65 @@
 #include <utility>
 #include <vector>
 
+#include "../communicator/arithmetic.h"
+
 namespace poseidon {
 namespace {
+
+// ---- sums -----------------------------------------------------------------------------------
+
+struct Summands {
+  const void* data[Device::kMostSummands];
+  DataType dtypes[Device::kMostSummands];
+  int count;
+};
+
+// As SumBlocks in sum.cc computes an element.
+template <typename T>
+__device__ typename Arithmetic<T>::Accumulator Load(const Summands& inputs, int k, size_t i) {
+  return Arithmetic<T>::Load(static_cast<const T*>(inputs.data[k])[i]);
+}
+
+template <>
+__device__ float Load<float>(const Summands& inputs, int k, size_t i) {
+  switch (inputs.dtypes[k]) {
+    case DataType::kFloat16:
+      return Float16::ToFloat(static_cast<const Float16*>(inputs.data[k])[i]);
+    case DataType::kBfloat16:
+      return Bfloat16::ToFloat(static_cast<const Bfloat16*>(inputs.data[k])[i]);
+    default:
+      return static_cast<const float*>(inputs.data[k])[i];
+  }
+}
+
+template <typename T>
+__global__ void SumKernel(Summands inputs, size_t count, T* output) {
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    typename Arithmetic<T>::Accumulator sum = Load<T>(inputs, 0, i);
+    for (int k = 1; k < inputs.count; ++k) sum += Load<T>(inputs, k, i);
+    output[i] = Arithmetic<T>::Store(sum);
+  }
+}
+
+template <typename T>
+void StartSum(cudaStream_t stream, const Summands& inputs, size_t bytes, void* output) {
+  constexpr int kThreads = 256;
+  constexpr size_t kMostBlocks = 1024;  // some on each multiprocessor: the memory of a GPU is kept busy
+  const size_t count = bytes / sizeof(T);
+  const auto blocks = static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks));
+  SumKernel<T><<<blocks, kThreads, 0, stream>>>(inputs, count, static_cast<T*>(output));
+}
+
+// ---- memory of other processes --------------------------------------------------------------
+
+// By which a process opens memory of another one; in its own it is where it is.
+struct Handle {
+  pid_t process;
+  void* data;
+  cudaIpcMemHandle_t ipc;
+};
+static_assert(sizeof(Handle) <= Device::kHandleBytes, "a handle has room in a message");
 
 class Gpu : public Device {
  public:
@@ -24,13 +84,14 @@ class Gpu : public Device {
     const Current current(this);
     int lowest = 0, highest = 0;
     Check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "no priorities of streams");
-    for (cudaStream_t* stream : {&down_, &up_}) {
+    for (cudaStream_t* stream : {&down_, &up_, &across_}) {
       Check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest), "no stream for copies");
     }
   }
 
   Stream down() const override { return down_; }
   Stream up() const override { return up_; }
+  Stream across() const override { return across_; }
 
   Event Record(Stream stream) override {
     const Current current(this);
@@ -63,6 +124,26 @@ class Gpu : public Device {
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "a copy");
   }
 
+  void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) override {
+    const Current current(this);
+    if (bytes == 0) return;
+    if (inputs.size() == 1 && inputs[0].dtype == dtype) {  // its own bits
+      if (inputs[0].data != output) Copy(stream, output, inputs[0].data, bytes);
+      return;
+    }
+    Summands summands;
+    summands.count = static_cast<int>(inputs.size());
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      summands.data[k] = inputs[k].data;
+      summands.dtypes[k] = inputs[k].dtype;
+    }
+    using Start = void (*)(cudaStream_t, const Summands&, size_t, void*);
+    constexpr Start kStarts[] = {StartSum<float>,    StartSum<double>,   StartSum<Float16>,
+                                 StartSum<Bfloat16>, StartSum<uint32_t>, StartSum<uint64_t>};  // by DataType
+    kStarts[static_cast<int>(dtype)](static_cast<cudaStream_t>(stream), summands, bytes, output);
+    Check(cudaGetLastError(), "a sum");
+  }
+
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
     Event event = Record(stream);
     std::lock_guard<std::mutex> lock(kept_mutex_);
@@ -88,6 +169,58 @@ class Gpu : public Device {
   void FreeHost(void* data) override {
     const Current current(this);
     cudaFreeHost(data);  // fails at the end of the process, which frees it
+  }
+
+  void* Allocate(size_t bytes) override {
+    const Current current(this);
+    void* data = nullptr;
+    if (cudaMalloc(&data, bytes) == cudaSuccess) return data;
+    cudaGetLastError();  // or it would be that of whoever looks next
+    return nullptr;
+  }
+
+  void Free(void* data) override {
+    const Current current(this);
+    cudaFree(data);  // fails at the end of the process, which frees it
+  }
+
+  std::string Export(void* data) override {
+    const Current current(this);
+    Handle handle = {};
+    handle.process = getpid();
+    handle.data = data;
+    if (cudaIpcGetMemHandle(&handle.ipc, data) != cudaSuccess) {
+      cudaGetLastError();
+      return "";
+    }
+    return {reinterpret_cast<const char*>(&handle), sizeof(handle)};
+  }
+
+  void* Open(const std::string& text) override {
+    const Current current(this);
+    Handle handle;
+    if (text.size() != sizeof(handle)) return nullptr;
+    std::memcpy(&handle, text.data(), sizeof(handle));
+    if (handle.process == getpid()) return handle.data;
+    void* data = nullptr;
+    if (cudaIpcOpenMemHandle(&data, handle.ipc, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    opened_.push_back(data);
+    return data;
+  }
+
+  void Close(void* data) override {
+    const Current current(this);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = std::find(opened_.begin(), opened_.end(), data);
+      if (found == opened_.end()) return;  // of this process
+      opened_.erase(found);
+    }
+    cudaIpcCloseMemHandle(data);  // fails at the end of the process, which closes it
   }
 
   std::string failure() const override {
@@ -136,9 +269,10 @@ class Gpu : public Device {
   }
 
   const int number_;
-  cudaStream_t down_ = nullptr, up_ = nullptr;
-  mutable std::mutex mutex_;  // guards these two
+  cudaStream_t down_ = nullptr, up_ = nullptr, across_ = nullptr;
+  mutable std::mutex mutex_;  // guards these three
   std::string failure_;
+  std::vector<void*> opened_;        // of other processes
   std::vector<cudaEvent_t> events_;  // that nobody uses
   std::mutex kept_mutex_;
   std::deque<std::pair<Event, std::shared_ptr<void>>> kept_;

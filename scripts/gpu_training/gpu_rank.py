@@ -54,13 +54,14 @@ def main(_: Sequence[str]) -> None:
     gpu_setting.prepare()
     gpu_setting.compute_with(_NUMBERS.value)
     context.context().enable_graph_collection()
-    strategy = poseidon.PoseidonStrategy(policy=_POLICY.value, timeout_s=60)
+    strategy = poseidon.PoseidonStrategy(policy=_POLICY.value, timeout_s=60,
+                                         ranks_per_node=gpu_setting.ranks_per_node())
     results = {}
     with strategy.scope():
         for name in gpu_setting.MODELS.value or gpu_models.MODELS:
             results[name] = _compared(strategy, name)
             if strategy.extended.communicator.rank == 0:
-                gpu_setting.save(f"{_POLICY.value}.{_NUMBERS.value}", results)
+                gpu_setting.save(f"{_POLICY.value}.{_NUMBERS.value}{'.apart' * gpu_setting.APART.value}", results)
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def _copies(rank: steps_lib.Rank) -> dict[str, dict[str, float]]:
             found[row] = {"bytes_per_s": sum(moved) / sum(seconds), "bytes": statistics.median(moved),
                           "hidden": sum(hidden) / sum(seconds),
                           "piece_s": statistics.median(e.end - e.begin for copies in by_step for e in copies)}
-    found["down"]["exposed_s"] = statistics.median(
-        max((event.end for event in rank.events if event.row == "down" and step.begin <= event.begin < step.end),
-            default=step.last_ready) - step.last_ready for step in steps)
+            found[row]["exposed_s"] = statistics.median(
+                max((event.end for event in copies), default=step.last_ready) - step.last_ready
+                for step, copies in zip(steps, by_step))
     return found
 
 
@@ -63,7 +63,7 @@ def main(_: Sequence[str]) -> None:
     alone, rows = _model(), _ROWS // engines.launch().size  # before there is a strategy: it exchanges nothing
     _fit(alone, rows, _WARM)
     results = {"alone_step_s": _fit(alone, rows, _STEPS)}
-    strategy = poseidon.PoseidonStrategy(policy="ps", timeout_s=60)
+    strategy = poseidon.PoseidonStrategy(policy="ps", timeout_s=60, ranks_per_node=gpu_setting.ranks_per_node())
     with gpu_setting.moving_by("pieces"), strategy.scope():
         model = _model()
         _fit(model, _ROWS, _WARM)
@@ -75,8 +75,8 @@ def main(_: Sequence[str]) -> None:
         _fit(model, _ROWS, _WARM)
         results["whole_step_s"] = _fit(model, _ROWS, _STEPS)
     if strategy.extended.communicator.rank == 0:
-        results |= _copies(timeline.ranks[0]) | {"pinned_bytes": strategy.stats()["staging"]["pinned_bytes"]}
-        gpu_setting.save("rates", results)
+        results |= {"copies": _copies(timeline.ranks[0]), "memory": strategy.stats()["staging"]}
+        gpu_setting.save("rates.apart" if gpu_setting.APART.value else "rates", results)
         print(timeline)
 
 

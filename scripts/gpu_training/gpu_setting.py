@@ -19,6 +19,7 @@ OUT = flags.DEFINE_string("out", None, "Directory for results.", required=True)
 MODELS = flags.DEFINE_list("models", [], "Names of models; all by default.")
 UNIT = flags.DEFINE_integer("unit", 64, "Size of the models.")
 MEMORY = flags.DEFINE_integer("memory_mib", 16384, "Memory of the GPU that this process may use.")
+APART = flags.DEFINE_bool("apart", False, "Whether ranks exchange through the host, as those of several nodes.")
 REHEARSE = flags.DEFINE_bool("rehearse", False, "Whether the CPU plays the GPU.")
 
 # What tensors are multiplied with: Keras' policy, whether by TF32, and the last place of 1.
@@ -41,6 +42,11 @@ def prepare() -> None:
         tf.config.set_logical_device_configuration(
             gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=MEMORY.value)])
     tf.config.experimental.enable_op_determinism()
+
+
+def ranks_per_node() -> int | None:
+    """Returns the option of the strategy: ranks that do not combine do not use each other's GPUs."""
+    return 1 if APART.value else None
 
 
 def compute_with(numbers: str) -> None:

@@ -10,10 +10,10 @@ from tensorflow.core.framework import attr_value_pb2
 from tf_poseidon import communicator
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
-from tf_poseidon.timelines import steps
 
 GPU = "emulated_gpu"
 RANKS = 3
+NODES = [0, 0, 0, 0, 1, 1, 1, 1]
 KV_PAIR = 64 << 10
 
 
@@ -27,8 +27,8 @@ def ranks():
         rank.leave()
 
 
-def exchange(kernels, tensors, dtype, contributes, **attributes):
-    """Returns what each rank receives in the last of two steps; `kernels` and `contributes` are by rank."""
+def exchange(kernels, tensors, dtype, contributes, steps=2, **attributes):
+    """Returns what each rank receives in the last step; `kernels` and `contributes` are by rank."""
     def of_rank(rank):
         with tf.Graph().as_default() as graph, tf.device("CPU:0"):
             poseidon, _ = library.load()
@@ -45,10 +45,10 @@ def exchange(kernels, tensors, dtype, contributes, **attributes):
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.compat.v1.Session(graph=graph, config=config) as session:
-            return [session.run(received) for _ in range(2)][-1]
+            return [session.run(received) for _ in range(steps)][-1]
 
-    with futures.ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(of_rank, range(RANKS)))
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        return list(pool.map(of_rank, range(len(kernels))))
 
 
 KERNELS = [(GPU, GPU, GPU), ("", GPU, ""), (GPU, "", GPU)]
@@ -69,7 +69,7 @@ def test_sums(ranks, dtype, options, count, kernels):
             assert (copied["down_bytes"], copied["up_bytes"]) == (sent, size)
             assert copied["pinned_bytes"] <= 2 * (KV_PAIR * 3 // 2 + 256) + 4 * total.itemsize * count + 2 * KV_PAIR
         else:
-            assert copied == {"down_bytes": 0, "up_bytes": 0, "pinned_bytes": 0}
+            assert copied == dict.fromkeys(communicator.STAGING_COUNTERS, 0)
 
 
 def test_copies_are_rows_of_a_timeline(ranks):
@@ -79,7 +79,7 @@ def test_copies_are_rows_of_a_timeline(ranks):
     exchange((GPU, GPU, ""), [[np.ones(count)]] * RANKS, tf.float32, [True] * RANKS, scheme="ps")
     for number, rank in enumerate(ranks):
         events = rank.events()["events"]
-        for row in steps.COPIES:
+        for row in ("down", "up"):
             copies = [event for event in events if event[0] == row]
             assert sum(event[4] for event in copies) == (0 if number == 2 else 2 * 4 * count)  # of two steps
             assert all(before[3] <= after[2] for before, after in zip(copies, copies[1:]))  # one after the other
@@ -88,6 +88,38 @@ def test_copies_are_rows_of_a_timeline(ranks):
         assert len(exchanged) == 2
         for event in events:  # nothing comes down before its tensor is ready, or after it has been exchanged
             assert event[0] != "down" or any(each[2] <= event[2] <= event[3] <= each[3] for each in exchanged)
+
+
+def test_ranks_of_a_node_add_on_their_gpus():
+    """What crosses the hosts' memory and the link between them: one sum of each node, and one result."""
+    joined = communicator.join_loopback(len(NODES), JobOptions(timeout_s=30), NODES)
+    communicator.use_ranks_for_ops(joined)
+    try:
+        count = 1 << 20  # all servers have more than travels in a packet
+        tensors = [[np.arange(count) % 11 + rank] for rank in range(len(NODES))]
+
+        def total_bytes():
+            counters = [rank.statistics() for rank in joined]
+            return {key: [sum(counters[rank]["staging"][key] for rank in range(len(NODES)) if NODES[rank] == node)
+                          for node in (0, 1)] for key in communicator.STAGING_COUNTERS} | {
+                "network": [sum(counters[rank]["sites"]["x"]["network_bytes"] for rank in range(len(NODES))
+                                if NODES[rank] == node) for node in (0, 1)]}
+
+        everything = [GPU] * len(NODES), tensors, tf.float32, [True] * len(NODES)
+        exchange(*everything, scheme="ps")  # opens the windows
+        before = total_bytes()
+        for total, in exchange(*everything, steps=3, scheme="ps"):
+            np.testing.assert_array_equal(total, len(NODES) * (np.arange(count) % 11) + 28)
+        after = total_bytes()
+        crossed = {key: [now - then for now, then in zip(after[key], before[key])] for key in after}
+        size = 3 * 4 * count
+        assert crossed["down_bytes"] == crossed["up_bytes"] == crossed["network"] == [size, size]
+        assert crossed["across_bytes"] == [2 * 3 * size] * 2  # three parts and three results
+        assert crossed["gpu_bytes"] == [0, 0] and after["gpu_bytes"][0] >= 4 * 16 * (2 << 20)  # windows
+    finally:
+        communicator.use_ranks_for_ops([])
+        for rank in joined:
+            rank.leave()
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

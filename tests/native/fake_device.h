@@ -24,6 +24,7 @@
 
 #include "check.h"
 #include "device.h"
+#include "sum.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -35,7 +36,7 @@ class FakeDevice : public Device {
  public:
   using Work = std::function<void()>;
 
-  FakeDevice() : down_(MakeStream()), up_(MakeStream()) {}
+  FakeDevice() : down_(MakeStream()), up_(MakeStream()), across_(MakeStream()) {}
   ~FakeDevice() override {
     is_over_ = true;
     if (thread_.joinable()) thread_.join();
@@ -49,14 +50,17 @@ class FakeDevice : public Device {
   }
 
   // A number of bytes of the GPU's memory, which traps the host.
-  void* Allocate(size_t bytes) { return Map(bytes, PROT_NONE); }
+  void* Allocate(size_t bytes) override { return has_no_gpu_memory ? nullptr : Map(bytes, PROT_NONE); }
+  void Free(void* data) override { Unmap(data); }
 
   // The same bytes for the work of streams.
   char* Inside(const void* outside) const {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const Memory& memory : memory_) {
-      const ptrdiff_t offset = static_cast<const char*>(outside) - memory.outside;
-      if (offset >= 0 && offset < static_cast<ptrdiff_t>(memory.bytes)) return memory.inside + offset;
+    for (const std::vector<Memory>* known : {&memory_, &opened_}) {
+      for (const Memory& memory : *known) {
+        const ptrdiff_t offset = static_cast<const char*>(outside) - memory.outside;
+        if (offset >= 0 && offset < static_cast<ptrdiff_t>(memory.bytes)) return memory.inside + offset;
+      }
     }
     if (has_no_host_memory) return static_cast<char*>(const_cast<void*>(outside));
     check::Fail(__FILE__, __LINE__, "a copy from or to memory that the GPU does not know", "");
@@ -103,9 +107,12 @@ class FakeDevice : public Device {
   }
 
   bool has_no_host_memory = false;  // copies are then from and to any of the host's
+  bool has_no_gpu_memory = false;   // for more than there is
+  bool can_export = false;
 
   Stream down() const override { return down_; }
   Stream up() const override { return up_; }
+  Stream across() const override { return across_; }
 
   Event Record(Stream stream) override {
     auto place = std::make_shared<Place>();
@@ -137,6 +144,36 @@ class FakeDevice : public Device {
     Append(stream, {[target, source, bytes] { std::memcpy(target, source, bytes); }, nullptr});
   }
 
+  void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) override {
+    std::vector<Summand> inside;
+    for (const Summand& input : inputs) inside.push_back({Inside(input.data), input.dtype});
+    Append(stream, {[dtype, inside, bytes, to = Inside(output)] { SumInOrder(dtype, inside, bytes, to); }, nullptr});
+  }
+
+  // Memory is opened by where it is, which is in this process.
+  std::string Export(void* data) override {
+    if (!can_export) return "";
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = std::find_if(memory_.begin(), memory_.end(), [&](const Memory& each) {
+      return each.outside <= data && data < each.outside + each.bytes;
+    });
+    return {reinterpret_cast<const char*>(&*found), sizeof(Memory)};
+  }
+  void* Open(const std::string& handle) override {
+    if (!can_export) return nullptr;
+    std::lock_guard<std::mutex> lock(mutex_);
+    Memory memory;
+    std::memcpy(&memory, handle.data(), sizeof(memory));
+    opened_.push_back(memory);
+    return memory.outside;
+  }
+  void Close(void* data) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto is_it = [&](const Memory& each) { return each.outside == data; };
+    EXPECT(std::count_if(opened_.begin(), opened_.end(), is_it) == 1, "memory is closed that was not opened");
+    opened_.erase(std::find_if(opened_.begin(), opened_.end(), is_it));
+  }
+
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
     Append(stream, {[owner = std::move(owner)] {}, nullptr});
   }
@@ -151,15 +188,9 @@ class FakeDevice : public Device {
     return data;
   }
   void FreeHost(void* data) override {
+    Unmap(data);
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto memory = memory_.begin(); memory != memory_.end(); ++memory) {
-      if (memory->outside != data) continue;
-      memory->Unmap();
-      memory_.erase(memory);
-      --host_blocks_;
-      return;
-    }
-    check::Fail(__FILE__, __LINE__, "memory is freed that was not allocated", "");
+    --host_blocks_;
   }
   std::string failure() const override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -201,6 +232,17 @@ class FakeDevice : public Device {
     return memory.outside;
   }
 
+  void Unmap(const void* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto memory = memory_.begin(); memory != memory_.end(); ++memory) {
+      if (memory->outside != data) continue;
+      memory->Unmap();
+      memory_.erase(memory);
+      return;
+    }
+    check::Fail(__FILE__, __LINE__, "memory is freed that was not allocated", "");
+  }
+
   void Append(Stream stream, Item item) {
     std::lock_guard<std::mutex> lock(mutex_);
     static_cast<std::deque<Item>*>(stream)->push_back(std::move(item));
@@ -218,9 +260,9 @@ class FakeDevice : public Device {
 
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<std::deque<Item>>> streams_;
-  std::vector<Memory> memory_;
+  std::vector<Memory> memory_, opened_;  // of this GPU and the host; of others' GPUs
   std::string failure_;
-  Stream down_, up_;
+  Stream down_, up_, across_;
   std::deque<std::pair<const void*, size_t>> poisoned_;  // by copies to the host that may be under way
   size_t num_down_ = 0, num_known_ = 0;                  // such copies: all, and those known to be done
   std::atomic<bool> is_over_{false};

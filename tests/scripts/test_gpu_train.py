@@ -13,19 +13,24 @@ SCRIPT = pathlib.Path(gpu_train.__file__)
 
 def test_rehearsal(tmp_path):
     done = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path, "--rehearse", "--models=mlp",
-                           "--parts=alone,auto.mixed,rates"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=300)
+                           "--parts=alone,auto.mixed,rates.apart,rates"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == 0, done.stdout
     results = json.loads((tmp_path / "gpu_train.json").read_text())
     assert results["is_rehearsal"]
-    alone, mixed, rates = (results["parts"][name]["found"] for name in ("alone", "auto.mixed", "rates"))
+    alone, mixed, apart, linked = (results["parts"][name]["found"]
+                                   for name in ("alone", "auto.mixed", "rates.apart", "rates"))
     assert {name: each["is_equal"] for name, each in alone.items()} == {
         f"mlp {numbers}": True for numbers in ("float32", "tf32", "mixed")}
     assert mixed["mlp"]["copied"]["down_bytes"] > 0 and mixed["mlp"]["schemes"]["sfb"] > 0
-    assert rates["down"]["bytes"] == pytest.approx(rates["up"]["bytes"], rel=0.01) and rates["up"]["bytes"] > 1e6
+    down, up = (apart["copies"][row]["bytes"] for row in ("down", "up"))
+    assert down == pytest.approx(up, rel=0.01) and up > 1e6
+    assert "across" not in apart["copies"] and linked["copies"]["across"]["bytes"] > 1e6
+    assert linked["copies"]["down"]["bytes"] < down / 10  # small tensors
 
 
-GOOD = {"error": 0.1, "is_equal_to_whole": True, "places": {"PoseidonSend GPU": 3}, "copied": {"down_bytes": 8}}
+GOOD = {"error": 0.1, "is_equal_to_whole": True, "places": {"PoseidonSend GPU": 3},
+        "copied": {"down_bytes": 8, "across_bytes": 8}}
 
 
 @pytest.mark.parametrize("part, change, rehearse, says", [
@@ -35,7 +40,9 @@ GOOD = {"error": 0.1, "is_equal_to_whole": True, "places": {"PoseidonSend GPU": 
     ("sfb.tf32", {"is_equal_to_whole": False}, False, ["mlp has other bits where TensorFlow copies whole tensors"]),
     ("sfb.tf32", {"places": {"PoseidonSend CPU": 3}}, False, ["mlp exchanges nothing of the GPU's memory"]),
     ("sfb.tf32", {"places": {"PoseidonSend CPU": 3}}, True, []),
-    ("auto.mixed", {"copied": {"down_bytes": 0}}, True, ["mlp has copied nothing in pieces"]),
+    ("auto.mixed", {"copied": {"down_bytes": 0, "across_bytes": 8}}, True, ["mlp has copied nothing in pieces, down"]),
+    ("ps.tf32", {"copied": {"down_bytes": 8, "across_bytes": 0}}, True, ["mlp has copied nothing in pieces, across"]),
+    ("ps.float32.apart", {"copied": {"down_bytes": 8, "across_bytes": 0}}, True, []),
     ("alone", {"error": 2.0}, False, ["mlp differs from plain Keras"]),
     ("alone", {}, False, []),
 ])

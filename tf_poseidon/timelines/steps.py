@@ -26,9 +26,9 @@ import typing
 from tf_poseidon import planning
 from tf_poseidon.planning import exchange
 
-# The rows of a step's exchanges, those of copies of a GPU's memory to the host's and back, and all rows.
+# The rows of a step's exchanges, those of a GPU's copies and sums, and all rows.
 EXCHANGES = (*dict.fromkeys(scheme.row for scheme in planning.SCHEMES.values()), *exchange.PURPOSES)
-COPIES = ("down", "up")
+COPIES = ("down", "up", "across")
 ROWS = (*EXCHANGES, "calls", *COPIES, "rebuild")
 KINDS = ("forward", "backward", "wait", "rebuild")
 
@@ -39,8 +39,8 @@ class Event(typing.NamedTuple):
     Attributes:
         row: "ps", "sfb" or "sparse" for a gradient's exchange by that scheme, "gather" or "broadcast" for another
             exchange of a step, from when its tensor was ready; "calls" for other exchanges; "down" or "up" for the
-            copy of a piece from a GPU's memory or to it; "rebuild" for rebuilding a gradient from the factors of other
-            ranks.
+            copy of a piece from a GPU's memory or to it, "across" for copies and sums between GPUs; "rebuild" for
+            rebuilding a gradient from the factors of other ranks.
         site: Name of the site.
         begin: When it began.
         end: When it ended.

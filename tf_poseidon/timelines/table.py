@@ -165,7 +165,7 @@ def table(ranks: Sequence[steps_lib.Rank], rank: int, plan: planning.Plan | None
     total = found.total
     lines.append(f"a step of {_ms(total.measured)} ms: {_ms(total.compute)} ms compute; then {_ms(total.exposed)} ms "
                  f"waiting for exchanges, and {_ms(found.parts['rebuild'])} ms rebuilding gradients")
-    for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU")):
+    for row, what in zip(steps_lib.COPIES, ("from its GPU", "to its GPU", "and sums between GPUs")):
         seconds, num_bytes = found.copies.get(row, (0.0, 0.0))
         if seconds:
             lines.append(f"copies {what}: {_ms(seconds)} ms of a step, {1e-9 * num_bytes / seconds:.1f} GB/s")

@@ -2,7 +2,7 @@
 //
 // Tests: tests/native/staging_test.cc.
 
-#include "pinned_memory.h"
+#include "block_memory.h"
 
 #include <algorithm>
 #include <iterator>
@@ -13,14 +13,18 @@
 
 namespace poseidon {
 
-class PinnedMemory::Blocks {
+class BlockMemory::Blocks {
  public:
-  Blocks(Device* device, size_t block_bytes, size_t limit, std::shared_ptr<StagingStatistics> statistics)
-      : device_(device), block_bytes_(block_bytes), limit_(limit), statistics_(std::move(statistics)) {}
+  Blocks(Allocate allocate, Free free, size_t block_bytes, size_t limit, Counter counter)
+      : allocate_(std::move(allocate)),
+        free_(std::move(free)),
+        block_bytes_(block_bytes),
+        limit_(limit),
+        counter_(std::move(counter)) {}
 
   ~Blocks() {
-    for (const Block& block : blocks_) device_->FreeHost(block.data);
-    statistics_->pinned_bytes -= bytes_;
+    for (const Block& block : blocks_) free_(block.data);
+    *counter_ -= bytes_;
   }
 
   // Returns (a piece, its block), null if there is no room.
@@ -31,11 +35,11 @@ class PinnedMemory::Blocks {
     }
     const size_t wanted = std::max(bytes, block_bytes_);
     if (limit_ > 0 && bytes_ + wanted > limit_) return {nullptr, 0};
-    auto* const data = static_cast<char*>(device_->AllocateHost(wanted));
+    auto* const data = static_cast<char*>(allocate_(wanted));
     if (!data) return {nullptr, 0};
     blocks_.push_back({data, {{0, wanted}}});
     bytes_ += wanted;
-    statistics_->pinned_bytes += wanted;
+    *counter_ += wanted;
     return {Cut(&blocks_.back(), bytes), blocks_.size() - 1};
   }
 
@@ -76,21 +80,31 @@ class PinnedMemory::Blocks {
     return nullptr;
   }
 
-  Device* const device_;
+  const Allocate allocate_;
+  const Free free_;
   const size_t block_bytes_, limit_;
-  const std::shared_ptr<StagingStatistics> statistics_;
+  const Counter counter_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Block> blocks_;
   size_t bytes_ = 0;
 };
 
-PinnedMemory::PinnedMemory(Device* device, size_t block_bytes, size_t limit,
-                           std::shared_ptr<StagingStatistics> statistics)
-    : blocks_(std::make_shared<Blocks>(device, block_bytes, limit, std::move(statistics))) {}
+BlockMemory::BlockMemory(Allocate allocate, Free free, size_t block_bytes, size_t limit, Counter bytes)
+    : blocks_(std::make_shared<Blocks>(std::move(allocate), std::move(free), block_bytes, limit, std::move(bytes))) {}
 
-bool PinnedMemory::is_empty() const { return blocks_->is_empty(); }
+BlockMemory BlockMemory::Pinned(Device* device, size_t block_bytes, size_t limit, Counter bytes) {
+  return {[device](size_t size) { return device->AllocateHost(size); },
+          [device](void* data) { device->FreeHost(data); }, block_bytes, limit, std::move(bytes)};
+}
 
-PinnedPiece PinnedMemory::TryTake(size_t bytes) {
+BlockMemory BlockMemory::OfGpu(Device* device, size_t block_bytes, size_t limit, Counter bytes) {
+  return {[device](size_t size) { return device->Allocate(size); }, [device](void* data) { device->Free(data); },
+          block_bytes, limit, std::move(bytes)};
+}
+
+bool BlockMemory::is_empty() const { return blocks_->is_empty(); }
+
+PinnedPiece BlockMemory::TryTake(size_t bytes) {
   constexpr size_t kLine = 64;
   bytes = (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
   const auto [piece, block] = blocks_->TryTake(bytes);

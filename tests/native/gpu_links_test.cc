@@ -1,0 +1,151 @@
+// Ranks of a node whose GPUs reach each other's memory: what they add up and pass on there, beside ranks that do not,
+// in any order in which copies and messages can come, and with failures.
+
+#include "gpu_links.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "gpu_job.h"
+#include "text.h"
+
+using namespace poseidon;
+
+namespace {
+
+const Arrangement kNodes[] = {
+    {{0, 0}, 2, {}}, {{0, 0, 0}, 3, {2}}, {{0, 0, 1}, 2, {}}, {{0, 0, 1, 1}, 2, {3, 0}}, {{0, 0, 0, 1, 1}, 3, {2, 4}}};
+
+// Lets some ranks be without links, or without memory of the GPU for what others send.
+void Vary(GpuJob* job, unsigned seed) {
+  for (const auto& gpu : job->gpus) {
+    gpu->device.can_export = seed % 4 == 0 || job->Bits() % 4 > 0;
+    gpu->device.has_no_gpu_memory = seed % 4 > 0 && job->Bits() % 8 == 0;
+  }
+}
+
+struct Bytes {
+  uint64_t down, up, across, network;
+};
+
+Bytes BytesOf(GpuJob* job, int rank, const std::string& site) {
+  Statistics& statistics = job->job.rank(rank).statistics;
+  const StagingStatistics& staging = *statistics.staging;
+  return {staging.down_bytes, staging.up_bytes, staging.across_bytes, statistics.Of(site).network_bytes};
+}
+
+}  // namespace
+
+TEST(SumsAreRightWhateverWayTheirPartsTake) {
+  for (int seed = 0; seed < Schedules(250); ++seed) {
+    GpuJob job(kNodes[seed % std::size(kNodes)], seed, {}, /*on_hosts=*/true);
+    Vary(&job, seed);
+    for (int step = 0; step < 3; ++step) job.Step(step, seed % 7);
+    for (const auto& gpu : job.gpus) EXPECT_EQ(gpu->failed.load(), 0, Text("failures with seed ", seed));
+  }
+}
+
+TEST(SumsHaveTheBitsOfTheHost) {
+  for (int seed = 0; seed < 20; ++seed) {
+    std::vector<std::map<size_t, std::vector<float>>> received;
+    for (bool can_export : {false, true}) {
+      GpuJob job(kNodes[seed % std::size(kNodes)], seed, 0xfff & ~(1U << 5 | 1U << 11));  // without factors
+      for (const auto& gpu : job.gpus) {
+        gpu->device.can_export = can_export;
+        gpu->is_rough = true;
+      }
+      for (int step = 0; step < 2; ++step) job.Step(step, 3);
+      received.push_back(job.gpus[0]->received);
+    }
+    EXPECT(received[0] == received[1], Text("other bits with seed ", seed));
+  }
+}
+
+TEST(FailuresEndWhatIsOnItsWayBetweenGpus) {
+  for (int seed = 0; seed < Schedules(250); ++seed) {
+    GpuJob job(kNodes[seed % std::size(kNodes)], seed, {}, /*on_hosts=*/true);
+    Vary(&job, seed);
+    job.Step(0, 3);  // opens the windows
+    const auto starts = job.Starts();
+    const int rank = static_cast<int>(job.Bits() % job.gpus.size());
+    const size_t ends_at = job.Bits() % (starts.size() + 1);
+    auto end = [&] {
+      if (seed % 2) return job.gpus[rank]->device.FailNow("its memory is broken");
+      job.job.protocol(rank).Fail("enough", /*tell_peers=*/true);
+    };
+    for (size_t i = 0; i < starts.size(); ++i) {
+      if (i == ends_at) end();
+      job.Submit(starts[i].first, starts[i].second, 1);
+      for (int turn = seed % 50; turn > 0; --turn) job.Turn();
+    }
+    if (ends_at == starts.size()) end();
+    for (int turn = 0; !job.IsDone(); ++turn) {
+      EXPECT(turn < 1000000, Text("seed ", seed, ": an exchange does not end"));
+      job.Turn();
+    }
+  }
+}
+
+// A sum, and one in place, each of one KV pair of more bytes than a packet takes.
+constexpr unsigned kChosen = 1 << 6 | 1 << 7;
+constexpr uint64_t kBytes = 9000 * sizeof(float);
+
+TEST(NothingOfANodeTouchesTheHost) {
+  const int size = 3;
+  GpuJob job({{0, 0, 0}, size, {1}}, 0, kChosen);
+  for (const auto& gpu : job.gpus) gpu->device.can_export = true;
+  job.Step(0, 3);
+  std::vector<Bytes> before;
+  for (int rank = 0; rank < size; ++rank) before.push_back(BytesOf(&job, rank, "site 6"));
+  for (int step = 1; step < 5; ++step) job.Step(step, 3);
+  for (int rank = 0; rank < size; ++rank) {
+    const Bytes now = BytesOf(&job, rank, "site 6");
+    EXPECT_EQ(now.down - before[rank].down, 0U, "bytes to the host");
+    EXPECT_EQ(now.up - before[rank].up, 0U, "bytes from the host");
+    const uint64_t taken = rank == 1 ? size - 1 : 1;  // the parts of others, or the sum
+    EXPECT_EQ(now.across - before[rank].across, 4 * 2 * kBytes * taken, "bytes from other GPUs");
+  }
+}
+
+TEST(ASumLeavesANodeOnceAndComesBackOnce) {
+  for (int ranks_per_node : {2, 4}) {
+    std::vector<int> nodes(ranks_per_node, 0);
+    nodes.resize(2 * ranks_per_node, 1);
+    GpuJob job({nodes, ranks_per_node, {1}}, 0, kChosen);
+    for (const auto& gpu : job.gpus) gpu->device.can_export = true;
+    job.Step(0, 3);
+    std::vector<Bytes> before(2), now(2);
+    auto add = [&](std::vector<Bytes>* sums) {
+      for (size_t rank = 0; rank < nodes.size(); ++rank) {
+        Bytes& sum = (*sums)[nodes[rank]];
+        for (const std::string site : {"site 6", "site 7"}) {
+          sum.network += BytesOf(&job, static_cast<int>(rank), site).network;
+        }
+        const Bytes bytes = BytesOf(&job, static_cast<int>(rank), "site 6");
+        sum.down += bytes.down;
+        sum.up += bytes.up;
+        sum.across += bytes.across;
+      }
+    };
+    add(&before);
+    for (int step = 1; step < 5; ++step) job.Step(step, 3);
+    add(&now);
+    for (int node = 0; node < 2; ++node) {
+      EXPECT_EQ(now[node].down - before[node].down, 4 * 2 * kBytes, "bytes to the host");
+      EXPECT_EQ(now[node].up - before[node].up, 4 * 2 * kBytes, "bytes from the host");
+      EXPECT_EQ(now[node].network - before[node].network, 4 * 2 * kBytes, "bytes to the other node");
+      EXPECT_EQ(now[node].across - before[node].across, 4 * 2 * kBytes * 2 * (ranks_per_node - 1),
+                "bytes between GPUs");
+    }
+  }
+}
+
+TEST(WindowsThatOneRankAloneHasServeNobody) {
+  GpuJob job({{0, 0, 0}, 3, {1}}, 0, kChosen);
+  job.gpus[1]->device.can_export = true;
+  for (int step = 0; step < 3; ++step) job.Step(step, 3);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(BytesOf(&job, rank, "site 6").across, 0U, "bytes between GPUs");
+}
