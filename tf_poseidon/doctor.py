@@ -221,8 +221,7 @@ def _gpus() -> Iterator[Finding]:
     if not seen:
         return
     if (driver := gpu_driver.find()) is not None:
-        major, minor = driver.version()
-        yield Finding("GPUs' driver", f"supports CUDA {major}.{minor}")
+        yield from _gpu_driver(driver)
     from tf_poseidon import ops
     from tf_poseidon.ops import library
     if problem := library.gpu_problem():
@@ -233,6 +232,27 @@ def _gpus() -> Iterator[Finding]:
     else:
         yield Finding("GPU kernels", "for copies alone: the CPU rebuilds gradients from factors", Kind.NOTE,
                       "products need a GPU of compute capability 8.0 or newer")
+
+
+def _gpu_driver(driver: gpu_driver.Driver) -> Iterator[Finding]:
+    major, minor = driver.version()
+    yield Finding("GPUs' driver", f"supports CUDA {major}.{minor}")
+    numbers = range(driver.count())
+    apart = [f"{a} and {b}" for a in numbers for b in numbers if a < b and not driver.reaches(a, b)]
+    yield _unless(not apart, "between GPUs", f"{', '.join(apart)} do not reach each other's memory" if apart else
+                  "all reach each other's memory", Kind.NOTE,
+                  "what their ranks add up goes through the host; look at nvidia-smi topo -p2p r")
+    refused = driver.share()
+    yield _unless(not refused, "GPU memory", f"another process cannot open it: {refused}" if refused else
+                  "another process can open it", Kind.NOTE,
+                  "what ranks of this machine add up goes through the host; containers of them need --ipc=host, and "
+                  "--pid=host if each has its own")
+    try:
+        driver.pin()
+        yield Finding("pinned memory", "allowed")
+    except OSError as error:
+        yield Finding("pinned memory", f"none: {error}", Kind.NOTE,
+                      "copies from and to GPUs are slower without; look at the memory limit of the container")
 
 
 def _network() -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_poseidon import doctor
 from tf_poseidon import engines
 from tf_poseidon import gpu_driver
 from tf_poseidon import gpus
@@ -32,7 +33,60 @@ def visible(monkeypatch):
 
 
 class FakeLibrary:
-    """libcuda.so of a driver for CUDA 12.4 and two GPUs."""
+    """libcuda.so of a driver for CUDA 12.4 and two GPUs, of which the first reaches the second.
+
+    Attributes:
+        failing: Names of functions that fail.
+    """
+
+    def __init__(self, failing=()):
+        self.failing, self.memory, self.pinned = failing, 0, 0
+
+    def __getattribute__(self, name):
+        failing = object.__getattribute__(self, "failing") if name.startswith("cu") else ()
+        return (lambda *arguments: 201) if name in failing else object.__getattribute__(self, name)
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceCanAccessPeer(self, result, device, other):
+        result._obj.value = device.value < other.value
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 1 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        return 0 if context.value == 1 else 201
+
+    def cuMemHostAlloc(self, data, num_bytes, flags):
+        self.pinned += num_bytes.value
+        return flags
+
+    def cuMemFreeHost(self, data):
+        self.pinned = 0
+        return 0
+
+    def cuMemAlloc_v2(self, data, num_bytes):
+        data._obj.value = self.memory = 7
+        return 0
+
+    def cuMemFree_v2(self, data):
+        self.memory -= data.value
+        return 0
+
+    def cuIpcGetMemHandle(self, handle, data):
+        handle._obj.bytes[0] = data.value
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, data, handle, flags):
+        data._obj.value = handle.bytes[0]
+        return 0 if (handle.bytes[0], flags) == (7, 1) else 400
+
+    def cuIpcCloseMemHandle(self, data):
+        return 0 if data.value == 7 else 400
 
     def cuDriverGetVersion(self, version):
         version._obj.value = 12040
@@ -94,6 +148,38 @@ def test_the_driver_says_its_version_and_which_gpu_this_is():
     assert [driver.uuid(number) for number in (0, 1)] == [bytes(16), b"\1" * 16]
     with pytest.raises(OSError, match="cuDeviceGet of the GPUs' driver fails with error 101"):
         driver.uuid(2)
+
+
+def test_what_ranks_do_with_memory_is_tried():
+    fake = FakeLibrary()
+    driver = gpu_driver.Driver(fake)
+    driver.pin()
+    assert driver.share(lambda handle: driver.open(handle) or "") == ""
+    assert (fake.memory, fake.pinned) == (0, 0)
+    with pytest.raises(OSError, match="cuIpcOpenMemHandle_v2 of the GPUs' driver fails with error 400"):
+        driver.open(bytes(64))
+    assert [driver.reaches(*pair) for pair in ((0, 1), (1, 0))] == [True, False]
+    failing = FakeLibrary(["cuIpcGetMemHandle"])
+    assert gpu_driver.Driver(failing).share(lambda handle: "") == (
+        "cuIpcGetMemHandle of the GPUs' driver fails with error 201")
+    assert failing.memory == 0
+
+
+def test_another_process_says_why_it_cannot_open_memory():
+    says = gpu_driver._opened_elsewhere(bytes(64))
+    assert says == "there is no driver" or "GPUs' driver fails with error" in says  # here, and where there are GPUs
+
+
+@pytest.mark.parametrize("failing, refused, kinds", [
+    ([], "", ["ok", "ok", "ok", "ok"]), ([], "no", ["ok", "ok", "note", "ok"]),
+    (["cuMemHostAlloc"], "", ["ok", "ok", "ok", "note"])])
+def test_doctor_tells_what_gpus_of_a_machine_may_do(failing, refused, kinds, monkeypatch):
+    driver = gpu_driver.Driver(FakeLibrary(failing))
+    monkeypatch.setattr(gpu_driver, "_opened_elsewhere", lambda handle: refused)
+    found = list(doctor._gpu_driver(driver))
+    assert [finding.kind.value for finding in found] == kinds
+    assert [finding.subject for finding in found] == ["GPUs' driver", "between GPUs", "GPU memory", "pinned memory"]
+    assert found[0].value == "supports CUDA 12.4"
 
 
 @pytest.mark.parametrize("chosen, parts, grows", [(None, None, True), (False, None, False), (None, ["a part"], None)])
