@@ -127,6 +127,7 @@ class EmulatedGpu : public Device {
   }
   void* Open(const std::string& handle) override {
     File file;
+    if (handle.size() != sizeof(file)) return nullptr;
     std::memcpy(&file, handle.data(), sizeof(file));
     if (file.process == getpid()) return file.data;
     const std::string path = "/proc/" + std::to_string(file.process) + "/fd/" + std::to_string(file.number);

@@ -111,7 +111,8 @@ class PoseidonStrategy(tf.distribute.Strategy):
             Heartbeats wait behind what is under way, of which each piece counts as heard: of transfers of more than
             16 MiB these have up to 16 MiB. Give more where one takes that long.
         staging_bytes: Memory of the host for the pieces of a GPU's gradients that leave, which is taken as it is
-            needed; None for 24 times kv_pair_bytes. What arrives, and factors, have memory beside it.
+            needed; None for 24 times kv_pair_bytes. What arrives, and factors, have memory beside it. A smaller number
+            also limits the GPU's memory that other ranks of the node read.
 
     Raises:
         PoseidonError: If an option is out of range, or the job cannot be joined: no engine, a rank that never

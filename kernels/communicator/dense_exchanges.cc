@@ -68,6 +68,7 @@ void DenseExchanges::Start(Exchange exchange, Done done, uint64_t hash, Clock::t
   }
   Site& site = sites_[hash];
   site.name = exchange.site;
+  site.priority = exchange.priority;
   KvPairs pairs(hash, exchange.bytes(), static_cast<size_t>(options_.kv_pair_bytes), options_.servers);
   SiteStatistics& statistics = statistics_->Of(exchange.site);
   statistics_->Submitted(hash, submitted);
@@ -194,14 +195,13 @@ std::string DenseExchanges::TakePart(int peer, const FrameHeader& header, Server
                "a smaller kv_pair_bytes."));
     return "";
   }
-  const auto site = sites_.find(header.site);
-  const Active active = Find(header.site, header.step);
-  return links_->Take({site == sites_.end() ? "" : site->second.name, active ? active->exchange.priority : 0}, peer,
-                      header, taken->piece.get(), std::move(then));
+  const Site& site = sites_[header.site];  // of the step before, if this rank has not come to this one
+  return links_->Take({site.name, site.priority}, peer, header, taken->piece.get(), std::move(then));
 }
 
 // All parts are there but this rank's own; or those of this node, of which some are on the GPU.
 void DenseExchanges::Need(const Active& active, size_t pair) {
+  if (active->staging && active->staged[pair].is_added_up) return AddedUpOnGpu(active, pair);
   if (active->staging && active->staged[pair].is_adding_up) return;
   const std::vector<Server::LocalPart> parts = server_.LocalParts(*active, pair);
   const auto is_on_gpu = [](const Server::LocalPart& part) { return part.is_on_gpu; };
@@ -222,7 +222,14 @@ void DenseExchanges::Need(const Active& active, size_t pair) {
     links_->Fetch(ErrandOf(active), part.summand.data, bytes, piece.get(),
                   [this, active, pair, rank = part.rank, piece] { server_.GiveMoved(*active, pair, rank, piece); });
   }
-  if (active->staging) FetchOwn(active, pair, nullptr);
+  if (!active->staging) return;
+  if (!server_.IsWaiting(*active, pair)) {
+    FetchOwn(active, pair, nullptr);
+  } else if (!active->staged[pair].is_wanted) {
+    if (PinnedPiece piece = active->staging->TryTakeToWait(BytesToAddUp(*active, pair))) {
+      FetchOwn(active, pair, std::move(piece));
+    }
+  }
 }
 
 // Adds up the parts of this node, in the order of its ranks, where the caller wants the result.
@@ -238,24 +245,38 @@ void DenseExchanges::AddUpOnGpu(const Active& active, size_t pair, const std::ve
     inputs.push_back(part.summand);
   }
   if (!has_own) inputs.push_back({active->given_input(pair), active->exchange.sent_dtype()});
-  const size_t bytes = active->pairs[pair].bytes;
-  char* const output = active->given_output(pair);
-  links_->Sum(ErrandOf(active), active->exchange.dtype, std::move(inputs), bytes, output,
-              [this, active, pair, bytes, output] {
-                if (server_.IsOfThisNode(*active, pair) && routes_->Up(active->pairs[pair].server) < 0) {
-                  active->common_form = server_.Finish(*active, pair);
-                  active->is_added_up[pair] = 1;
-                  PassDownFromGpu(active, pair, active->common_form);
-                  return AddResult(active, pair);
-                }
-                active->staging->Fetch({active->exchange.site, active->exchange.priority, output, bytes}, bytes, 0,
-                                       [this, active, pair](PinnedPiece piece) {
-                                         if (!piece) return;
-                                         active->staged[pair] = {std::move(piece), 0, /*is_wanted=*/true,
-                                                                 /*is_adding_up=*/false};
-                                         server_.GiveSumOfNode(*active, pair, active->output(pair));
-                                       });
+  links_->Sum(ErrandOf(active), active->exchange.dtype, std::move(inputs), active->pairs[pair].bytes,
+              active->given_output(pair), [this, active, pair] {
+                active->staged[pair].is_added_up = true;
+                AddedUpOnGpu(active, pair);
               });
+}
+
+// The sum of this node is there: it is the result, or goes on by the host. What waits for other nodes takes only memory
+// for what may wait: see staging.h.
+void DenseExchanges::AddedUpOnGpu(const Active& active, size_t pair) {
+  StagedPair& staged = active->staged[pair];
+  if (server_.IsOfThisNode(*active, pair) && routes_->Up(active->pairs[pair].server) < 0) {
+    active->common_form = server_.Finish(*active, pair);
+    active->is_added_up[pair] = 1;
+    PassDownFromGpu(active, pair, active->common_form);
+    return AddResult(active, pair);
+  }
+  if (staged.is_wanted) return;
+  const size_t bytes = active->pairs[pair].bytes;
+  const Staging::Source source{active->exchange.site, active->exchange.priority, active->given_output(pair), bytes};
+  auto then = [this, active, pair](PinnedPiece piece) {
+    if (!piece) return;
+    active->staged[pair] = {std::move(piece), 0, /*is_wanted=*/true};
+    server_.GiveSumOfNode(*active, pair, active->output(pair));
+  };
+  if (!server_.IsWaiting(*active, pair)) {
+    staged.is_wanted = true;
+    active->staging->Fetch(source, bytes, 0, then);
+  } else if (PinnedPiece piece = active->staging->TryTakeToWait(bytes)) {
+    staged.is_wanted = true;
+    active->staging->FetchInto(std::move(piece), source, 0, then);
+  }
 }
 
 void DenseExchanges::SendByLink(const Active& active, size_t pair, FrameKind kind, const std::vector<int>& peers,
@@ -317,7 +338,7 @@ void DenseExchanges::Send(const Active& active, size_t pair, FrameKind kind, int
   const bool is_bulk = sender_->Send(peer, header, data, [this, active, pair, piece] {
     active->is_sending[pair] = 0;
     auto deferred = active->deferred.extract(pair);
-    if (!deferred.empty()) ReceiveResult(active, pair, deferred.mapped());
+    if (!deferred.empty()) deferred.mapped()();
     Complete(active);
   });
   if (!is_bulk) return;
@@ -364,7 +385,7 @@ void DenseExchanges::OnResult(const Active& active, int peer, const FrameHeader&
     std::memcpy(active->output(pair), payload, header.length);
     TakeResult(active, pair, header.detail);
   } else if (active->is_sending[pair]) {
-    active->deferred[pair] = header;  // the network still reads what the result would overwrite
+    active->deferred[pair] = [this, active, pair, header] { ReceiveResult(active, pair, header); };
   } else {
     ReceiveResult(active, pair, header);
   }
@@ -381,9 +402,13 @@ void DenseExchanges::TakeLinkedResult(const Active& active, int peer, const Fram
                            AddResult(active, pair);
                          });
   } else if (PinnedPiece piece = allocate_(header.length)) {
-    wrong = links_->Take(ErrandOf(active), peer, header, piece.get(), [this, active, pair, piece, header] {
+    auto deliver = [this, active, pair, piece, header] {
       std::memcpy(active->given_output(pair), piece.get(), header.length);
       TakeResult(active, pair, header.detail);
+    };
+    wrong = links_->Take(ErrandOf(active), peer, header, piece.get(), [active, pair, deliver] {
+      if (!active->is_sending[pair]) return deliver();
+      active->deferred[pair] = deliver;  // the network still reads what the result would overwrite
     });
   } else {
     fail_(
@@ -581,7 +606,7 @@ DenseExchanges::Awaited DenseExchanges::AwaitedBy(const ActiveExchange& active) 
     const int up = routes_->Up(server);
     (up == server ? servers : gateways).insert(up);
   }
-  const bool waits_for_gpu = active.staging && (active.staging->is_waiting() || links_->is_waiting());
+  const bool waits_for_gpu = active.staging && (active.staging->is_waiting() || links_->waits_for_gpu());
   if (servers.empty() && gateways.empty() && waits_for_gpu) return {{}, 0};
   if (servers.empty() && gateways.empty()) {  // all that may not have taken this rank's own
     for (int rank = 0; rank < size_; ++rank) gateways.insert(rank);

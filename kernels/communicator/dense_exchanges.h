@@ -89,6 +89,7 @@ class DenseExchanges {
   std::string TakePart(int peer, const FrameHeader& header, Server::Taken* taken, std::function<void()> then);
   void Need(const Active& active, size_t pair);
   void AddUpOnGpu(const Active& active, size_t pair, const std::vector<Server::LocalPart>& parts);
+  void AddedUpOnGpu(const Active& active, size_t pair);
   void SendByLink(const Active& active, size_t pair, FrameKind kind, const std::vector<int>& peers, const void* from,
                   DataType sent_dtype, uint32_t form);
 
@@ -142,6 +143,7 @@ class DenseExchanges {
   struct Site {
     std::string name;
     uint64_t steps = 0;  // how often it was submitted
+    int priority = 0;    // of the last time
   };
   std::unordered_map<uint64_t, Site> sites_;     // by hash
   std::unordered_map<uint64_t, Active> active_;  // by hash of the site

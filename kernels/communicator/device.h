@@ -1,6 +1,7 @@
 // A GPU as exchanges see it: copies between its memory and the host's, and how far its work has come.
 //
-// Work that is put into a stream happens in its order, later. No call here waits for it.
+// Work that is put into a stream happens in its order, later. No call here waits for it, but those that allocate and
+// free memory, which may.
 
 #ifndef POSEIDON_COMMUNICATOR_DEVICE_H_
 #define POSEIDON_COMMUNICATOR_DEVICE_H_
@@ -57,7 +58,8 @@ class Device {
   virtual void Free(void* data) = 0;
 
   // What another process of this machine opens memory of Allocate by, of at most kHandleBytes; empty, which is no
-  // failure, if none can. Open returns where it is for Copy, null if it cannot be reached from here.
+  // failure, if none can. Open returns where it is for Copy, null if it cannot be reached from here. Others may read
+  // exported memory after Free: the GPU has it until the process ends, and gives it to whoever allocates as much.
   static constexpr size_t kHandleBytes = 128;
   virtual std::string Export(void* data) = 0;
   virtual void* Open(const std::string& handle) = 0;

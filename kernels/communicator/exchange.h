@@ -67,8 +67,9 @@ using Done = std::function<void(const std::string& error)>;
 struct StagedPair {
   PinnedPiece piece;
   size_t input = 0;           // offset of this rank's part; the result is at the beginning
-  bool is_wanted = false;     // this rank's part has been fetched, or is being fetched
+  bool is_wanted = false;     // this rank's part, or the sum of its node, has been fetched, or is being fetched
   bool is_adding_up = false;  // the GPU adds up the parts of this node
+  bool is_added_up = false;   // it has: where the caller wants the result
 };
 
 // An exchange that this rank has submitted and that is not complete.
@@ -130,8 +131,8 @@ struct ActiveExchange {
   std::vector<char> has_result;   // by KV pair
   // By KV pair: the network still reads what the result overwrites, an input in place or a node's sum.
   std::vector<char> is_sending;
-  std::map<size_t, FrameHeader> deferred;  // results by KV pair, until `is_sending` has passed
-  std::vector<StagedPair> staged;          // by KV pair; empty without `staging`
+  std::map<size_t, std::function<void()>> deferred;  // by KV pair: takes the result when `is_sending` has passed
+  std::vector<StagedPair> staged;                    // by KV pair; empty without `staging`
 };
 
 // Says that `peer` has sent `what` more than once, of the KV pair or part of factors in `header`.

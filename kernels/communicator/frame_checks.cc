@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "device.h"
+#include "gpu_links.h"
 #include "kv_pairs.h"
 #include "sum.h"
 #include "text.h"
@@ -21,10 +22,15 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
     case FrameKind::kGpuContribution:
     case FrameKind::kGpuResult:
       return WrongKvPair(peer, header);
-    case FrameKind::kWindow:
+    case FrameKind::kWindow: {
+      const size_t most = GpuLinks::MostBytes(kv_pair_bytes_);
+      if (header.count == 0 || header.count > most) {
+        return Text("a window of ", header.count, " bytes, expected 1 to ", most);
+      }
       return header.length > 0 && header.length <= Device::kHandleBytes
                  ? ""
                  : Text("a handle of ", header.length, " bytes, expected 1 to ", Device::kHandleBytes);
+    }
     case FrameKind::kWindowOpen:
     case FrameKind::kTaken:
       return header.length == 0 ? "" : Text("word of a window with ", header.length, " bytes, expected none");

@@ -11,8 +11,6 @@
 namespace poseidon {
 namespace {
 
-constexpr size_t kDefaultPieces = 16;
-
 BlockMemory::Counter OfGpu(const std::shared_ptr<StagingStatistics>& statistics) {
   return {statistics, &statistics->gpu_bytes};
 }
@@ -25,7 +23,8 @@ GpuLinks::GpuLinks(int rank, int size, const Routes* routes, Sender* sender, siz
       routes_(routes),
       sender_(sender),
       piece_bytes_(piece_bytes),
-      window_bytes_(std::max(bytes ? bytes : kDefaultPieces * piece_bytes, piece_bytes)),
+      window_bytes_(std::clamp(bytes ? RoundedUp(bytes) : MostBytes(piece_bytes), RoundedUp(piece_bytes),
+                               MostBytes(piece_bytes))),
       statistics_(std::move(statistics)),
       events_(events),
       handles_(size),
@@ -97,6 +96,7 @@ std::string GpuLinks::OnFrame(int peer, const FrameHeader& header, const char* p
 }
 
 void GpuLinks::CloseWindows() {
+  if (is_copying()) return;
   for (const char*& window : opened_) {
     if (window) device_->Close(const_cast<char*>(std::exchange(window, nullptr)));
   }
@@ -152,12 +152,20 @@ void GpuLinks::Sum(const Errand& errand, DataType dtype, std::vector<Summand> in
 // Begins what may be under way. What waits for room holds up nothing else.
 void GpuLinks::Begin() {
   while (!has_failed_ && under_way_.size() < kMostUnderWay) {
-    if (!wanted_.empty()) {
-      Put(std::move(wanted_.extract(wanted_.begin()).mapped()));
-    } else if (!BeginLeaving()) {
-      return;
-    }
+    const bool leaves_first =
+        wanted_.empty() || (!leaving_.empty() && leaving_.begin()->first < wanted_.begin()->first);
+    if (leaves_first && BeginLeaving()) continue;
+    if (wanted_.empty()) return;
+    Put(std::move(wanted_.extract(wanted_.begin()).mapped()));
   }
+}
+
+GpuPiece GpuLinks::TakeMemory(size_t bytes) {
+  const auto now = Clock::now();
+  if (now < next_try_) return nullptr;  // being refused takes long
+  GpuPiece piece = memory_->TryTake(bytes);
+  if (!piece) next_try_ = now + kNextTry;
+  return piece;
 }
 
 // The first that leaves gets the room: what comes after it could take it away for ever.

@@ -8,14 +8,16 @@
 // Every rank exports a part of its GPU's memory, its *window*, which the others of its node open. What is sent lies
 // there until all who shall have it have copied it. A taker copies at once, into memory without a limit or into its
 // output. So everything that waits for room in a window gets it in the end: those copies wait for nothing but the GPU.
-// Parts and results have the bits that they have through the host, and both ways can be mixed. Until a peer has said
-// that it has opened the window, or where it cannot, what it gets goes through the host.
+// Parts and results have the bits that they have through the host (but those of a NaN), and both ways can be mixed.
+// Until a peer has said that it has opened the window, or where it cannot, what it gets goes through the host.
 //
 // Payloads that fit into a packet go through the host: a message that says where they lie would be no shorter.
 
 #ifndef POSEIDON_COMMUNICATOR_GPU_LINKS_H_
 #define POSEIDON_COMMUNICATOR_GPU_LINKS_H_
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -37,7 +39,8 @@ namespace poseidon {
 
 class GpuLinks {
  public:
-  // A payload that is sent has at most `piece_bytes` bytes; `bytes` is the size of the window, 0 for a default.
+  // A payload that is sent has at most `piece_bytes` bytes. `bytes` limits the size of the window, to that of one at
+  // least; 0 for a default, which it never exceeds.
   GpuLinks(int rank, int size, const Routes* routes, Sender* sender, size_t piece_bytes, size_t bytes,
            std::shared_ptr<StagingStatistics> statistics, EventLog* events);
   ~GpuLinks();
@@ -74,18 +77,22 @@ class GpuLinks {
   void Sum(const Errand& errand, DataType dtype, std::vector<Summand> inputs, size_t bytes, void* output, Then then);
 
   // Memory of the GPU; null if there is no more.
-  GpuPiece TakeMemory(size_t bytes) { return memory_->TryTake(bytes); }
+  GpuPiece TakeMemory(size_t bytes);
+
+  // The largest window.
+  static size_t MostBytes(size_t piece_bytes) { return kDefaultPieces * RoundedUp(piece_bytes); }
 
   // Goes on with what is done; returns whether anything is.
   bool Poll();
 
   bool is_copying() const { return !under_way_.empty(); }
-  bool is_waiting() const { return !has_failed_ && (is_copying() || !wanted_.empty() || !leaving_.empty()); }
+  bool is_waiting() const { return waits_for_gpu() || (!has_failed_ && !leaving_.empty()); }
+  bool waits_for_gpu() const { return !has_failed_ && (is_copying() || !wanted_.empty()); }
 
   // Ends what waits. What has begun goes on, so this object must stay as long as the GPU works.
   void Fail();
 
-  // Closes the others' windows; they may free them when all ranks have done so.
+  // Closes the others' windows, unless copies may still read them.
   void CloseWindows();
 
  private:
@@ -116,6 +123,10 @@ class GpuLinks {
   // More would make an urgent one wait for those that have started; with fewer, the stream would run dry.
   static constexpr size_t kMostUnderWay = 4;
   static constexpr size_t kUnit = 64;  // of places in a window
+  static constexpr size_t kDefaultPieces = 16;
+  static constexpr std::chrono::seconds kNextTry{1};  // after memory of the GPU was refused
+
+  static size_t RoundedUp(size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
   void Open(int peer);
   void Begin();
@@ -145,7 +156,7 @@ class GpuLinks {
   std::map<Place, Leaving> leaving_;  // what waits for room in the window
   std::deque<UnderWay> under_way_;    // in the order of the stream
   uint64_t next_ = 0;
-  Clock::time_point last_end_;
+  Clock::time_point last_end_, next_try_;
   bool has_failed_ = false;
 };
 

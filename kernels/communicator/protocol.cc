@@ -253,7 +253,7 @@ std::vector<int> Protocol::MissingGoodbyes() const {
 }
 
 void Protocol::Close() {
-  links_.CloseWindows();  // before their ranks free them, which comes after this
+  links_.CloseWindows();
   transport_->Close(/*agreed=*/MissingGoodbyes().empty() && !has_failed());
 }
 

@@ -54,7 +54,7 @@ std::vector<Server::LocalPart> Server::LocalParts(const ActiveExchange& active, 
 void Server::MoveToHost(const ActiveExchange& active, size_t pair, int rank) {
   Contribution& part = StateOf(KeyOf(active, pair)).contributions[rank];
   part.taken.is_on_gpu = false;
-  part.state = State::kArriving;
+  part.state = State::kCopying;
 }
 
 void Server::GiveMoved(const ActiveExchange& active, size_t pair, int rank, std::shared_ptr<char[]> piece) {
@@ -78,6 +78,10 @@ void Server::GiveSumOfNode(const ActiveExchange& active, size_t pair, const void
 bool Server::IsOfThisNode(const ActiveExchange& active, size_t pair) const {
   const std::vector<int>& sources = routes_->Sources(active.pairs[pair].server);
   return std::all_of(sources.begin(), sources.end(), [this](int rank) { return routes_->IsLocal(rank); });
+}
+
+bool Server::IsWaiting(const ActiveExchange& active, size_t pair) const {
+  return !Missing(pairs_.at(KeyOf(active, pair)), active.pairs[pair].offset).empty();
 }
 
 uint32_t Server::Finish(const ActiveExchange& active, size_t pair) {
@@ -117,7 +121,8 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
   contribution.header = header;
   contribution.dtype = static_cast<DataType>(header.sent_dtype);
   if (header.is_in_window()) {
-    contribution.state = State::kArriving;
+    contribution.state = State::kCopying;
+    state.last.Arrived(peer, Clock::now());  // what comes now is this rank's own time
     std::string wrong = take_(peer, header, &contribution.taken, [this, key, peer] { Ready(key, peer); });
     contribution.data = contribution.taken.piece.get();
     return wrong.empty() ? "" : Malformed(peer, wrong);
@@ -140,8 +145,10 @@ std::string Server::Add(int peer, const FrameHeader& header, const char* payload
 // The part of a rank is there.
 void Server::Ready(const Key& key, int rank) {
   KvPairState& state = StateOf(key);
+  const bool is_from_gpu =
+      state.contributions[rank].state == State::kCopying || (rank == transport_->rank() && state.own->staging);
   state.contributions[rank].state = State::kReady;
-  if (rank != transport_->rank() || !state.own->staging) state.last.Arrived(rank, Clock::now());
+  if (!is_from_gpu) state.last.Arrived(rank, Clock::now());
   FinishIfComplete(key);
 }
 
@@ -203,6 +210,9 @@ std::vector<int> Server::Missing(const ActiveExchange& active) const {
     auto found = pairs_.find({active.site, active.step, active.pairs[i].offset});
     if (found == pairs_.end()) continue;
     std::vector<int> missing = Missing(found->second, active.pairs[i].offset);
+    missing.erase(std::remove_if(missing.begin(), missing.end(),
+                                 [&](int rank) { return found->second.contributions[rank].state == State::kCopying; }),
+                  missing.end());
     if (!missing.empty()) return missing;
   }
   return {};

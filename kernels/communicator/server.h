@@ -77,6 +77,7 @@ class Server {
   // Whether all that this rank adds up comes from its node; then Finish ends a KV pair whose sum is on the GPU, and
   // returns the form of factors that all these ranks have.
   bool IsOfThisNode(const ActiveExchange& active, size_t pair) const;
+  bool IsWaiting(const ActiveExchange& active, size_t pair) const;  // for a part of another rank
   uint32_t Finish(const ActiveExchange& active, size_t pair);
 
   // Adds the part that `peer` announces; a bulk payload is received first. May come before this rank's own part; if
@@ -97,7 +98,12 @@ class Server {
  private:
   using Key = std::tuple<uint64_t, uint64_t, uint64_t>;  // site, step, offset
 
-  enum class State : char { kMissing, kArriving, kReady };
+  enum class State : char {
+    kMissing,
+    kArriving,
+    kCopying,  // this rank's GPU copies it
+    kReady
+  };
   struct Contribution {
     State state = State::kMissing;
     const void* data = nullptr;  // null: the rank adds nothing

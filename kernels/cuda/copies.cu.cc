@@ -6,14 +6,15 @@
 #include "copies.h"
 
 #include <cuda_runtime.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,11 +73,20 @@ void StartSum(cudaStream_t stream, const Summands& inputs, size_t bytes, void* o
 
 // By which a process opens memory of another one; in its own it is where it is.
 struct Handle {
-  pid_t process;
+  std::array<uint64_t, 2> process;  // random: processes of other containers may have the same number
   void* data;
   cudaIpcMemHandle_t ipc;
 };
 static_assert(sizeof(Handle) <= Device::kHandleBytes, "a handle has room in a message");
+
+std::array<uint64_t, 2> ThisProcess() {
+  static const auto process = [] {
+    std::random_device random;
+    auto number = [&random] { return uint64_t{random()} << 32 | random(); };
+    return std::array<uint64_t, 2>{number(), number()};
+  }();
+  return process;
+}
 
 class Gpu : public Device {
  public:
@@ -173,26 +183,45 @@ class Gpu : public Device {
 
   void* Allocate(size_t bytes) override {
     const Current current(this);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (const auto found = spare_.find(bytes); found != spare_.end()) return spare_.extract(found).mapped();
+    }
     void* data = nullptr;
-    if (cudaMalloc(&data, bytes) == cudaSuccess) return data;
+    if (cudaMalloc(&data, bytes) == cudaSuccess) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      allocated_[data] = {bytes, false};
+      return data;
+    }
     cudaGetLastError();  // or it would be that of whoever looks next
     return nullptr;
   }
 
   void Free(void* data) override {
     const Current current(this);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = allocated_.find(data);
+      if (found->second.is_exported) {  // CUDA forbids to free it while another process has it open
+        spare_.emplace(found->second.bytes, data);
+        return;
+      }
+      allocated_.erase(found);
+    }
     cudaFree(data);  // fails at the end of the process, which frees it
   }
 
   std::string Export(void* data) override {
     const Current current(this);
     Handle handle = {};
-    handle.process = getpid();
+    handle.process = ThisProcess();
     handle.data = data;
     if (cudaIpcGetMemHandle(&handle.ipc, data) != cudaSuccess) {
       cudaGetLastError();
       return "";
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    allocated_.at(data).is_exported = true;
     return {reinterpret_cast<const char*>(&handle), sizeof(handle)};
   }
 
@@ -201,7 +230,7 @@ class Gpu : public Device {
     Handle handle;
     if (text.size() != sizeof(handle)) return nullptr;
     std::memcpy(&handle, text.data(), sizeof(handle));
-    if (handle.process == getpid()) return handle.data;
+    if (handle.process == ThisProcess()) return handle.data;
     void* data = nullptr;
     if (cudaIpcOpenMemHandle(&data, handle.ipc, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
       cudaGetLastError();
@@ -270,10 +299,16 @@ class Gpu : public Device {
 
   const int number_;
   cudaStream_t down_ = nullptr, up_ = nullptr, across_ = nullptr;
-  mutable std::mutex mutex_;  // guards these three
+  struct Allocated {
+    size_t bytes;
+    bool is_exported;
+  };
+  mutable std::mutex mutex_;  // guards what follows, but for what is kept
   std::string failure_;
-  std::vector<void*> opened_;        // of other processes
-  std::vector<cudaEvent_t> events_;  // that nobody uses
+  std::map<void*, Allocated> allocated_;
+  std::multimap<size_t, void*> spare_;  // by bytes: exported memory that nobody uses
+  std::vector<void*> opened_;           // of other processes
+  std::vector<cudaEvent_t> events_;     // that nobody uses
   std::mutex kept_mutex_;
   std::deque<std::pair<Event, std::shared_ptr<void>>> kept_;
 };

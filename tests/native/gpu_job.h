@@ -27,7 +27,7 @@
 
 namespace poseidon {
 
-inline constexpr size_t kCounts[] = {0, 1, 700, 9000, 17000, 33001};  // some in several KV pairs
+inline constexpr size_t kCounts[] = {0, 1, 700, 9000, 17000, 33001, 40000};  // some in several KV pairs
 inline constexpr size_t kColumns = 50;
 
 inline float Value(int rank, size_t i, int step) { return static_cast<float>((i % 13) + 3 * rank + step); }
