@@ -100,7 +100,8 @@ def wrong(name, found, rehearse):
                 yield f"{model} has other bits where TensorFlow copies whole tensors"
             if not (rehearse or any(node.endswith(" GPU") for node in each["places"])):
                 yield f"{model} exchanges nothing of the GPU's memory"
-            way = "across" if name.startswith("ps.") and not name.endswith(".apart") else "down"
+            # In the rehearsal, tensors are so small that some models exchange none between GPUs.
+            way = "across" if name.startswith("ps.") and not (name.endswith(".apart") or rehearse) else "down"
             if not each["copied"][f"{way}_bytes"]:
                 yield f"{model} has copied nothing in pieces, {way}"
 

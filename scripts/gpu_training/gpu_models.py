@@ -61,9 +61,13 @@ def made(name: str, unit: int) -> keras.Model:
     """Returns a compiled model, with the same weights at every call."""
     keras.utils.set_random_seed(0)
     model = MODELS[name].build(unit)
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    if keras.config.dtype_policy().name == "mixed_float16":
+        # Keras' scale is so large that gradients overflow until it has been halved several times; those that are made
+        # of factors do not (docs/semantics.md).
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0 ** 7)
     # XLA does not compile what a strategy trains, so the plain model is not compiled by it either.
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9),
-                  keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     return model
 
 
