@@ -1,11 +1,13 @@
-// The GPU kernel of SufficientFactorOuterProduct: hands U, V and TensorFlow's stream to cuda/outer_product.h.
-// Compiled only where there is CUDA to compile it with.
+// The GPU kernels of SufficientFactorOuterProduct and SufficientFactorBias: they hand factors and TensorFlow's stream
+// to cuda/outer_product.h and cuda/row_sum.h. Compiled only where there is CUDA to compile it with.
 //
 // Tests: tests/graphs/test_placement.py.
 
 #include <string>
 
 #include "cuda/outer_product.h"
+#include "cuda/row_sum.h"
+#include "dtypes.h"
 #include "gpu_registration.h"
 #include "outer_product_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -29,6 +31,10 @@ PoseidonType ToPoseidonType(tensorflow::DataType dtype) {
   }
 }
 
+CUstream_st* StreamOf(OpKernelContext* context) {
+  return static_cast<CUstream_st*>(context->op_device_context()->stream()->platform_specific_handle().stream);
+}
+
 class GpuOuterProductKernel : public OuterProductKernel {
  public:
   using OuterProductKernel::OuterProductKernel;
@@ -41,9 +47,8 @@ class GpuOuterProductKernel : public OuterProductKernel {
       type = POSEIDON_TF32;
     }
     const PoseidonFactors factors{type, u.data(), v.data(), u.dim_size(0), u.dim_size(1), v.dim_size(1)};
-    auto* stream = static_cast<CUstream_st*>(context->op_device_context()->stream()->platform_specific_handle().stream);
-    const int error =
-        poseidon_outer_product(stream, &factors, /*alpha=*/1, /*beta=*/0, out->data(), ToPoseidonType(out->dtype()));
+    const int error = poseidon_outer_product(StreamOf(context), &factors, /*alpha=*/1, /*beta=*/0, out->data(),
+                                             ToPoseidonType(out->dtype()));
     OP_REQUIRES(
         context, error == 0,
         absl::InternalError(absl::StrCat("SufficientFactorOuterProduct '", site_,
@@ -52,20 +57,39 @@ class GpuOuterProductKernel : public OuterProductKernel {
   }
 };
 
+class GpuBiasKernel : public BiasKernel {
+ public:
+  using BiasKernel::BiasKernel;
+
+ protected:
+  void Sum(OpKernelContext* context, const Tensor& v, Tensor* out) override {
+    const int error = StartRowSum(StreamOf(context), ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(),
+                                  v.dim_size(0), v.dim_size(1), out->data());
+    OP_REQUIRES(
+        context, error == 0,
+        absl::InternalError(absl::StrCat("SufficientFactorBias '", site_, "' could not start on the GPU, with v ",
+                                         v.shape().DebugString(), ": ", poseidon_cuda_error(error), ".")));
+  }
+};
+
+template <class Kernel, class In, class Out>
+bool Register(const char* op) {
+  return RegisterOnGpu<Kernel>(
+      tensorflow::register_kernel::Name(op).template TypeConstraint<In>("T").template TypeConstraint<Out>("Tout"), op);
+}
+
 template <class In, class Out>
-bool Register() {
-  return RegisterOnGpu<GpuOuterProductKernel>(tensorflow::register_kernel::Name("SufficientFactorOuterProduct")
-                                                  .template TypeConstraint<In>("T")
-                                                  .template TypeConstraint<Out>("Tout"),
-                                              "GpuOuterProductKernel");
+bool RegisterBoth() {
+  return Register<GpuOuterProductKernel, In, Out>("SufficientFactorOuterProduct") &&
+         Register<GpuBiasKernel, In, Out>("SufficientFactorBias");
 }
 
 [[maybe_unused]] const bool kRegistered[] = {
-    Register<float, float>(),
-    Register<Eigen::half, Eigen::half>(),
-    Register<Eigen::half, float>(),
-    Register<tensorflow::bfloat16, tensorflow::bfloat16>(),
-    Register<tensorflow::bfloat16, float>(),
+    RegisterBoth<float, float>(),
+    RegisterBoth<Eigen::half, Eigen::half>(),
+    RegisterBoth<Eigen::half, float>(),
+    RegisterBoth<tensorflow::bfloat16, tensorflow::bfloat16>(),
+    RegisterBoth<tensorflow::bfloat16, float>(),
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the kernels of SufficientFactorOuterProduct have in common, on the CPU and on GPUs.
+// What the kernels of SufficientFactorOuterProduct and SufficientFactorBias have in common, on the CPU and on GPUs.
 
 #ifndef POSEIDON_OUTER_PRODUCT_KERNEL_H_
 #define POSEIDON_OUTER_PRODUCT_KERNEL_H_
@@ -19,6 +19,19 @@ class OuterProductKernel : public tensorflow::OpKernel {
   // Writes U^T V of u [K, M] and v [K, N] to out [M, N], which is not empty; K may be 0.
   virtual void Multiply(tensorflow::OpKernelContext* context, const tensorflow::Tensor& u, const tensorflow::Tensor& v,
                         tensorflow::Tensor* out) = 0;
+
+  const std::string site_;  // whose gradient it makes
+};
+
+// Checks types and shapes, and allocates the sum of rows; `Sum` computes it.
+class BiasKernel : public tensorflow::OpKernel {
+ public:
+  explicit BiasKernel(tensorflow::OpKernelConstruction* context);
+  void Compute(tensorflow::OpKernelContext* context) final;
+
+ protected:
+  // Writes the sum of the rows of v [K, N] to out [N]; K and N may be 0.
+  virtual void Sum(tensorflow::OpKernelContext* context, const tensorflow::Tensor& v, tensorflow::Tensor* out) = 0;
 
   const std::string site_;  // whose gradient it makes
 };

@@ -143,29 +143,18 @@ class CpuOuterProductKernel : public OuterProductKernel {
   static constexpr double kSmallWork = 2e6;       // not worth waking another thread
 };
 
-class BiasKernel : public OpKernel {
+class CpuBiasKernel : public BiasKernel {
  public:
-  explicit BiasKernel(OpKernelConstruction* context) : OpKernel(context), site_(ShownName(context)) {
-    CheckTypes(context);
-  }
+  using BiasKernel::BiasKernel;
 
-  void Compute(OpKernelContext* context) override {
-    const RebuildEvent event(site_);
-    const Tensor& v = context->input(0);
-    OP_REQUIRES(context, TensorShapeUtils::IsMatrix(v.shape()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("SufficientFactorBias got v ", v.shape().DebugString(), "; expected [K, N].")));
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({v.dim_size(1)}), &out));
+ protected:
+  void Sum(OpKernelContext*, const Tensor& v, Tensor* out) override {
     SumRows(ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(), v.dim_size(0), v.dim_size(1), out->data());
   }
-
- private:
-  const std::string site_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("SufficientFactorOuterProduct").Device(tensorflow::DEVICE_CPU), CpuOuterProductKernel);
-REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_CPU), BiasKernel);
+REGISTER_KERNEL_BUILDER(Name("SufficientFactorBias").Device(tensorflow::DEVICE_CPU), CpuBiasKernel);
 
 }  // namespace
 
@@ -185,6 +174,21 @@ void OuterProductKernel::Compute(OpKernelContext* context) {
   Tensor* out = nullptr;
   OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({u.dim_size(1), v.dim_size(1)}), &out));
   if (out->NumElements() > 0) Multiply(context, u, v, out);
+}
+
+BiasKernel::BiasKernel(OpKernelConstruction* context) : OpKernel(context), site_(ShownName(context)) {
+  CheckTypes(context);
+}
+
+void BiasKernel::Compute(OpKernelContext* context) {
+  const RebuildEvent event(site_);  // of a GPU's work, the start
+  const Tensor& v = context->input(0);
+  OP_REQUIRES(context, TensorShapeUtils::IsMatrix(v.shape()),
+              absl::InvalidArgumentError(
+                  absl::StrCat("SufficientFactorBias got v ", v.shape().DebugString(), "; expected [K, N].")));
+  Tensor* out = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({v.dim_size(1)}), &out));
+  Sum(context, v, out);
 }
 
 }  // namespace poseidon

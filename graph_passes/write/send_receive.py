@@ -98,7 +98,8 @@ class SendReceive(site_writer.SiteWriter):
         is_complete = f"{leader}/recv:{2 + len(match.terms)}"
         self._verify_by([f"{leader}/recv:{index}"], [dtype])
         gathered = self._if_complete("gathered", f"{leader}/recv:{index}", is_complete, dtype)
-        total = self._after_controls(self._sum_of_rows(gathered, dtype), bias)
+        with self.writer.placed(self._where_rows_are_summed(dtype)):
+            total = self._after_controls(self._sum_of_rows(gathered, dtype), bias)
         with self.writer.placed(self._where_summed()):
             self._merge_with_dense(total, is_complete)
 
@@ -132,6 +133,12 @@ class SendReceive(site_writer.SiteWriter):
     def _where_gathered(self, dtype: int) -> str:
         """Returns the device where factors of `dtype` are exchanged."""
         return self._where_exchanged(self._where_rebuilt(dtype))
+
+    def _where_rows_are_summed(self, dtype: int) -> str:
+        """Returns the device where a factor that another site has received is added up: there, or on the host."""
+        device = self._where_gathered(dtype)
+        types = {"T": dtype, "Tout": self._made_of(dtype)}
+        return device if devices.has_kernel("SufficientFactorBias", device, **types) else self._host
 
     def _where_summed(self) -> str:
         """Returns the device where the dense gradient is exchanged; that of slices is made on the host."""

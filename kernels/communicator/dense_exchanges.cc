@@ -191,8 +191,7 @@ std::string DenseExchanges::TakePart(int peer, const FrameHeader& header, Server
   if (!taken->piece) taken->piece = allocate_(header.length);
   if (!taken->piece) {
     fail_(Text("Rank ", rank_, " has no memory to receive ", header.length,
-               " bytes: give it more, or PoseidonStrategy "
-               "a smaller kv_pair_bytes."));
+               " bytes: give it more, or PoseidonStrategy a smaller kv_pair_bytes."));
     return "";
   }
   const Site& site = sites_[header.site];  // of the step before, if this rank has not come to this one

@@ -90,9 +90,7 @@ COPIES = [
 
 # The same where Send and Recv copy: what is left for TensorFlow, if anything is.
 IN_PIECES = {
-    (layer, "sfb", False): ({"bias/gathered:1"}, {"bias/rows"}),
     (layer, "sfb", True): ({"kernel/is_complete"}, {"kernel/is_dense"}),
-    (half_on_the_wire, "sfb", False): ({"bias/gathered:1"}, {"bias/rows"}),
     (regularized, "sfb", False): ({"kernel/gathered2:1"}, {"kernel/total_coefficient0"}),
 }
 
