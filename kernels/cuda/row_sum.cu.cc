@@ -1,6 +1,7 @@
-// One thread adds up a column: neighbours read neighbours, and the order is that of the CPU.
+// One thread adds up a column: neighbours read neighbours, and the order is that of the CPU. On a GPU, the factors of
+// scripts/gpu_train.py run it.
 //
-// Tests: scripts/gpu_train.py, on a GPU.
+// Tests: tests/graphs/test_placement.py.
 
 #include "row_sum.h"
 
