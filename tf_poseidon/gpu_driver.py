@@ -33,16 +33,13 @@ class Driver:
 
     def version(self) -> tuple[int, int]:
         """Returns the newest CUDA that it supports, major and minor."""
-        version = ctypes.c_int()
-        self._call("cuDriverGetVersion", ctypes.byref(version))
-        return version.value // 1000, version.value % 1000 // 10
+        version = self._number("cuDriverGetVersion")
+        return version // 1000, version % 1000 // 10
 
     def count(self) -> int:
         """Returns the number of GPUs."""
-        count = ctypes.c_int()
         self._call("cuInit", 0)
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        return count.value
+        return self._number("cuDeviceGetCount")
 
     def uuid(self, number: int) -> bytes:
         """Returns what identifies a GPU, or a part of one that MIG has cut, on whatever machine."""
@@ -52,9 +49,7 @@ class Driver:
 
     def reaches(self, number: int, other: int) -> bool:
         """Whether a GPU reads and writes the memory of another one itself."""
-        result = ctypes.c_int()
-        self._call("cuDeviceCanAccessPeer", ctypes.byref(result), self._device(number), self._device(other))
-        return bool(result.value)
+        return bool(self._number("cuDeviceCanAccessPeer", self._device(number), self._device(other)))
 
     def pin(self) -> None:
         """Pins as much memory of the host as a rank does by default, and frees it.
@@ -96,16 +91,20 @@ class Driver:
         self._call("cuIpcCloseMemHandle", data)
 
     def _device(self, number: int) -> ctypes.c_int:
-        device = ctypes.c_int()
         self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(device), number)
-        return device
+        return ctypes.c_int(self._number("cuDeviceGet", number))
 
     def _use(self) -> None:
         """Makes the first GPU that of the calls that follow."""
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(0))
         self._call("cuCtxSetCurrent", context)
+
+    def _number(self, name: str, *arguments: Any) -> int:
+        """Returns the number that a function writes where its first argument says."""
+        result = ctypes.c_int()
+        self._call(name, ctypes.byref(result), *arguments)
+        return result.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         if error := getattr(self._library, name)(*arguments):

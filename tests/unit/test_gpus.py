@@ -200,6 +200,24 @@ def test_without_gpu_kernels_a_machine_is_told_once(visible, local_rank, is_told
     assert ("since the driver is old. That takes longer; to change it, update it." in caplog.text) is is_told
 
 
+@pytest.mark.parametrize("versions, says", [
+    (None, "tf_poseidon was built without GPU kernels; build a wheel, or from source with TF_POSEIDON_CUDA=1, "),
+    ((12040, 13000), "the GPUs' driver supports CUDA 12.4, and tf_poseidon's GPU kernels were built by CUDA 13.0; "
+     "update the driver, or build from source with CUDA_HOME naming a toolkit of CUDA 12"),
+    ((13000, 13000), "")])
+def test_why_there_are_no_gpu_kernels(versions, says, monkeypatch):
+    functions = types.SimpleNamespace()
+    if versions is not None:
+        def is_too_old(driver, compiler):
+            driver._obj.value, compiler._obj.value = versions
+            return versions[0] < versions[1]
+
+        functions.poseidon_is_driver_too_old = is_too_old
+    monkeypatch.setattr(library, "load", lambda: (None, functions))
+    problem = library.gpu_problem()
+    assert problem.startswith(says) and bool(problem) == bool(says)
+
+
 LIMITED = types.SimpleNamespace(memory_limit=1024)
 
 
