@@ -56,6 +56,19 @@ def test_step_is_cut_into_segments():
         ("wait", "a", 10, 10.5), ("rebuild", "bias", 10.5, 12)]
 
 
+def test_copies_of_a_gpu_have_a_rate():
+    """Of the middle steps of four."""
+    copies = [Event(row, "a", begin + 7 + i, begin + 7.5 + i, int(1e9)) for begin in (0, 20, 40, 60)
+              for i, row in enumerate(("down", "down", "across"))]
+    events = sorted([*(event for begin in (0, 20, 40, 60) for event in two_layers(begin)), *copies],
+                    key=lambda event: event.begin)
+    found = table_lib.summary([Rank("host", 0.0, tuple(events))], 0)
+    assert found.copies == {"down": (1.0, 2e9), "across": (0.5, 1e9)}
+    lines = table_lib.table([Rank("host", 0.0, tuple(events))], 0).splitlines()
+    assert [line for line in lines if line.startswith("copies")] == [
+        "copies from its GPU: 1,000 ms of a step, 2.0 GB/s", "copies and sums between GPUs: 500 ms of a step, 2.0 GB/s"]
+
+
 def test_waiting_counts_for_what_comes_next():
     """Exchanges that wait together each count from the one before, so they add up."""
     assert segments(Event("ps", "b", 1, 8), Event("ps", "a", 2, 5)) == [
