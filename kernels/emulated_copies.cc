@@ -1,5 +1,5 @@
-// PoseidonSend and PoseidonRecv of a GPU without a GPU: chosen by the node attribute _kernel="emulated_gpu", they move
-// the tensors of CPUs as those of GPUs are moved, by threads in place of copy engines. For tests and rehearsals.
+// The exchange ops of a GPU without a GPU: chosen by the node attribute _kernel="emulated_gpu", they move the tensors of
+// CPUs as those of GPUs are moved, by threads in place of copy engines. For tests and rehearsals.
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_pipeline_fuzz.py.
 
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "device.h"
+#include "exchange_kernels.h"
 #include "gathered_rows.h"
 #include "send_recv_kernels.h"
 #include "staging.h"
@@ -200,15 +201,17 @@ class EmulatedGpu : public Device {
   std::map<void*, size_t> opened_;  // of other processes
 };
 
+std::shared_ptr<OnDevice> PlaceOnEmulatedGpu() {
+  EmulatedGpu& gpu = EmulatedGpu::Instance();
+  return std::make_shared<OnDevice>(&gpu, nullptr, gpu.Record(nullptr));
+}
+
 class EmulatedSendKernel : public SendKernel {
  public:
   using SendKernel::SendKernel;
 
  protected:
-  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override {
-    EmulatedGpu& gpu = EmulatedGpu::Instance();
-    return std::make_shared<OnDevice>(&gpu, nullptr, gpu.Record(nullptr));
-  }
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return PlaceOnEmulatedGpu(); }
 };
 
 class EmulatedRecvKernel : public RecvKernel {
@@ -225,9 +228,29 @@ class EmulatedRecvKernel : public RecvKernel {
   }
 };
 
+template <class Kernel>
+class OnEmulatedGpu : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return PlaceOnEmulatedGpu(); }
+
+  void Await(OpKernelContext*, const OnDevice& place, Work then) const override {
+    EmulatedGpu::WhenDone(place.complete, std::move(then));
+  }
+};
+
 constexpr char kLabel[] = "emulated_gpu";
 REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedSendKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedRecvKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU).Label(kLabel), OnEmulatedGpu<SyncKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<SumKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<BroadcastKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<GatherKernel>);
 
 }  // namespace
 }  // namespace poseidon

@@ -8,13 +8,10 @@
 #include <memory>
 #include <utility>
 
-#include "cuda/copies.h"
-#include "device.h"
 #include "gpu_registration.h"
+#include "on_gpu.h"
 #include "send_recv_kernels.h"
-#include "staging.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "xla/stream_executor/stream.h"
 
 namespace poseidon {
 namespace {
@@ -22,20 +19,12 @@ namespace {
 using tensorflow::OpKernelContext;
 using tensorflow::register_kernel::Name;
 
-Device::Stream StreamOf(OpKernelContext* context) {
-  return context->op_device_context()->stream()->platform_specific_handle().stream;
-}
-
 class GpuSendKernel : public SendKernel {
  public:
   using SendKernel::SendKernel;
 
  protected:
-  std::shared_ptr<OnDevice> Place(OpKernelContext* context) const override {
-    Device* const device = CudaDevice(context->device()->tensorflow_accelerator_device_info()->gpu_id);
-    const Device::Stream stream = StreamOf(context);
-    return std::make_shared<OnDevice>(device, stream, device->Record(stream));
-  }
+  std::shared_ptr<OnDevice> Place(OpKernelContext* context) const override { return PlaceOnGpu(context); }
 };
 
 class GpuRecvKernel : public RecvKernel {
@@ -44,8 +33,7 @@ class GpuRecvKernel : public RecvKernel {
 
  protected:
   void AwaitSum(OpKernelContext* context, const Ticket& ticket, std::function<void()> then) override {
-    const OnDevice& place = *ticket.on_device();
-    place.device->Wait(StreamOf(context), place.complete);
+    AwaitOnGpu(context, *ticket.on_device());
     then();
   }
 

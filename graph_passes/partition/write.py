@@ -34,6 +34,7 @@ from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.partition import frames as frames_lib
@@ -544,7 +545,7 @@ class GraphWriter:
             raise GraphError(f"The rows of '{name}' have a type that cannot be gathered, "
                              f"{types_pb2.DataType.Name(dtype)}; it must be computed from whole inputs.")
         exchange = self._exchange("rows", name, self._constant_shape(name), dtype, place.frame)
-        writer = self._writer(f"{prefix}/whole", _HOST, exchange)
+        writer = self._writer(f"{prefix}/whole", self._where_exchanged("PoseidonAllGather", value, dtype), exchange)
         dimension, shape = state.dimension, self._sizes.shape(name)
         if state.blocks > 1:  # in one exchange: blocks become a dimension behind that of the rows
             value = writer.add("beside", "Pack", self._split(writer, value, state, dtype), T=dtype, N=state.blocks,
@@ -585,7 +586,8 @@ class GraphWriter:
         shape = shape if is_given else self._constant_shape(name)
         is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
         exchange = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
-        writer = self._writer(f"{prefix}/whole", _HOST, exchange)
+        device = self._where_exchanged("PoseidonSync" if is_summed else "PoseidonAllGather", value, dtype)
+        writer = self._writer(f"{prefix}/whole", device, exchange)
         contributes = writer.constant("contributes", np.array(True), value) if is_held else self.part(place)[1]
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
             # The planner needs this shape, which TensorFlow cannot infer.
@@ -602,8 +604,8 @@ class GraphWriter:
     def taken_from_one(self, value: str, dtype: int, prefix: str, frame: frames_lib.Frame, name: str) -> str:
         """Gives every rank the value of rank 0."""
         exchange = self._exchange("value", name, self._constant_shape(name), dtype, frame)
-        return self._writer(prefix, _HOST, exchange).add("", "PoseidonBroadcast", [value], T=dtype, root=0,
-                                                         **exchange.attributes)
+        writer = self._writer(prefix, self._where_exchanged("PoseidonBroadcast", value, dtype), exchange)
+        return writer.add("", "PoseidonBroadcast", [value], T=dtype, root=0, **exchange.attributes)
 
     def _exchange(self, kind: str, name: str, shape: graph_lib.Shape | None, dtype: int, frame: frames_lib.Frame,
                   is_gathered: bool = True) -> _Written:
@@ -744,6 +746,11 @@ class GraphWriter:
     def _device_of(self, tensor: str) -> str:
         node = self._graph.nodes.get(graph_lib.node_of(tensor))
         return node.device if node is not None else ""
+
+    def _where_exchanged(self, op: str, tensor: str, dtype: int) -> str:
+        """Returns the device of a tensor if an op can exchange it there, else the host."""
+        device = self._device_of(tensor)
+        return device if devices.has_kernel(op, device, T=dtype) else _HOST
 
     def _writer(self, prefix: str, device: str, exchange: _Written | None = None) -> graph_lib.Writer:
         """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes serve."""

@@ -27,28 +27,34 @@ def ranks():
         rank.leave()
 
 
-def exchange(kernels, tensors, dtype, contributes, steps=2, **attributes):
-    """Returns what each rank receives in the last step; `kernels` and `contributes` are by rank."""
-    def of_rank(rank):
+def run(kernels, of_rank, steps):
+    """Returns what each rank computes in the last step; `of_rank` builds its outputs, with `kernels` by rank."""
+    def run_rank(rank):
         with tf.Graph().as_default() as graph, tf.device("CPU:0"):
-            poseidon, _ = library.load()
-            given = [tf.constant(tensor, dtype) for tensor in tensors[rank]]
-            ticket = poseidon.poseidon_send(tensors=given, contributes=contributes[rank], site="x", name="send",
-                                            **attributes)
-            types = [tf.float32 if attributes.get("float_sum") else dtype] * len(given)
-            received, _ = poseidon.poseidon_recv(ticket=ticket, T=types, name="recv")
-        for name in ("send", "recv"):
-            node = graph.get_operation_by_name(name)
-            node._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
-            if kernels[rank]:
-                node._set_attr("_kernel", attr_value_pb2.AttrValue(s=kernels[rank].encode()))
+            outputs = of_rank(library.load()[0], rank)
+        for node in graph.get_operations():
+            if node.type.startswith("Poseidon"):
+                node._set_attr("_poseidon_rank", attr_value_pb2.AttrValue(i=rank))
+                if kernels[rank]:
+                    node._set_attr("_kernel", attr_value_pb2.AttrValue(s=kernels[rank].encode()))
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.compat.v1.Session(graph=graph, config=config) as session:
-            return [session.run(received) for _ in range(steps)][-1]
+            return [session.run(outputs) for _ in range(steps)][-1]
 
     with futures.ThreadPoolExecutor(len(kernels)) as pool:
-        return list(pool.map(of_rank, range(len(kernels))))
+        return list(pool.map(run_rank, range(len(kernels))))
+
+
+def exchange(kernels, tensors, dtype, contributes, steps=2, **attributes):
+    """Returns what each rank receives in the last step; `kernels` and `contributes` are by rank."""
+    def of_rank(poseidon, rank):
+        given = [tf.constant(tensor, dtype) for tensor in tensors[rank]]
+        ticket = poseidon.poseidon_send(tensors=given, contributes=contributes[rank], site="x", **attributes)
+        types = [tf.float32 if attributes.get("float_sum") else dtype] * len(given)
+        return poseidon.poseidon_recv(ticket=ticket, T=types)[0]
+
+    return run(kernels, of_rank, steps)
 
 
 KERNELS = [(GPU, GPU, GPU), ("", GPU, ""), (GPU, "", GPU)]
@@ -70,6 +76,41 @@ def test_sums(ranks, dtype, options, count, kernels):
             assert copied["pinned_bytes"] <= 2 * (KV_PAIR * 3 // 2 + 256) + 4 * total.itemsize * count + 2 * KV_PAIR
         else:
             assert copied == dict.fromkeys(communicator.STAGING_COUNTERS, 0)
+
+
+def gathered(parts):
+    return np.concatenate(parts[:2])  # what rank 2 has is left out
+
+
+# Per row: how an op is built of this rank's tensor, what it gives, and bytes of an element on its way.
+WITHOUT_A_PLAN = {
+    "sum": (lambda poseidon, x, contributes: poseidon.poseidon_all_reduce(value=x, contributes=contributes, site="x"),
+            lambda parts: parts[0] + parts[1], 4),
+    "gradient": (lambda poseidon, x, contributes: poseidon.poseidon_sync(gradient=x, contributes=contributes, site="x"),
+                 lambda parts: parts[0] + parts[1], 4),
+    "narrow gradient": (lambda poseidon, x, contributes: poseidon.poseidon_sync(
+        gradient=x, contributes=contributes, site="x", wire_dtype="bfloat16"), lambda parts: parts[0] + parts[1], 2),
+    "broadcast": (lambda poseidon, x, contributes: poseidon.poseidon_broadcast(value=x, site="x", root=1),
+                  lambda parts: parts[1], 4),
+    "gathering": (lambda poseidon, x, contributes: poseidon.poseidon_all_gather(
+        value=x, contributes=contributes, site="x"), gathered, 4),
+}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("rows", [0, 5, 20001])
+@pytest.mark.parametrize("op", WITHOUT_A_PLAN)
+def test_exchanges_without_a_plan(ranks, op, rows, kernels):
+    build, expected, element_bytes = WITHOUT_A_PLAN[op]
+    tensors = [np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) % 11 + rank for rank in range(RANKS)]
+    found = run(kernels, lambda poseidon, rank: build(poseidon, tf.constant(tensors[rank]), rank != 2), steps=2)
+    for rank, value in enumerate(found):
+        np.testing.assert_array_equal(value, expected(tensors), str(rank))
+        copied, size = ranks[rank].statistics()["staging"], 2 * element_bytes * tensors[rank].size
+        gives = rank == 1 if op == "broadcast" else rank != 2
+        assert copied["down_bytes"] == (size if kernels[rank] and gives else 0)
+        if op != "gathering":  # whose rows TensorFlow's stream copies up
+            assert copied["up_bytes"] == (size if kernels[rank] else 0)
 
 
 def test_copies_are_rows_of_a_timeline(ranks):
