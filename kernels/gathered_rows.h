@@ -4,8 +4,11 @@
 #define POSEIDON_GATHERED_ROWS_H_
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "device.h"
 #include "factors.h"
 
 namespace poseidon {
@@ -26,6 +29,25 @@ inline void CopyRows(const GatheredPart& part, void* out) {
     rows.CopyTo(to);
     to += rows.bytes;
   }
+}
+
+// The same to a GPU's memory, in its `stream`; `owner` holds the rows until that has copied them.
+inline void CopyRowsToGpu(const GatheredPart& part, Device* device, Device::Stream stream, std::shared_ptr<void> owner,
+                          void* out) {
+  char* to = static_cast<char*>(out);
+  for (const GatheredFactors::Rows& rows : part) {
+    if (rows.bytes == 0) continue;
+    if (rows.element_bytes > 0) {  // of a rank that has left out its zeros
+      std::shared_ptr<char[]> whole(new char[rows.bytes]);
+      rows.CopyTo(whole.get());
+      device->Copy(stream, to, whole.get(), rows.bytes);
+      device->KeepUntilDone(stream, std::move(whole));
+    } else {
+      device->Copy(stream, to, rows.data, rows.bytes);
+    }
+    to += rows.bytes;
+  }
+  device->KeepUntilDone(stream, std::move(owner));
 }
 
 }  // namespace poseidon

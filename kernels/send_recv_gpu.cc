@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "gathered_rows.h"
 #include "gpu_registration.h"
 #include "on_gpu.h"
 #include "send_recv_kernels.h"
@@ -39,23 +40,7 @@ class GpuRecvKernel : public RecvKernel {
 
   void CopyFactor(OpKernelContext* context, const std::shared_ptr<Ticket>& ticket, size_t factor,
                   char* output) override {
-    Device* const device = ticket->on_device()->device;
-    const Device::Stream stream = StreamOf(context);
-    for (const GatheredFactors::Rows& rows : ticket->gathered().parts[factor]) {
-      if (rows.bytes == 0) continue;
-      if (rows.is_own) {
-        device->Copy(stream, output, ticket->inputs()[factor].data(), rows.bytes);
-      } else if (rows.element_bytes > 0) {  // of a rank that has left out its zeros
-        std::shared_ptr<char[]> whole(new char[rows.bytes]);
-        rows.CopyTo(whole.get());
-        device->Copy(stream, output, whole.get(), rows.bytes);
-        device->KeepUntilDone(stream, std::move(whole));
-      } else {
-        device->Copy(stream, output, rows.data, rows.bytes);
-      }
-      output += rows.bytes;
-    }
-    device->KeepUntilDone(stream, ticket);  // which holds the memory that is copied from
+    CopyRowsToGpu(ticket->gathered().parts[factor], ticket->on_device()->device, StreamOf(context), ticket, output);
   }
 };
 

@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_memory.h"
 #include "exchange.h"
 #include "routes.h"
 #include "sender.h"
@@ -44,9 +45,11 @@ struct FactorPart {
   size_t row_bytes;  // the same on all ranks
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
-  std::shared_ptr<const char[]> owner = {};  // of `data`; null: the caller
+  PinnedPiece fetched = {};  // `data` in the host's memory, if that is on a GPU
 
-  const void* sent_data() const { return without_zeros ? without_zeros.data.get() : data; }
+  const void* sent_data() const {
+    return without_zeros ? without_zeros.data.get() : fetched ? fetched.get() : static_cast<const char*>(data);
+  }
   size_t sent_bytes() const { return without_zeros ? without_zeros.bytes : bytes; }
 };
 
@@ -69,7 +72,7 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;          // of the rows
     size_t element_bytes = 0;  // if `data` has no zeros
-    bool is_own = false;       // this rank's
+    bool is_on_gpu = false;
 
     void CopyTo(char* to) const;
   };

@@ -128,8 +128,7 @@ void Protocol::FetchFactors(Factors factors, FactorsDone done, Clock::time_point
                   "': train with smaller batches, or with policy='ps'."));
       return landed(false);
     }
-    part.data = piece.get();
-    part.owner = piece;
+    part.fetched = piece;
     for (size_t begin = 0; begin < part.bytes; begin += PieceBytes(options_)) {
       ++fetching->pending;
       staging_->FetchInto(piece,

@@ -188,9 +188,10 @@ class GpuRank {
     for (int rank = 0; rank < size_; ++rank) {
       const GatheredFactors::Rows& rows = gathered.parts[0][rank];
       EXPECT_EQ(rows.bytes, sizeof(float) * kColumns * FactorRows(which, rank), "the factors of a rank");
+      const char* const data = rows.is_on_gpu ? device.Inside(rows.data) : rows.data;
       for (size_t i = 0; i < rows.bytes / sizeof(float); ++i) {
         float found;
-        std::memcpy(&found, rows.data + 4 * i, 4);
+        std::memcpy(&found, data + 4 * i, 4);
         EXPECT_EQ(found, Value(rank, i + which, step), Text("factors of rank ", rank, " at ", i));
       }
     }
