@@ -1,6 +1,7 @@
-// GPU kernels of PoseidonSync, PoseidonAllReduce and PoseidonBroadcast: tensors stay in the GPU's memory, from and to
-// which the communicator copies them in pieces. Compiled only where there is CUDA to compile it with. Integers are
-// exchanged on the host, where TensorFlow has them. The tests run the same with an emulated GPU.
+// GPU kernels of PoseidonSync, PoseidonAllReduce, PoseidonBroadcast and PoseidonAllGather: tensors stay in the GPU's
+// memory, from and to which the communicator copies them in pieces; other ranks' rows come up in TensorFlow's stream.
+// Compiled only where there is CUDA to compile it with. Integers are exchanged on the host, where TensorFlow has them.
+// The tests run the same with an emulated GPU.
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_placement.py.
 
@@ -11,6 +12,7 @@
 #include "cuda/outer_product.h"
 #include "dtypes.h"
 #include "exchange_kernels.h"
+#include "gathered_rows.h"
 #include "gpu_registration.h"
 #include "on_gpu.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -50,12 +52,24 @@ class GpuSyncKernel : public OnGpu<SyncKernel> {
   }
 };
 
+class GpuGatherKernel : public OnGpu<GatherKernel> {
+ public:
+  using OnGpu<GatherKernel>::OnGpu;
+
+ protected:
+  void Concatenate(OpKernelContext* context, const std::shared_ptr<Given>& given, char* output) const override {
+    CopyRowsToGpu(given->part, given->place->device, StreamOf(context), given, output);
+  }
+};
+
 template <class T>
 bool Register() {
   return RegisterOnGpu<GpuSyncKernel>(Name("PoseidonSync").HostMemory("contributes").TypeConstraint<T>("T"),
                                       "GpuSyncKernel") &&
          RegisterOnGpu<OnGpu<SumKernel>>(Name("PoseidonAllReduce").HostMemory("contributes").TypeConstraint<T>("T"),
                                          "GpuSumKernel") &&
+         RegisterOnGpu<GpuGatherKernel>(Name("PoseidonAllGather").HostMemory("contributes").TypeConstraint<T>("T"),
+                                        "GpuGatherKernel") &&
          RegisterOnGpu<OnGpu<BroadcastKernel>>(Name("PoseidonBroadcast").TypeConstraint<T>("T"), "GpuBroadcastKernel");
 }
 
