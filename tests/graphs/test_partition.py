@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.graph_passes.graph import devices
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import rules
@@ -190,6 +191,21 @@ def _seconds_of_processor(layers):
         partition_lib.partition(graph_def, fetches, grappler.add_shapes)
         times.append(time.process_time() - started)
     return min(times)
+
+
+@pytest.mark.parametrize("dtype, device", [(tf.float32, "/device:GPU:0"), (tf.int64, "/device:CPU:0")])
+def test_tensors_are_exchanged_where_they_are(dtype, device, monkeypatch):
+    """If there is a kernel, which the table of types on GPUs stands for here."""
+    monkeypatch.setattr(devices, "has_kernel", lambda op, device, T: (
+        "CPU" in device or T == tf.float32.as_datatype_enum))
+    with tf.Graph().as_default() as graph:
+        x, = partitioning.rows(tf.compat.v1.placeholder(dtype, [None, 4]))
+        with tf.device("/device:GPU:0"):
+            x = tf.abs(x)
+            fetches = [tf.reduce_sum(x, 0).name, tf.reduce_max(x, 0).name]
+    nodes = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes).graph_def.node
+    exchanges = {node.op: node.device for node in nodes if node.op in ("PoseidonAllGather", "PoseidonSync")}
+    assert exchanges == {"PoseidonAllGather": device, "PoseidonSync": device}
 
 
 def test_twice_the_nodes_take_twice_the_time():
