@@ -81,7 +81,8 @@ def explain(given: argparse.Namespace) -> Status:
             model, given.batch_size, given.workers, given.bandwidth_gbps, policy=given.policy,
             servers=given.servers, latency_us=given.latency_us, gflops=given.gflops, accelerators=given.accelerators,
             ranks_per_node=given.ranks_per_node, pins=dict(given.pin), wire_dtype=given.wire_dtype, merge=given.merge,
-            steps_per_execution=given.steps_per_execution)
+            steps_per_execution=given.steps_per_execution, gpus_per_node=given.gpus_per_node,
+            gpu_link_gbps=given.gpu_link_gbps)
     if unmatched := planning.unmatched_pins(given.pin, plan):
         raise ConfigurationError(unmatched)
     with _printing(plan):
@@ -116,7 +117,8 @@ def rewrite(given: argparse.Namespace) -> Status:
             gflops=given.gflops, accelerators=given.accelerators, servers=given.servers,
             ranks_per_node=given.ranks_per_node, policy=given.policy, pins=dict(given.pin), merge=given.merge,
             plan=plan, inputs=dict(mark for marks in given.inputs for mark in marks),
-            wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show)
+            wire_dtype=given.wire_dtype, engine=given.engine or engines.DEFAULT, progress=show,
+            gpus_per_node=given.gpus_per_node, gpu_link_gbps=given.gpu_link_gbps)
     plans = {name: step.plan for name, step in report.steps.items()}
     predictions = {name: plan.predictions() for name, plan in plans.items()}
     with _printing(report):
@@ -257,7 +259,8 @@ def _cannot_write(option: str, path: str, error: Exception) -> ConfigurationErro
 def _cluster(given: argparse.Namespace) -> planning.Cluster:
     """Returns the cluster that options describe; raises PoseidonError if there is none."""
     return planning.Cluster(given.workers, given.servers, given.bandwidth_gbps, given.latency_us, given.gflops,
-                            given.accelerators, given.ranks_per_node)
+                            given.accelerators, given.ranks_per_node, gpus_per_node=given.gpus_per_node,
+                            gpu_link_gbps=given.gpu_link_gbps)
 
 
 @contextlib.contextmanager
@@ -427,6 +430,10 @@ def _add_planning(command: argparse.ArgumentParser) -> None:
                          help="whether ranks compute on accelerators, which exchanges do not slow down")
     cluster.add_argument("--ranks_per_node", type=_at_least(1), default=1,
                          help="how many ranks share a node and its link (%(default)s)")
+    cluster.add_argument("--gpus_per_node", type=_at_least(1), default=1, help="how many ranks of a node have linked "
+                         "GPUs: all that combine, or 1 for none (%(default)s)")
+    cluster.add_argument("--gpu_link_gbps", type=float, default=0.0, help="rate at which a GPU gives to the others of "
+                         "its node, and takes from them at the same time, in Gbit/s; 0 through the host (%(default)s)")
 
 
 def _at_least(smallest: int) -> Callable[[str], int]:

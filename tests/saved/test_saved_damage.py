@@ -226,6 +226,8 @@ _OPTIONS = [  # (name of a graph, options, the message)
         ({"servers": 3}, r"servers=3 with workers=2"),
         ({"bandwidth_gbps": -1}, r"bandwidth_gbps=-1, expected a positive number"),
         ({"latency_us": "a"}, r"latency_us='a', expected 0 or more"),
+        ({"gpus_per_node": 3}, r"gpus_per_node=3 with workers=2 and ranks_per_node=1, expected 1 or 2"),
+        ({"gpu_link_gbps": 5}, r"gpu_link_gbps=5 with gpus_per_node=1, expected 0"),
         ({"gflops": None}, r"gflops=None, expected a positive number"),
         ({"policy": "fast"}, r"policy='fast'"),
         ({"policy": ["auto"]}, r"policy=\['auto'\]"),

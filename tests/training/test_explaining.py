@@ -215,16 +215,18 @@ def test_command(tmp_path):
     model.save(tmp_path / "model.keras")
     outcome = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4,
                       "--bandwidth_gbps", 1, "--pin", "narrow/*=ps", "--json", tmp_path / "json",
-                      "--plan", tmp_path / "plan", "--html", tmp_path / "html", "--steps_per_execution", 4)
+                      "--plan", tmp_path / "plan", "--html", tmp_path / "html", "--steps_per_execution", 4,
+                      "--gpus_per_node", 4, "--gpu_link_gbps", 2)
     assert outcome.returncode == 0, outcome.stderr
     plan = poseidon.Plan.load(tmp_path / "plan")
     assert outcome.stdout == f"{plan}\nSteps overlap.\n" and plan.steps == 4
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"})) == ""
+    assert plan.diff(poseidon.explain(loaded, 8, 4, 1.0, pins={"narrow/*": "ps"}, gpus_per_node=4,
+                                      gpu_link_gbps=2.0)) == ""
     assert "pinned to 'ps'" in outcome.stdout and "wide/kernel" in outcome.stdout
     plan.save_html(tmp_path / "again")  # a plan's file does not tell how steps overlap
     assert (tmp_path / "html").read_text() == (tmp_path / "again").read_text().replace(
-        f"for {plan.cluster}.<", f"for {plan.cluster}. Steps overlap.<")
+        f"{plan.cluster.routes}<", f"{plan.cluster.routes} Steps overlap.<")
     mistaken = command("explain", tmp_path / "model.keras", "--batch_size", 8, "--workers", 4, "--pin", "narow/*=ps")
     assert mistaken.returncode == 3
     assert "The pin of 'narow/*' matches no variable of this step; the nearest is 'narrow/" in mistaken.stderr

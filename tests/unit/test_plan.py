@@ -39,6 +39,17 @@ def test_plans_are_saved_and_loaded(policy, exchanges, tmp_path):
     assert sum("512" in line for line in lines) == 2  # one site per line
 
 
+def test_links_between_gpus_are_saved_where_there_are_any():
+    """They change no result, so that any job of the same ranks can follow the plan."""
+    plan = plan_for(SITES, "ps", 4)
+    assert "gpu" not in plan.to_text()
+    linked = dataclasses.replace(plan, cluster=planning.Cluster(4, gpus_per_node=4, gpu_link_gbps=2400.0))
+    loaded = planning.Plan.from_text(linked.to_text())
+    assert loaded == linked and loaded.digest == plan.digest
+    assert planning.Planner(plan.cluster, given=loaded).plan(SITES).agreement_text() == plan.agreement_text()
+    assert plan.diff(linked).endswith("1000 GFLOP/s, 4 GPUs to a node linked at 2400 Gbit/s")
+
+
 def test_digests_say_what_a_plan_does():
     plan = plan_for(SITES, "auto", 4)
     same = [planning.make_plan(SITES, "auto", planning.Cluster(4, 4, 11)),
@@ -141,6 +152,7 @@ def without_digest(text):
     (lambda text: text.replace('"workers": 4', f'"workers": {1 << 40}'), r"expected at most 2147483647"),
     (lambda text: text.replace('"gflops": 1000.0', f'"gflops": {"9" * 400}'), r"gflops=9+\.\.\., expected a positive"),
     (lambda text: text.replace('"gflops": 1000.0', '"gflops": NaN'), r"gflops=nan, expected a positive number"),
+    (lambda text: text.replace('"gflops"', '"gpus_per_node": 3, "gflops"'), r"gpus_per_node=3 with workers=4"),
     (lambda text: text.replace('"num_bytes": 0', '"num_bytes": NaN'), r"is damaged .*its 'num_bytes' is nan"),
     (lambda text: text.replace('"num_bytes": 0', '"num_bytes": -Infinity'), r"its 'num_bytes' is -inf"),
     (lambda text: text.replace('"num_bytes": 0', '"num_bytes": [0]'), r"its 'num_bytes' is \[0\]"),

@@ -39,7 +39,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             data: Any | None = None, servers: int = 0, latency_us: float = 50.0, gflops: float = 1000.0,
             accelerators: bool = False, ranks_per_node: int = 1, pins: Mapping[str, str] | None = None,
             wire_dtype: str | None = None, merge: bool = False, global_batch_norm: bool = False,
-            steps_per_execution: int = 1) -> planning.Plan:
+            steps_per_execution: int = 1, gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> planning.Plan:
     """Returns the plan that training a model would follow, and why.
 
     Traces the training step of `model.fit`, and runs the passes on it that `fit` runs. Nothing is
@@ -72,6 +72,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
             processors, 10,000 and more on a GPU. `poseidon.calibrate()` measures this machine.
         steps_per_execution: Same as in `compile`, whatever the model was compiled with: the steps of an execution
             overlap, and the plan says how far.
+        gpus_per_node: How many ranks of a node have linked GPUs, same as in `Cluster`.
+        gpu_link_gbps: The rate of these links in 10^9 bits per second, same as in `Cluster`.
 
     Returns:
         A `Plan`. Its `total_bytes` are those that a node, worker and server, sends plus receives in a
@@ -90,8 +92,8 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     if wire_dtype not in options_lib.WIRE_DTYPES:
         raise ConfigurationError(f"wire_dtype={wire_dtype!r}, expected 'bfloat16' or None.")
     _check_can_be_planned(model)
-    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
-                               ranks_per_node)
+    cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node,
+                               gpus_per_node=gpus_per_node, gpu_link_gbps=gpu_link_gbps)
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # A single worker would synchronise nothing, so its step is partitioned for two.

@@ -11,6 +11,7 @@ from tf_poseidon.planning.cost import BROADCAST
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.cost import dense_bytes
 from tf_poseidon.planning.cost import GATHER
+from tf_poseidon.planning.cost import linked_dense_bytes
 from tf_poseidon.planning.cost import SUM
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.exchange import Exchange
@@ -32,4 +33,4 @@ from tf_poseidon.planning.whole_op import WholeOp
 
 __all__ = ["BROADCAST", "Cluster", "Cost", "Decision", "Exchange", "Factors", "GATHER", "POLICIES", "PS", "Plan",
            "Planner", "SCHEMES", "SFB", "SPARSE", "SUM", "Site", "Slices", "WholeOp", "dense_bytes", "describe",
-           "html_report", "least_saving", "make_plan", "unmatched_pins"]
+           "html_report", "least_saving", "linked_dense_bytes", "make_plan", "unmatched_pins"]

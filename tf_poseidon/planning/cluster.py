@@ -6,6 +6,7 @@ Tests: tests/unit/test_planning.py.
 import dataclasses
 import math
 import numbers
+from typing import Any
 from typing import TypeGuard
 
 from tf_poseidon.errors import ConfigurationError
@@ -16,6 +17,9 @@ Shape = tuple[int, int, int]
 
 # Ranks are numbers of 32 bits on the wire.
 _MOST_RANKS = (1 << 31) - 1
+
+# Files of plans have these only where GPUs are linked: so earlier versions read the others.
+_OF_LINKS = ("gpus_per_node", "gpu_link_gbps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +39,14 @@ class Cluster:
             exchange; then the part of an exchange that backpropagation hides costs nothing.
         ranks_per_node: How many ranks share a node and its link; the last node may have fewer. They combine
             their contributions before these leave the node: they sum dense gradients, and concatenate
-            factors. Exchanges inside the node cost nothing.
+            factors. Exchanges inside the node cost nothing, unless its GPUs are linked at a known rate.
         uncertainty: By which share the ratio of these speeds may be wrong, 0 if they are exact. `calibrate` takes it
             from how much its measurements differ.
+        gpus_per_node: How many ranks of a node have GPUs that reach each other's memory, so that sums and factors take
+            the links between them; 1 for none. All ranks that combine do, or none: that is `ranks_per_node` or, on
+            one machine, `workers`.
+        gpu_link_gbps: Rate at which a GPU gives to the others of its node, and takes from them at the same time, in
+            10^9 bits per second; 0 if what they exchange goes through the host.
 
     Raises:
         PoseidonError: If a value is out of range.
@@ -51,9 +60,11 @@ class Cluster:
     accelerators: bool = False
     ranks_per_node: int = 1
     uncertainty: float = 0.0
+    gpus_per_node: int = 1
+    gpu_link_gbps: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1)):
+        for name, least in (("workers", 1), ("servers", 0), ("ranks_per_node", 1), ("gpus_per_node", 1)):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"{name}={shown(value)}, expected a whole number, at least {least}.")
@@ -71,9 +82,18 @@ class Cluster:
                 raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected a positive number.")
         if not isinstance(self.accelerators, bool):
             raise ConfigurationError(f"accelerators={shown(self.accelerators)}, expected True or False.")
-        for name in ("latency_us", "uncertainty"):
+        for name in ("latency_us", "uncertainty", "gpu_link_gbps"):
             if not (_is_number(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ConfigurationError(f"{name}={shown(getattr(self, name))}, expected 0 or more.")
+        possible = sorted({1, self.workers if self.shape[2] == 1 else self.ranks_per_node})
+        if self.gpus_per_node not in possible:
+            raise ConfigurationError(
+                f"gpus_per_node={self.gpus_per_node} with workers={self.workers} and ranks_per_node="
+                f"{self.ranks_per_node}, expected {' or '.join(map(str, possible))}: the GPUs of all ranks of a node "
+                "that combine are linked, or none.")
+        if self.gpu_link_gbps and self.gpus_per_node == 1:
+            raise ConfigurationError(f"gpu_link_gbps={self.gpu_link_gbps:g} with gpus_per_node=1, expected 0 where no "
+                                     "GPUs are linked; omit it, or give gpus_per_node too.")
 
     @property
     def nodes(self) -> int:
@@ -85,6 +105,16 @@ class Cluster:
         return min(self.servers, self.nodes)
 
     @property
+    def are_all_linked(self) -> bool:
+        """Whether links join the GPUs of all workers: those of one machine."""
+        return self.gpu_link_gbps > 0 and self.gpus_per_node == self.workers
+
+    @property
+    def linked_servers(self) -> int:
+        """Number of servers among the linked GPUs of a node, if servers are spread evenly."""
+        return math.ceil(self.servers * self.gpus_per_node / self.workers)
+
+    @property
     def shape(self) -> Shape:
         """The values on which the cutting and routing of tensors depend: (workers, servers, ranks that combine)."""
         return self.workers, self.servers, self.ranks_per_node if self.nodes > 1 else 1
@@ -92,6 +122,10 @@ class Cluster:
     def send_seconds(self, num_bytes: float) -> float:
         """Returns how long a node takes to send `num_bytes` while it receives as many."""
         return num_bytes * 8 / (self.bandwidth_gbps * 1e9)
+
+    def gpu_link_seconds(self, num_bytes: float) -> float:
+        """Returns how long a GPU takes to give `num_bytes` to others of its node while it takes as many; 0 unlinked."""
+        return num_bytes * 8 / (self.gpu_link_gbps * 1e9) if self.gpu_link_gbps else 0.0
 
     def compute_seconds(self, operations: float) -> float:
         """Returns how long a rank takes for a number of additions and multiplications."""
@@ -101,9 +135,26 @@ class Cluster:
     def latency_seconds(self) -> float:
         return self.latency_us / 1e6
 
+    @property
+    def routes(self) -> str:
+        """What takes the links between GPUs, and what does not, as sentences; "" if no GPUs are linked."""
+        if not self.gpu_link_gbps:
+            return ""
+        if self.are_all_linked:
+            return "Sums and factors take the links between the GPUs; what else is exchanged goes through the host."
+        return (f"Inside a node, sums and factors take the links between its {self.gpus_per_node} GPUs. The network "
+                "carries one sum of each node, the factors of all its ranks, and what else is exchanged.")
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the attributes by name, those of links between GPUs where they are not the defaults."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in values.items() if name not in _OF_LINKS or value != default}
+
     def __str__(self) -> str:
         return (f"{describe(self.shape)}, {self.bandwidth_gbps:g} Gbit/s, {self.latency_us:g} µs, "
                 f"{self.gflops:g} GFLOP/s" + (" on accelerators" if self.accelerators else "")
+                + (f", {self.gpus_per_node} GPUs to a node linked at {self.gpu_link_gbps:g} Gbit/s"
+                   if self.gpu_link_gbps else "")
                 + (f", \N{PLUS-MINUS SIGN}{100 * self.uncertainty:.2g} %" if self.uncertainty else ""))
 
 

@@ -6,6 +6,10 @@ number of servers. All bytes are what one node, both worker and server, sends pl
 of one node combine their contributions before these leave the node: then P1 and P2 count nodes, and K is a
 node's rows.
 
+Where the GPUs of a node are linked, its ranks combine over these links: a sum is added up by the node's ranks, each as
+the server of a part of it. With several nodes, links are a resource beside the network, and KV pairs pass through both
+one after the other, so the slower of the two determines the time. On one machine there are the links alone.
+
 Seconds cover what the paper leaves out: latency, and the arithmetic by which every rank rebuilds the other ranks'
 gradients. They are those of one gradient alone; how much backpropagation hides depends on all gradients of a step
 (step_time.py).
@@ -54,6 +58,7 @@ class Traffic:
             add up leaves it as `num_bytes`.
         operations: Additions and multiplications by which a rank processes the contribution of each other rank.
         can_wait: Whether the message can wait for others, to travel as one with them.
+        takes_links: Whether it travels between the GPUs of a node where these are linked, and not through the host.
     """
 
     kind: str
@@ -61,6 +66,7 @@ class Traffic:
     operations: float = 0.0
     can_wait: bool = True
     sent_bytes: float | None = None
+    takes_links: bool = False
 
     @property
     def both_ways(self) -> tuple[float, float]:
@@ -76,10 +82,16 @@ class Traffic:
         if self.kind == SUM:  # to the server and back: two messages
             up, down = self.both_ways if cluster.ranks_per_node == 1 else (self.num_bytes, self.num_bytes)
             num_bytes, seconds = dense_bytes((up + down) / 2, cluster), 2 * seconds
+            between_gpus = linked_dense_bytes(sum(self.both_ways) / 2, cluster)
         else:
             num_bytes = gathered_bytes(self.num_bytes, cluster)
+            between_gpus = factor_broadcasting(self.num_bytes, cluster.gpus_per_node)
         # Half of the bytes in each direction.
-        return Cost(num_bytes, latency=seconds, transfer=cluster.send_seconds(num_bytes / 2),
+        transfer = cluster.send_seconds(num_bytes / 2)
+        if self.takes_links:
+            linked = cluster.gpu_link_seconds(between_gpus / 2)
+            transfer = linked if cluster.are_all_linked else max(transfer, linked)
+        return Cost(num_bytes, latency=seconds, transfer=transfer,
                     rebuild=cluster.compute_seconds(self.operations * (cluster.workers - 1)))
 
 
@@ -100,6 +112,11 @@ def factor_broadcasting(num_bytes: float, p1: int) -> float:
 def dense_bytes(num_bytes: float, cluster: Cluster) -> float:
     """Returns the bytes that a node sends plus receives for a tensor of `num_bytes` that servers sum."""
     return parameter_server(num_bytes, cluster.nodes, cluster.server_nodes)
+
+
+def linked_dense_bytes(num_bytes: float, cluster: Cluster) -> float:
+    """Returns the bytes that a GPU gives plus takes for a tensor of `num_bytes` that linked GPUs of a node add up."""
+    return parameter_server(num_bytes, cluster.gpus_per_node, cluster.linked_servers)
 
 
 def gathered_bytes(num_bytes: float, cluster: Cluster) -> float:

@@ -229,7 +229,7 @@ class Plan:
 
         step, compute = self._times() or (None, None)
         return {
-            "policy": self.policy, "cluster": dataclasses.asdict(self.cluster), "digest": self.digest,
+            "policy": self.policy, "cluster": self.cluster.fields(), "digest": self.digest,
             "total_bytes": self.total_bytes, "steps": self.steps, "step_seconds": step, "compute_seconds": compute,
             "least_seconds": self.least_seconds,
             "is_slower_than_one_process": self.is_slower_than_one_process,
@@ -290,7 +290,7 @@ class Plan:
 
     def to_text(self) -> str:
         """Returns the plan as text."""
-        head = {"digest": self.digest, "policy": self.policy, "cluster": dataclasses.asdict(self.cluster),
+        head = {"digest": self.digest, "policy": self.policy, "cluster": self.cluster.fields(),
                 "operations": self.operations, **({"steps": self.steps} if self.steps > 1 else {})}
         return plan_file.to_text(head, self.sites, self.decisions, self.exchanges, self.whole)
 
@@ -371,7 +371,7 @@ class Plan:
                      "in a step, half of it in each direction"))
         return "\n".join([f"plan by policy '{self.policy}' for {self.cluster}",
                           *tables.aligned(rows, left=(0, 1, 2, 5, 6)), *self._whole_ops(), *self._expectation(),
-                          *([self.overlap] if self.overlap else [])])
+                          *filter(None, (self.cluster.routes, self.overlap))])
 
     def _whole_ops(self) -> list[str]:
         """Returns the ops that every rank computes for the rows of all ranks, as lines of text."""

@@ -71,7 +71,7 @@ def _verdict(plan: "Plan", predictions: Mapping[str, typing.Any]) -> list[str | 
         values = [(ms(step), "expected for a step"), (f"{ratio} \N{MULTIPLICATION SIGN}", "the speed of one process"),
                   (ms(alone), "without other ranks"),
                   (ms(least), f"at least, by any schemes; the plan takes {times(step / least)} times as long"), *values]
-    note = f"Policy '{plan.policy}' for {plan.cluster}. {plan.overlap}".strip()
+    note = " ".join(filter(None, (f"Policy '{plan.policy}' for {plan.cluster}.", plan.cluster.routes, plan.overlap)))
     return [*found, page.element("p", note, "note"), page.tiles(values)]
 
 

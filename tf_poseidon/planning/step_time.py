@@ -88,6 +88,9 @@ _Note = Callable[[str, str, float, float], None] | None
 # kernels/communicator/mpi_transport.cc.
 _PIECE_BYTES = 256 << 10
 
+# And between linked GPUs: kMostUnderWay copies of a KV pair, see kernels/communicator/gpu_links.h.
+_LINKED_PIECE_BYTES = 8 << 20
+
 
 def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: Iterable[Exchange],
              cluster: Cluster) -> list[Message]:
@@ -99,7 +102,8 @@ def messages(decisions: Sequence[Decision], sites: Sequence[Site], exchanges: It
         exchanges: Other `Exchange`s.
         cluster: The `Cluster`.
     """
-    piece = cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1)) or math.inf
+    piece = (cluster.gpu_link_seconds(_LINKED_PIECE_BYTES) if cluster.are_all_linked else
+             cluster.send_seconds(_PIECE_BYTES * (cluster.nodes - 1))) or math.inf
     found = [Message(decision.cost, site.operations, site.needed, site.depth, site.is_waited_for, site.is_waited_for,
                      piece, 2 if decision.scheme == PS else 1, site.name)
              for decision, site in zip(decisions, sites, strict=True)

@@ -69,8 +69,8 @@ def rewrite_saved_model(source: str | os.PathLike[str], target: str | os.PathLik
               default those whose first dimension is unknown; if there are none, all that have a
               dimension, if their first ones are the same.
             * `batch_size`: Rows of a full batch on each worker, K; factors are exchanged only if it is known.
-            * `bandwidth_gbps`, `latency_us`, `gflops`, `accelerators`, `servers`, `ranks_per_node`: Same as in
-              `poseidon.explain`.
+            * `bandwidth_gbps`, `latency_us`, `gflops`, `accelerators`, `servers`, `ranks_per_node`, `gpus_per_node`,
+              `gpu_link_gbps`: Same as in `poseidon.explain`.
             * `policy`, `pins`, `merge`, `wire_dtype`, `strict`: Same as in `PoseidonStrategy`.
             * `engine`: "mpi", the default, or "horovod": the result contains that engine's ops, and runs after
               `poseidon.load_ops(engine=...)` for it.
@@ -170,7 +170,8 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
              servers: int = 0, ranks_per_node: int = 1, policy: str = "auto", pins: Mapping[str, str] | None = None,
              merge: bool = False, plan: planning.Plan | str | os.PathLike[str] | None = None,
              inputs: Mapping[str, str | int] | None = None, wire_dtype: str | None = None, strict: bool = False,
-             engine: str = engines.DEFAULT, progress: Callable[[str], object] = lambda what: None) -> Report:
+             engine: str = engines.DEFAULT, progress: Callable[[str], object] = lambda what: None,
+             gpus_per_node: int = 1, gpu_link_gbps: float = 0.0) -> Report:
     train_op = (train_op,) if isinstance(train_op, str) else train_op or ()
     if not isinstance(train_op, (list, tuple)) or not all(isinstance(name, str) for name in train_op):
         raise ConfigurationError(f"train_op={train_op!r}, expected names of ops.")
@@ -180,7 +181,8 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
         raise ConfigurationError(f"engine={engine!r}, expected one of {', '.join(engines.names())}.")
     engine = engines.load(engine)
     engine.register_ops()
-    for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1)):
+    for name, value, default in (("wire_dtype", wire_dtype, None), ("ranks_per_node", ranks_per_node, 1),
+                                 ("gpus_per_node", gpus_per_node, 1)):
         if value != default and engine.writer.has_to_agree:
             raise ConfigurationError(f"{name}={value!r} is for the engine 'mpi' only; omit it.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)
@@ -194,8 +196,8 @@ def _rewrite(graph: formats.Saved, target: str | os.PathLike[str], signature: st
     elif workers is None:
         raise ConfigurationError("Neither a number of workers nor a plan is given; give one of the two.")
     else:
-        cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators,
-                                   ranks_per_node)
+        cluster = planning.Cluster(workers, servers, bandwidth_gbps, latency_us, gflops, accelerators, ranks_per_node,
+                                   gpus_per_node=gpus_per_node, gpu_link_gbps=gpu_link_gbps)
         planner = planning.Planner(cluster, policy, tuple((pins or {}).items()), merge)
         planner.plan(())  # checks policy and pins before anything takes long
     if not isinstance(inputs or {}, dict):

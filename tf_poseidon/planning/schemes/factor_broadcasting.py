@@ -28,9 +28,10 @@ _BYTES_PER_SECOND = 4e9
 def least_saving(cluster: Cluster) -> float:
     """Returns the share of a factor's bytes that must be zeros for it to travel without them; 1 if it never pays.
 
-    From there on, sending them takes longer than leaving them out and putting back those of all other ranks.
+    From there on, sending them takes longer than leaving them out and putting back those of all other ranks. Between
+    linked GPUs, zeros travel.
     """
-    sending = cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
+    sending = 0.0 if cluster.are_all_linked else cluster.send_seconds(cluster.ranks_per_node * (cluster.nodes - 1))
     return min(1.0, cluster.workers / _BYTES_PER_SECOND / sending) if sending else 1.0
 
 
@@ -72,7 +73,7 @@ class FactorBroadcasting(Scheme):
         # The matrix product of this rank's own rows is part of training.
         parts = site.factors
         assert parts is not None  # else it is refused
-        return Traffic(GATHER, parts.num_bytes, operations=2 * parts.rows * parts.m * parts.n)
+        return Traffic(GATHER, parts.num_bytes, operations=2 * parts.rows * parts.m * parts.n, takes_links=True)
 
     def note(self, site: Site) -> str:
         factors = site.factors

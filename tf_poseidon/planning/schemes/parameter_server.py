@@ -21,7 +21,7 @@ class ParameterServer(Scheme):
     def traffic(self, site: Site) -> Traffic | None:
         if site.num_bytes is None or site.sent_bytes is None:
             return None
-        return Traffic(SUM, site.num_bytes, sent_bytes=site.sent_bytes)
+        return Traffic(SUM, site.num_bytes, sent_bytes=site.sent_bytes, takes_links=True)
 
     def note(self, site: Site) -> str:
         return f"sent in {site.cast_from}, from which it is cast" if site.cast_from else ""
