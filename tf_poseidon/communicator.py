@@ -3,6 +3,7 @@
 Tests: tests/communicator/test_communicator.py, tests/communicator/test_factors.py.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -128,6 +129,11 @@ class Communicator:
         self.nodes = tuple(nodes)
         hosts = (ctypes.c_int32 * self.size)()
         self.hosts = tuple(hosts) if self._lib.poseidon_hosts(handle, hosts) else None
+
+    @property
+    def most_on_a_node(self) -> int:
+        """The largest number of ranks that share a node."""
+        return max(collections.Counter(self.nodes).values())
 
     def submit(self, site: str, value: npt.ArrayLike, contributes: bool = True, root: int | None = None,
                is_gradient: bool = False, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:

@@ -81,9 +81,10 @@ def enable(policy: str = "auto", cluster: planning.Cluster | None = None, pins: 
                                  "tf.disable_v2_behavior() and tf.Graph().as_default() make it; it exchanges what it "
                                  "measures eagerly. Call it outside of the graph, and train in a tf.function.")
     pins, job = tuple((pins or {}).items()), options.JobOptions(timeout_s=timeout_s)
-    if cluster is not None and cluster.ranks_per_node > 1:
-        raise ConfigurationError(f"The cluster has {cluster.ranks_per_node} ranks per node, but only sums of "
-                                 "PoseidonStrategy combine the ranks of a node; give it ranks_per_node=1.")
+    for name in ("ranks_per_node", "gpus_per_node"):
+        if cluster is not None and getattr(cluster, name) > 1:
+            raise ConfigurationError(f"The cluster has {name}={getattr(cluster, name)}, but only sums of "
+                                     f"PoseidonStrategy combine the ranks of a node; give it {name}=1.")
     planning.make_plan((), policy, planning.Cluster(max(size, 1)), pins)  # checks them
     library.load()
     if size == 1:

@@ -125,8 +125,9 @@ class TrainingOptions:
         """Returns by what gradients are planned, in a few words; `cluster` is the one that they are planned for."""
         if self.plan is not None:
             return f"follows a plan by policy '{self.plan.policy}'"
-        speeds = (f" for {cluster.bandwidth_gbps:g} Gbit/s, {cluster.latency_us:g} µs and {cluster.gflops:g} GFLOP/s"
-                  if self.policy == "auto" or self.cluster else "")
+        linked = f" ({cluster.gpu_link_gbps:g} between GPUs)" if cluster.gpu_link_gbps else ""
+        speeds = (f" for {cluster.bandwidth_gbps:g} Gbit/s{linked}, {cluster.latency_us:g} µs and {cluster.gflops:g} "
+                  "GFLOP/s" if self.policy == "auto" or self.cluster else "")
         return f"plans by policy '{self.policy}'{speeds}"
 
     def check(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
@@ -146,8 +147,23 @@ class TrainingOptions:
             raise ConfigurationError(
                 f"The cluster has {cluster.workers} workers and {cluster.servers} servers, but this job "
                 f"has {size} and {num_servers}; give it those.")
+        if has_own_ops and cluster is not None and cluster.gpus_per_node > 1:
+            raise _not_with_own_ops("gpus_per_node", cluster.gpus_per_node, job.engine, " of the cluster")
         if has_own_ops and self.wire_dtype is not None:
             raise _not_with_own_ops("wire_dtype", self.wire_dtype, job.engine)
+
+    def check_links(self, ranks: int) -> None:
+        """Refuses a cluster that links other GPUs than those of ranks that combine.
+
+        Args:
+            ranks: How many ranks of a node combine in the job; all, if it has one node.
+
+        Raises:
+            ConfigurationError: If they are not as many.
+        """
+        if self.cluster is not None and self.cluster.gpus_per_node not in (1, ranks):
+            raise ConfigurationError(f"The cluster has gpus_per_node={self.cluster.gpus_per_node}, but {ranks} ranks "
+                                     f"of a node combine in this job; give it gpus_per_node={ranks}.")
 
     def _check_ranks_per_node(self, job: JobOptions, size: int, has_own_ops: bool) -> None:
         requested = {"ranks_per_node": job.ranks_per_node,

@@ -10,7 +10,6 @@ Tests: tests/unit/test_ending.py, tests/faults/test_failures.py, tests/unit/test
 """
 
 import atexit
-import collections
 from collections.abc import Callable
 import contextlib
 import dataclasses
@@ -65,8 +64,7 @@ def servers() -> tuple[int, ...]:
 
 def ranks_that_combine() -> int:
     """Returns how many ranks of a node combine their contributions, 1 if they do not."""
-    ranks = collections.Counter(_communicator.nodes if _communicator else (0,))
-    return max(ranks.values()) if len(ranks) > 1 else 1
+    return _communicator.most_on_a_node if _communicator and len(set(_communicator.nodes)) > 1 else 1
 
 
 def described() -> str:

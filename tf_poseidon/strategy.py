@@ -152,6 +152,7 @@ class PoseidonStrategy(tf.distribute.Strategy):
         agreement.agree_on_options(communicator, **{
             field.name: getattr(training, field.name) for field in dataclasses.fields(training)
         } | {"plan": training.plan and training.plan.digest, "cluster": repr(training.cluster)})
+        training.check_links(communicator.most_on_a_node)
         cluster = training.cluster
         if cluster is None:
             is_measured = training.policy == "auto" and training.plan is None

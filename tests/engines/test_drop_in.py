@@ -122,6 +122,13 @@ def test_place_in_tf_config(monkeypatch, task, expected):
             drop_in._place_in_tf_config()
 
 
+@pytest.mark.parametrize("name", ["ranks_per_node", "gpus_per_node"])
+def test_ranks_of_a_node_do_not_combine_for_other_libraries(monkeypatch, name):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}')
+    with pytest.raises(poseidon.PoseidonError, match=f"The cluster has {name}=2, .*; give it {name}=1"):
+        drop_in.enable(cluster=planning.Cluster(2, **{name: 2}))
+
+
 def test_rank_that_cannot_follow_the_others_fails():
     """After ranks may have agreed, the function fails with any error, and runs nothing."""
     library.load()

@@ -71,6 +71,17 @@ def test_horovod_has_its_own_way_with_nodes():
         options.TrainingOptions(plan=plan).check(options.JobOptions(engine="horovod"), 4, has_own_ops=True)
 
 
+def test_links_between_gpus_are_those_of_our_own_sums():
+    training = options.TrainingOptions(cluster=planning.Cluster(4, gpus_per_node=4, gpu_link_gbps=2400))
+    assert training.described(training.cluster).endswith("for 10 Gbit/s (2400 between GPUs), 50 µs and 1000 GFLOP/s")
+    training.check(options.JobOptions(engine="mpi"), 4, has_own_ops=False)
+    training.check_links(4)
+    with pytest.raises(poseidon.PoseidonError, match="has gpus_per_node=4, but 1 ranks of a node combine in this job"):
+        training.check_links(1)
+    with pytest.raises(poseidon.PoseidonError, match="gpus_per_node=4 of the cluster is not possible with engine='h"):
+        training.check(options.JobOptions(engine="horovod"), 4, has_own_ops=True)
+
+
 def test_notebooks_run_in_one_process(monkeypatch, caplog):
     kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=None))
     for name, value in (("_options", None), ("_launch", None)):
