@@ -34,13 +34,17 @@ _FIRST_BYTES, _LAST_BYTES = 1 << 20, 64 << 20
 _K, _SIZE, _SIZE_ON_GPU = 128, 1024, 4096
 _AT_A_TIME_ON_GPU = 20
 _COMPUTE_S = 0.1
+# Bytes for each server of a tensor that is summed between GPUs: so many take the links, and not a message.
+_LEAST_LINKED_BYTES = 64 << 10
+_EVENTS = 1 << 14  # far more than a sum has
 # Sums during which products are timed, and what these may take at most, if sums do not disturb them.
 _SUMS_AT_ONCE = 10
 _UNDISTURBED = 1.1
 
 # The exchanges of the measurement, which are not part of training.
-SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/is_gpu",
-                   "calibration/sum"})
+_ACROSS = "calibration/across"
+SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/is_gpu", "calibration/sum",
+                   "calibration/gpus", "calibration/open", "calibration/warm", _ACROSS, "calibration/end"})
 
 _measured = None
 
@@ -59,7 +63,7 @@ def calibrate(**options: Any) -> planning.Cluster:
     Returns:
         A `Cluster`. Its bandwidth is that of sums over the parameter server: it includes the time for the
         additions. Its uncertainty is how much repeated measurements differed. Where rank 0 computes on a GPU, it has
-        accelerators if sums do not slow that down.
+        accelerators if sums do not slow that down, and links between the GPUs of a node if sums take them.
 
     Raises:
         PoseidonError: If the job cannot be joined, or ends.
@@ -69,15 +73,18 @@ def calibrate(**options: Any) -> planning.Cluster:
         communicator = None if options else runtime.communicator()
         if communicator is None:
             communicator = runtime.start(options_lib.JobOptions(**options))
-        _measured = (planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
-                     if communicator is None else
-                     measure(communicator, runtime.engine().sum_in_place, len(runtime.servers()),
-                             runtime.ranks_that_combine()))
+        if communicator is None:
+            _measured = planning.Cluster(workers=1, gflops=_rounded(measure_gflops()))
+        else:
+            engine = runtime.engine()
+            _measured = measure(communicator, engine.sum_in_place, len(runtime.servers()),
+                                runtime.ranks_that_combine(), None if engine.writer.has_to_agree else seconds_across)
     return _measured
 
 
 def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, str, np.ndarray], None],
-            num_servers: int = 0, ranks_per_node: int = 1) -> planning.Cluster:
+            num_servers: int = 0, ranks_per_node: int = 1,
+            time_across: Callable[[Communicator, int], float] | None = None) -> planning.Cluster:
     """Returns the measured `Cluster` of a job.
 
     Args:
@@ -85,6 +92,7 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
         sum_in_place: Same as in `engines.Engine`.
         num_servers: How many ranks are servers, 0 for all.
         ranks_per_node: How many ranks of a node combine their contributions.
+        time_across: `seconds_across`, where gradients are summed by our own ops, else None.
     """
     begin = time.perf_counter()
     cluster = planning.Cluster(communicator.size, num_servers, ranks_per_node=ranks_per_node)
@@ -94,10 +102,12 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
     communicator.sum("calibration/begin", np.zeros(1, np.float32))  # all ranks compute together
     time_product = _product_timer()
     times = _product_times(time_product)
-    is_gpu = np.array([ops.multiplying_device().device_type == "GPU"])
     # All ranks exchange, or none.
-    accelerators = communicator.broadcast("calibration/is_gpu", is_gpu)[0] and is_undisturbed(
+    is_gpu, = communicator.broadcast("calibration/is_gpu", np.array([ops.multiplying_device().device_type == "GPU"]))
+    accelerators = is_gpu and is_undisturbed(
         times, functools.partial(time_sums, bandwidth.num_bytes, _SUMS_AT_ONCE), time_product)
+    if is_gpu and time_across is not None:
+        cluster = with_links(cluster, communicator, bandwidth.num_bytes, time_across)
     mine = np.array([latency * 1e6, bandwidth.bits_per_second / 1e9, _gflops(times),
                      math.hypot(bandwidth.spread, _spread(times)), accelerators])
     latency_us, bandwidth_gbps, gflops, uncertainty, accelerators = communicator.broadcast("calibration", mine)
@@ -112,6 +122,49 @@ def measure(communicator: Communicator, sum_in_place: Callable[[Communicator, st
 def measure_gflops() -> float:
     """Returns how fast this process multiplies factors, in 10^9 operations per second."""
     return _gflops(_product_times(_product_timer()))
+
+
+def with_links(cluster: planning.Cluster, communicator: Communicator, num_bytes: int,
+               time_across: Callable[[Communicator, int], float]) -> planning.Cluster:
+    """Returns a cluster with the links between GPUs that rank 0 finds; all ranks of the job must call it.
+
+    Args:
+        cluster: The cluster without them.
+        communicator: This rank's communicator.
+        num_bytes: Size of a tensor to sum; more where that is too little for the number of servers.
+        time_across: Same as `seconds_across`.
+    """
+    if communicator.most_on_a_node == 1:
+        return cluster
+    num_bytes = max(num_bytes, cluster.servers * _LEAST_LINKED_BYTES)
+    seconds, = communicator.broadcast("calibration/gpus", np.array([time_across(communicator, num_bytes)]))
+    if not seconds:
+        return cluster
+    linked = dataclasses.replace(cluster, gpus_per_node=communicator.most_on_a_node, gpu_link_gbps=1.0)
+    at_one_gbps = linked.gpu_link_seconds(planning.linked_dense_bytes(num_bytes, linked) / 2)
+    return dataclasses.replace(linked, gpu_link_gbps=_rounded(at_one_gbps / seconds))
+
+
+def seconds_across(communicator: Communicator, num_bytes: int) -> float:
+    """Returns how long a sum keeps this rank busy with copies and additions between GPUs, in seconds; 0 if with none.
+
+    All ranks must call it.
+
+    Args:
+        communicator: This rank's communicator, over which the ops exchange.
+        num_bytes: Size of the tensor in the memory of the device that multiplies.
+    """
+    with tf.device(f"{ops.multiplying_device().device_type}:0"):
+        whole = tf.zeros(num_bytes // 4)
+
+    def exchange(site: str, value: tf.Tensor) -> None:
+        ops.all_reduce(value, site)[:1].numpy()  # waits for a GPU, but copies a single number
+        communicator.sum("calibration/end", np.zeros(1, np.float32))  # others have what they take from here
+
+    exchange("calibration/open", whole[:1])  # ranks open each other's memory
+    exchange("calibration/warm", whole)
+    events = communicator.events_of(_ACROSS, functools.partial(exchange, _ACROSS, whole), _EVENTS)
+    return 1e-9 * sum(end - begin for row, _, begin, end, *_ in events if row == "across")
 
 
 def is_undisturbed(alone: Sequence[float], exchange: Callable[[], object],

@@ -122,6 +122,7 @@ class Communicator:
         self._lib = _functions()
         self._handle = handle
         self._in_flight = {}  # arrays of each exchange that has not succeeded
+        self._is_recording = False
         self.rank = self._lib.poseidon_rank(handle)
         self.size = self._lib.poseidon_size(handle)
         nodes = (ctypes.c_int32 * self.size)()
@@ -307,6 +308,7 @@ class Communicator:
     def record_events(self, capacity: int) -> None:
         """Discards recorded events, and records at most `capacity` new ones; 0 stops recording and keeps the events."""
         self._lib.poseidon_record_events(self._handle, capacity)
+        self._is_recording = capacity > 0
 
     def events(self) -> dict[str, Any]:
         """Returns what was recorded.
@@ -316,13 +318,31 @@ class Communicator:
             "events": [[row, site, begin, end, bytes of this rank's tensor or factors, whether the step
             did nothing else meanwhile, number of the step in an unrolled graph], …]}, with times in
             nanoseconds of this host's monotonic clock.
-            Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others, and
-            "rebuild" for rebuilding a gradient from the factors of other ranks.
+            Rows are "ps", "sfb" and "sparse" for exchanges of gradients, "calls" for others,
+            "rebuild" for rebuilding a gradient from the factors of other ranks, and of a GPU "down", "up" and "across"
+            for copies to the host, from it, and what happens between GPUs.
         """
         recorded = self._json(self._lib.poseidon_events)
         names = steps.in_any({site for _, site, *_ in recorded["events"]})
         return {**recorded, "events": [[row, name, *rest, step] for row, site, *rest in recorded["events"]
                                        for name, step in [names[site]]]}
+
+    def events_of(self, site: str, exchange: Callable[[], object], capacity: int) -> list[list[Any]]:
+        """Returns the events of a site that are recorded while something is exchanged, as in `events`.
+
+        Args:
+            site: Name of the site, which has no other events.
+            exchange: Exchanges it.
+            capacity: How many events of all sites are recorded at most; a recording that is under way keeps its own
+                capacity, and has these events too.
+        """
+        is_recording = self._is_recording
+        if not is_recording:
+            self.record_events(capacity)
+        exchange()
+        if not is_recording:
+            self.record_events(0)
+        return [event for event in self.events()["events"] if event[1] == site]
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:
         size = 0

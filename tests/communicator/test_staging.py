@@ -148,9 +148,12 @@ def test_ranks_of_a_node_add_on_their_gpus():
 
         everything = [GPU] * len(NODES), tensors, tf.float32, [True] * len(NODES)
         exchange(*everything, scheme="ps")  # opens the windows
-        before = total_bytes()
-        for total, in exchange(*everything, steps=3, scheme="ps"):
+        before, found = total_bytes(), []
+        events = joined[0].events_of("x", lambda: found.extend(exchange(*everything, steps=3, scheme="ps")), 1000)
+        for total, in found:
             np.testing.assert_array_equal(total, len(NODES) * (np.arange(count) % 11) + 28)
+        across = [event for event in events if event[0] == "across"]  # one after the other, so times add up
+        assert across and all(one[3] <= other[2] for one, other in zip(across, across[1:]))
         after = total_bytes()
         crossed = {key: [now - then for now, then in zip(after[key], before[key])] for key in after}
         size = 3 * 4 * count

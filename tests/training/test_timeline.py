@@ -296,6 +296,21 @@ def test_events_are_kept_while_recording_as_long_as_there_is_room(alone):
     assert alone.events()["events"] == [] and alone.events()["dropped"] == 0
 
 
+def test_events_of_a_site_leave_a_recording_as_it_is(alone):
+    def exchange(site="x"):
+        alone.sum(site, np.ones(3))
+
+    for is_recording in (False, True):
+        if is_recording:
+            alone.record_events(4)
+            exchange("before")
+        (row, site, *_), = alone.events_of("x", lambda: [exchange("y"), exchange()], 2)
+        assert (row, site) == ("calls", "x")
+        exchange("after")
+        assert [event[1] for event in alone.events()["events"]] == (
+            ["before", "y", "x", "after"] if is_recording else ["y", "x"])
+
+
 def test_all_ranks_get_the_recordings_of_all(tmp_path):
     ranks, timelines = join_loopback(3), {}
 

@@ -132,12 +132,11 @@ def record(communicator: Communicator, path: str | os.PathLike[str],
 
 def _try_clocks(communicator: Communicator) -> list[tuple[float, float]]:
     """Returns (begin, end) of several all-to-all exchanges, in seconds of this rank's clock."""
-    communicator.record_events(_TRIES)
-    for _ in range(_TRIES):
-        communicator.submit_factors(_CLOCKS, [np.zeros((1, 1), np.uint8)])()
-    communicator.record_events(0)
-    return [(1e-9 * begin, 1e-9 * end) for _, site, begin, end, *_ in communicator.events()["events"]
-            if site == _CLOCKS]
+    def exchange() -> None:
+        for _ in range(_TRIES):
+            communicator.submit_factors(_CLOCKS, [np.zeros((1, 1), np.uint8)])()
+
+    return [(1e-9 * begin, 1e-9 * end) for _, _, begin, end, *_ in communicator.events_of(_CLOCKS, exchange, _TRIES)]
 
 
 def _gather(communicator: Communicator, value: Any) -> list[Any]:
