@@ -43,6 +43,22 @@ def test_contributes_is_a_scalar(op):
             op(tf.ones(3), "x", contributes=[True, False])
 
 
+@pytest.mark.parametrize("own, dtype, has_kernels, expected", [
+    ("", tf.float32, False, "/device:CPU:0"), ("/device:GPU:1", tf.float32, False, "/device:CPU:0"),
+    ("", tf.float32, True, ""), ("/device:GPU:1", tf.float32, True, "/device:GPU:1"),
+    ("/device:CPU:1", tf.float32, True, "/device:CPU:0"), ("/device:GPU:1", tf.int32, True, "/device:CPU:0")])
+def test_tensors_are_exchanged_where_they_are(own, dtype, has_kernels, expected, monkeypatch):
+    """Outside of the scope in which they are exchanged; only GPUs have kernels of their own, not for integers."""
+    monkeypatch.setattr(ops, "_has_gpu_kernel", lambda _, given: has_kernels and given.is_floating)
+    with tf.Graph().as_default() as graph:
+        with tf.device(own):
+            value = tf.ones(3, dtype)
+        with tf.device("CPU:0"):
+            for op in (ops.sync, ops.all_reduce, ops.all_gather, ops.broadcast):
+                op(value, op.__name__)
+    assert {op.device for op in graph.get_operations() if op.type.startswith("Poseidon")} == {expected}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_slices_of_one_index_are_added_in_their_order(dtype):
     """Of more rows than are sorted by insertion, which keeps their order."""

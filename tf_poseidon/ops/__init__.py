@@ -6,7 +6,9 @@ Tests: tests/communicator/test_ops.py, tests/graphs/test_partition_own.py.
 """
 
 from collections.abc import Iterable
+import contextlib
 import ctypes
+import functools
 from typing import Any
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ from tf_poseidon.ops import library
 
 T = TypeVar("T")
 
+_GPU = "/device:GPU:0"
 SUMMABLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
@@ -38,7 +41,7 @@ def sync(gradient: tf.Tensor, site: str, contributes: tf.Tensor | bool = True, s
     Returns:
         A tensor like `gradient`, with the same bits on all ranks.
     """
-    with tf.device("CPU:0"):
+    with _beside("PoseidonSync", gradient):
         return _unordered(library.load()[0].poseidon_sync(
             gradient=gradient, contributes=contributes, site=site,
             shape=tf.TensorShape(shape), wire_dtype=wire_dtype or "", eager=tf.executing_eagerly()))
@@ -98,7 +101,7 @@ def all_gather(value: tf.Tensor | tf.RaggedTensor, site: str,
             all_gather(value.row_lengths(), f"{site}/lengths", contributes))
     if value.dtype == tf.string:
         return _all_gather_texts(value, site, contributes)
-    with tf.device("CPU:0"):
+    with _beside("PoseidonAllGather", value):
         return library.load()[0].poseidon_all_gather(
             value=value, contributes=contributes, site=site)
 
@@ -134,7 +137,7 @@ def all_reduce(value: tf.Tensor, site: str, contributes: tf.Tensor | bool = True
         raise GraphError(
             f"'{site}' has dtype {value.dtype.name}, which cannot be summed over ranks; cast it to "
             f"one of {', '.join(dtype.name for dtype in SUMMABLE)}.")
-    with tf.device("CPU:0"):
+    with _beside("PoseidonAllReduce", value):
         total = library.load()[0].poseidon_all_reduce(
             value=value, contributes=contributes, site=site)
         return total if ordered else _unordered(total)
@@ -172,7 +175,8 @@ def join(value: tf.Tensor, by: str) -> tf.Tensor:
 
 def broadcast(value: tf.Tensor, site: str, root: int = 0) -> tf.Tensor:
     """Returns rank `root`'s `value`, a numeric or bool tensor of the same shape on all ranks."""
-    with tf.device("CPU:0"):
+    value = tf.convert_to_tensor(value)
+    with _beside("PoseidonBroadcast", value):
         return library.load()[0].poseidon_broadcast(value=value, site=site, root=root)
 
 
@@ -286,6 +290,19 @@ def rounding() -> str:
         with_tf32 = " with TF32" if tf.config.experimental.tensor_float_32_execution_enabled() else ""
         result += f"; on {details.get('device_name', 'a GPU')} {capability}{with_tf32}"
     return result
+
+
+def _beside(op: str, tensor: tf.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Returns a scope for an op that exchanges a tensor: on its GPU, if the op has a kernel there, else on the host."""
+    device = tensor.device  # empty in a graph if TensorFlow is to choose
+    may_be_gpu = tf.DeviceSpec.from_string(device).device_type in (None, "GPU")
+    return tf.device((device or None) if may_be_gpu and _has_gpu_kernel(op, tensor.dtype) else "CPU:0")
+
+
+@functools.cache
+def _has_gpu_kernel(op: str, dtype: tf.DType) -> bool:
+    library.load()
+    return devices.has_kernel(op, _GPU, T=dtype.as_datatype_enum)
 
 
 def _unordered(output: T) -> T:
