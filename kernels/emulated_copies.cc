@@ -1,5 +1,5 @@
-// The exchange ops of a GPU without a GPU: chosen by the node attribute _kernel="emulated_gpu", they move the tensors of
-// CPUs as those of GPUs are moved, by threads in place of copy engines. For tests and rehearsals.
+// The exchange ops of a GPU without a GPU: chosen by the node attribute _kernel="emulated_gpu", they move the tensors
+// of CPUs as those of GPUs are moved, by threads in place of copy engines. For tests and rehearsals.
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_pipeline_fuzz.py.
 
@@ -26,9 +26,11 @@
 #include "exchange_kernels.h"
 #include "gathered_rows.h"
 #include "send_recv_kernels.h"
+#include "slices_kernels.h"
 #include "staging.h"
 #include "sum.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/denormal.h"
 
 namespace poseidon {
 namespace {
@@ -81,26 +83,28 @@ class EmulatedGpu : public Device {
   Stream up() const override { return &up_; }
   Stream across() const override { return &across_; }
 
-  // The framework's stream is null: what has been put into it is done.
   Event Record(Stream stream) override {
     auto place = std::make_shared<Place>();
-    if (stream) {
-      static_cast<Queue*>(stream)->Put([place] { place->Pass(); });
-    } else {
-      place->Pass();
-    }
+    Put(stream, [place] { place->Pass(); });
     return place;
   }
   void Wait(Stream, const Event&) override {}  // see WhenDone
   bool IsDone(const Event& event) override { return static_cast<Place*>(event.get())->is_passed; }
   void Copy(Stream stream, void* to, const void* from, size_t bytes) override {
-    static_cast<Queue*>(stream)->Put([=] { std::memcpy(to, from, bytes); });
+    Put(stream, [=] { std::memcpy(to, from, bytes); });
   }
   void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) override {
-    static_cast<Queue*>(stream)->Put([=] { SumInOrder(dtype, inputs, bytes, output); });
+    Put(stream, [=] { SumInOrder(dtype, inputs, bytes, output); });
+  }
+  void SumRows(Stream stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+               void* output) override {
+    Put(stream, [=] {
+      const tensorflow::port::ScopedDontFlushDenormal as_on_gpus;
+      poseidon::SumRows(dtype, values, columns, lists, output);
+    });
   }
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
-    if (stream) static_cast<Queue*>(stream)->Put([owner = std::move(owner)] {});
+    Put(stream, [owner = std::move(owner)] {});
   }
   void Release() override {}
   void* AllocateHost(size_t bytes) override { return ::operator new(bytes, kLine, std::nothrow); }
@@ -190,6 +194,15 @@ class EmulatedGpu : public Device {
     void* data;  // in its process
   };
 
+  // The framework's stream is null: what is put into it is done at once.
+  static void Put(Stream stream, Work work) {
+    if (stream) {
+      static_cast<Queue*>(stream)->Put(std::move(work));
+    } else {
+      work();
+    }
+  }
+
   static void* Map(int file, size_t bytes) {
     void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return data == MAP_FAILED ? nullptr : data;
@@ -224,7 +237,7 @@ class EmulatedRecvKernel : public RecvKernel {
   }
 
   void CopyFactor(OpKernelContext*, const std::shared_ptr<Ticket>& ticket, size_t factor, char* output) override {
-    CopyRows(ticket->gathered().parts[factor], output);
+    CopyRowsToGpu(ticket->gathered().parts[factor], ticket->on_device()->device, nullptr, ticket, output);
   }
 };
 
@@ -241,6 +254,14 @@ class OnEmulatedGpu : public Kernel {
   }
 };
 
+class EmulatedDenseSlicesKernel : public DenseSlicesKernel {
+ public:
+  using DenseSlicesKernel::DenseSlicesKernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(OpKernelContext*) const override { return PlaceOnEmulatedGpu(); }
+};
+
 constexpr char kLabel[] = "emulated_gpu";
 REGISTER_KERNEL_BUILDER(Name("PoseidonSend").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedSendKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonRecv").Device(tensorflow::DEVICE_CPU).Label(kLabel), EmulatedRecvKernel);
@@ -251,6 +272,10 @@ REGISTER_KERNEL_BUILDER(Name("PoseidonBroadcast").Device(tensorflow::DEVICE_CPU)
                         OnEmulatedGpu<BroadcastKernel>);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllGather").Device(tensorflow::DEVICE_CPU).Label(kLabel),
                         OnEmulatedGpu<GatherKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        OnEmulatedGpu<SyncSlicesKernel>);
+REGISTER_KERNEL_BUILDER(Name("PoseidonDenseSlices").Device(tensorflow::DEVICE_CPU).Label(kLabel),
+                        EmulatedDenseSlicesKernel);
 
 }  // namespace
 }  // namespace poseidon

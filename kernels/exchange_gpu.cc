@@ -5,7 +5,6 @@
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_placement.py.
 
-#include <functional>
 #include <memory>
 
 #include "cuda/conversion.h"
@@ -23,20 +22,6 @@ namespace {
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::register_kernel::Name;
-
-template <class Kernel>
-class OnGpu : public Kernel {
- public:
-  using Kernel::Kernel;
-
- protected:
-  std::shared_ptr<OnDevice> Place(OpKernelContext* context) const override { return PlaceOnGpu(context); }
-
-  void Await(OpKernelContext* context, const OnDevice& place, std::function<void()> then) const override {
-    AwaitOnGpu(context, place);
-    then();
-  }
-};
 
 class GpuSyncKernel : public OnGpu<SyncKernel> {
  public:

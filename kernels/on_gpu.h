@@ -3,6 +3,7 @@
 #ifndef POSEIDON_ON_GPU_H_
 #define POSEIDON_ON_GPU_H_
 
+#include <functional>
 #include <memory>
 
 #include "cuda/copies.h"
@@ -28,6 +29,21 @@ inline std::shared_ptr<OnDevice> PlaceOnGpu(tensorflow::OpKernelContext* context
 inline void AwaitOnGpu(tensorflow::OpKernelContext* context, const OnDevice& place) {
   place.device->Wait(StreamOf(context), place.complete);
 }
+
+// A kernel of exchange_kernels.h, or one derived from it, on a GPU.
+template <class Kernel>
+class OnGpu : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+ protected:
+  std::shared_ptr<OnDevice> Place(tensorflow::OpKernelContext* context) const override { return PlaceOnGpu(context); }
+
+  void Await(tensorflow::OpKernelContext* context, const OnDevice& place, std::function<void()> then) const override {
+    AwaitOnGpu(context, place);
+    then();
+  }
+};
 
 }  // namespace poseidon
 

@@ -7,6 +7,7 @@
 #define POSEIDON_COMMUNICATOR_DEVICE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +28,7 @@ class Device {
   virtual Stream up() const = 0;
   virtual Stream across() const = 0;
 
-  // The place in a stream behind all that has been put into it. Any thread may call this, Wait and Copy.
+  // The place in a stream behind all that has been put into it. Any thread may call this, Wait, Copy and SumRows.
   virtual Event Record(Stream stream) = 0;
 
   // Lets what is put into `stream` from now on wait until `event` is done.
@@ -43,6 +44,10 @@ class Device {
   // SumInOrder of 1 to kMostSummands inputs in the GPU's memory.
   static constexpr size_t kMostSummands = 64;
   virtual void Sum(Stream stream, DataType dtype, const std::vector<Summand>& inputs, size_t bytes, void* output) = 0;
+
+  // SumRows of values by lists, both in the GPU's memory.
+  virtual void SumRows(Stream stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+                       void* output) = 0;
 
   // Keeps `owner` until what has been put into `stream` is done, and Release is called. Any thread may call these.
   virtual void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) = 0;

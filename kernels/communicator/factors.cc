@@ -230,7 +230,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
-        const bool is_on_gpu = own->factors.on_device != nullptr;
+        const bool is_on_gpu = own->factors.on_device && !mine.is_on_host;
         rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes, 0, is_on_gpu});
         own->statistics->short_factor_bytes += mine.sent_bytes();
       } else {

@@ -46,6 +46,7 @@ struct FactorPart {
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
   PinnedPiece fetched = {};  // `data` in the host's memory, if that is on a GPU
+  bool is_on_host = false;   // though other parts are on a GPU
 
   const void* sent_data() const {
     return without_zeros ? without_zeros.data.get() : fetched ? fetched.get() : static_cast<const char*>(data);

@@ -121,6 +121,7 @@ void Protocol::FetchFactors(Factors factors, FactorsDone done, Clock::time_point
     }
   };
   for (FactorPart& part : fetching->factors.parts) {
+    if (part.is_on_host) continue;
     const auto* from = static_cast<const char*>(part.data);
     PinnedPiece piece = staging_->TakeUnlimited(part.bytes);
     if (!piece) {

@@ -1,7 +1,7 @@
 // Sums tensors in rank order: one pass over memory, block by block, compiled for AVX2 as well
-// and chosen at run time.
+// and chosen at run time; and rows, list by list.
 //
-// Tests: tests/communicator/test_communicator.py.
+// Tests: tests/communicator/test_communicator.py, tests/communicator/test_ops.py.
 
 #include "sum.h"
 
@@ -71,16 +71,46 @@ POSEIDON_SUM(SumInt32, uint32_t)
 POSEIDON_SUM(SumInt64, uint64_t)
 #undef POSEIDON_SUM
 
+template <typename T>
+void SumRowsOf(const void* values, int64_t columns, const RowLists& lists, void* output) {
+  const T* const from = static_cast<const T*>(values);
+  T* out = static_cast<T*>(output);
+  std::vector<typename Arithmetic<T>::Accumulator> sum(columns);
+  for (int64_t i = 0; i < lists.count; ++i, out += columns) {
+    const int64_t begin = lists.begins[i], end = lists.begins[i + 1];
+    if (begin == end) {
+      std::memset(out, 0, columns * sizeof(T));
+      continue;
+    }
+    if (end - begin == 1) {
+      std::memcpy(out, from + lists.rows[begin] * columns, columns * sizeof(T));
+      continue;
+    }
+    std::fill(sum.begin(), sum.end(), 0);
+    for (int64_t k = begin; k < end; ++k) {
+      const T* const row = from + lists.rows[k] * columns;
+      for (int64_t j = 0; j < columns; ++j) sum[j] += Arithmetic<T>::Load(row[j]);
+    }
+    for (int64_t j = 0; j < columns; ++j) out[j] = Arithmetic<T>::Store(sum[j]);
+  }
+}
+
 struct TypeInfo {
   const char* name;
   size_t bytes;
   void (*sum)(const Summand*, size_t, size_t, void*);
+  void (*sum_rows)(const void*, int64_t, const RowLists&, void*);
 };
 
 const TypeInfo& Info(DataType dtype) {
   static constexpr TypeInfo kInfo[] = {
-      {"float32", 4, SumFloat32}, {"float64", 8, SumFloat64}, {"float16", 2, SumFloat16}, {"bfloat16", 2, SumBfloat16},
-      {"int32", 4, SumInt32},     {"int64", 8, SumInt64},     {"bytes", 1, nullptr},
+      {"float32", 4, SumFloat32, SumRowsOf<float>},
+      {"float64", 8, SumFloat64, SumRowsOf<double>},
+      {"float16", 2, SumFloat16, SumRowsOf<Float16>},
+      {"bfloat16", 2, SumBfloat16, SumRowsOf<Bfloat16>},
+      {"int32", 4, SumInt32, SumRowsOf<uint32_t>},
+      {"int64", 8, SumInt64, SumRowsOf<uint64_t>},
+      {"bytes", 1, nullptr, nullptr},
   };
   return kInfo[static_cast<int>(dtype)];
 }
@@ -118,6 +148,10 @@ void SumOfSums(DataType dtype, const std::vector<std::vector<Summand>>& groups, 
     }
   }
   SumInOrder(dtype, sums, bytes, output);
+}
+
+void SumRows(DataType dtype, const void* values, int64_t columns, const RowLists& lists, void* output) {
+  Info(dtype).sum_rows(values, columns, lists, output);
 }
 
 }  // namespace poseidon

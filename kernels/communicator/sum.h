@@ -1,4 +1,4 @@
-// Sums tensors in rank order, so that every rank and every run gets the same bits.
+// Sums tensors in rank order, and rows in that of a list, so that every rank and every run gets the same bits.
 
 #ifndef POSEIDON_COMMUNICATOR_SUM_H_
 #define POSEIDON_COMMUNICATOR_SUM_H_
@@ -42,6 +42,20 @@ void SumInOrder(DataType dtype, const std::vector<Summand>& inputs, size_t bytes
 // Writes the sum of the groups' sums, all in order; the sum of a group is rounded like any other. At most one group
 // may have several inputs: its sum is written to `output` on the way.
 void SumOfSums(DataType dtype, const std::vector<std::vector<Summand>>& groups, size_t bytes, void* output);
+
+// Which rows of a matrix are added up: for row i of the result rows[begins[i]] to rows[begins[i + 1] - 1], in this
+// order.
+struct RowLists {
+  const int64_t* rows;
+  const int64_t* begins;  // count + 1
+  int64_t count;          // rows of the result
+};
+
+// Writes the sums of rows of `values`, a matrix with `columns` columns, to `output`; half and bfloat16 are added in
+// float and rounded once. No rows give zeros, one row gives its own bits.
+//
+// Requires: all pointers are aligned to the element size; `dtype` is not DataType::kBytes.
+void SumRows(DataType dtype, const void* values, int64_t columns, const RowLists& lists, void* output);
 
 }  // namespace poseidon
 

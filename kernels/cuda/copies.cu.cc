@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../communicator/arithmetic.h"
+#include "row_sum.h"
 
 namespace poseidon {
 namespace {
@@ -152,6 +153,14 @@ class Gpu : public Device {
                                  StartSum<Bfloat16>, StartSum<uint32_t>, StartSum<uint64_t>};  // by DataType
     kStarts[static_cast<int>(dtype)](static_cast<cudaStream_t>(stream), summands, bytes, output);
     Check(cudaGetLastError(), "a sum");
+  }
+
+  void SumRows(Stream stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+               void* output) override {
+    const Current current(this);
+    Check(static_cast<cudaError_t>(
+              StartRowSums(static_cast<cudaStream_t>(stream), dtype, values, columns, lists, output)),
+          "a sum of rows");
   }
 
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {

@@ -1,5 +1,5 @@
-// One thread adds up a column: neighbours read neighbours, and the order is that of the CPU. On a GPU, the factors of
-// scripts/gpu_train.py run it.
+// One thread adds up a column, of all rows or of those in a list: neighbours read neighbours, and the order is that of
+// the CPU. On a GPU, the factors of scripts/gpu_train.py run the first.
 //
 // Tests: tests/graphs/test_placement.py.
 
@@ -24,13 +24,42 @@ __global__ void RowSumKernel(const T* v, int64_t k, int64_t n, Out* out) {
   }
 }
 
+template <typename T>
+__global__ void RowSumsKernel(const T* values, int64_t columns, RowLists lists, T* output) {
+  const int64_t count = lists.count * columns, stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    const int64_t list = i / columns, begin = lists.begins[list], end = lists.begins[list + 1];
+    const T* const column = values + i % columns;
+    if (end - begin == 1) {  // its own bits
+      output[i] = column[lists.rows[begin] * columns];
+      continue;
+    }
+    typename Arithmetic<T>::Accumulator sum = 0;
+    for (int64_t k = begin; k < end; ++k) sum += Arithmetic<T>::Load(column[lists.rows[k] * columns]);
+    output[i] = Arithmetic<T>::Store(sum);
+  }
+}
+
+constexpr int kThreads = 128;
+
+// The number of blocks for so many sums.
+unsigned Blocks(int64_t sums) {
+  constexpr int64_t kMostBlocks = 4096;
+  return static_cast<unsigned>(std::min((sums + kThreads - 1) / kThreads, kMostBlocks));
+}
+
 template <typename T, typename Out>
 cudaError_t Start(cudaStream_t stream, const void* v, int64_t k, int64_t n, void* out) {
-  constexpr int kThreads = 128;
-  constexpr int64_t kMostBlocks = 4096;
   if (n == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(std::min((n + kThreads - 1) / kThreads, kMostBlocks));
-  RowSumKernel<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(v), k, n, static_cast<Out*>(out));
+  RowSumKernel<<<Blocks(n), kThreads, 0, stream>>>(static_cast<const T*>(v), k, n, static_cast<Out*>(out));
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t StartLists(cudaStream_t stream, const void* values, int64_t columns, const RowLists& lists, void* output) {
+  if (lists.count * columns == 0) return cudaSuccess;
+  RowSumsKernel<<<Blocks(lists.count * columns), kThreads, 0, stream>>>(static_cast<const T*>(values), columns, lists,
+                                                                        static_cast<T*>(output));
   return cudaGetLastError();
 }
 
@@ -49,6 +78,14 @@ int StartRowSum(CUstream_st* stream, DataType dtype, DataType out_dtype, const v
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+int StartRowSums(CUstream_st* stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+                 void* output) {
+  using Starter = cudaError_t (*)(cudaStream_t, const void*, int64_t, const RowLists&, void*);
+  constexpr Starter kStarters[] = {StartLists<float>,    StartLists<double>,   StartLists<Float16>,
+                                   StartLists<Bfloat16>, StartLists<uint32_t>, StartLists<uint64_t>};  // by DataType
+  return kStarters[static_cast<int>(dtype)](stream, values, columns, lists, output);
 }
 
 }  // namespace poseidon

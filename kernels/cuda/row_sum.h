@@ -1,5 +1,5 @@
-// The sum of the rows of a matrix on NVIDIA GPUs: the gradient of a bias, from the factors of its layer. A C interface
-// like that of outer_product.h.
+// Sums of the rows of a matrix on NVIDIA GPUs: the gradient of a bias, from the factors of its layer, and slices.
+// A C interface like that of outer_product.h.
 
 #ifndef POSEIDON_CUDA_ROW_SUM_H_
 #define POSEIDON_CUDA_ROW_SUM_H_
@@ -16,6 +16,10 @@ namespace poseidon {
 // ../outer_product.h. Takes the types that GPUs multiply: no double. Returns a cudaError_t.
 int StartRowSum(CUstream_st* stream, DataType dtype, DataType out_dtype, const void* v, int64_t k, int64_t n,
                 void* out);
+
+// Starts SumRows of ../communicator/sum.h, on values and lists in the GPU's memory. Returns a cudaError_t.
+int StartRowSums(CUstream_st* stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+                 void* output);
 
 }  // namespace poseidon
 

@@ -1,4 +1,4 @@
-"""PoseidonSend and PoseidonRecv with tensors of an emulated GPU, which are copied in pieces; tests/native has more."""
+"""The exchange ops with tensors of an emulated GPU, which are copied in pieces; tests/native has more."""
 
 from concurrent import futures
 
@@ -28,7 +28,7 @@ def ranks():
 
 
 def run(kernels, of_rank, steps):
-    """Returns what each rank computes in the last step; `of_rank` builds its outputs, with `kernels` by rank."""
+    """Returns what each rank computes, by step; `of_rank` builds its outputs, with `kernels` by rank."""
     def run_rank(rank):
         with tf.Graph().as_default() as graph, tf.device("CPU:0"):
             outputs = of_rank(library.load()[0], rank)
@@ -40,7 +40,7 @@ def run(kernels, of_rank, steps):
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.compat.v1.Session(graph=graph, config=config) as session:
-            return [session.run(outputs) for _ in range(steps)][-1]
+            return [session.run(outputs) for _ in range(steps)]
 
     with futures.ThreadPoolExecutor(len(kernels)) as pool:
         return list(pool.map(run_rank, range(len(kernels))))
@@ -54,7 +54,7 @@ def exchange(kernels, tensors, dtype, contributes, steps=2, **attributes):
         types = [tf.float32 if attributes.get("float_sum") else dtype] * len(given)
         return poseidon.poseidon_recv(ticket=ticket, T=types)[0]
 
-    return run(kernels, of_rank, steps)
+    return [values[-1] for values in run(kernels, of_rank, steps)]
 
 
 KERNELS = [(GPU, GPU, GPU), ("", GPU, ""), (GPU, "", GPU)]
@@ -104,8 +104,8 @@ def test_exchanges_without_a_plan(ranks, op, rows, kernels):
     build, expected, element_bytes = WITHOUT_A_PLAN[op]
     tensors = [np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) % 11 + rank for rank in range(RANKS)]
     found = run(kernels, lambda poseidon, rank: build(poseidon, tf.constant(tensors[rank]), rank != 2), steps=2)
-    for rank, value in enumerate(found):
-        np.testing.assert_array_equal(value, expected(tensors), str(rank))
+    for rank, values in enumerate(found):
+        np.testing.assert_array_equal(values[-1], expected(tensors), str(rank))
         copied, size = ranks[rank].statistics()["staging"], 2 * element_bytes * tensors[rank].size
         gives = rank == 1 if op == "broadcast" else rank != 2
         assert copied["down_bytes"] == (size if kernels[rank] and gives else 0)
@@ -119,6 +119,7 @@ def test_copies_are_rows_of_a_timeline(ranks):
         rank.record_events(1000)
     exchange((GPU, GPU, ""), [[np.ones(count)]] * RANKS, tf.float32, [True] * RANKS, scheme="ps")
     for number, rank in enumerate(ranks):
+        rank.ping((number + 1) % RANKS)  # whose answer the progress thread gets after it has seen that copies are done
         events = rank.events()["events"]
         for row in ("down", "up"):
             copies = [event for event in events if event[0] == row]
@@ -177,3 +178,56 @@ def test_factors(ranks, kernels):
             np.testing.assert_array_equal(got, wanted)
         own = sum(part.size for part in tensors[rank])
         assert ranks[rank].statistics()["staging"]["down_bytes"] == (2 * 4 * own if kernels[rank] else 0)
+
+
+TABLE = (50, 3000)  # rows of some KV pairs together
+
+
+def slices_of(rank, dtype):
+    """Indices that occur often, on several ranks or on one; on one rank none; numbers that are rounded when added."""
+    rng = np.random.default_rng(rank)
+    indices = rng.integers(rank, 40, (200, 0, 60)[rank])
+    values = rng.normal(size=(len(indices), TABLE[1])).astype(dtype.as_numpy_dtype)
+    values[:, 0] *= 1e-40  # subnormal, which TensorFlow's threads would take for zero
+    return indices, values
+
+
+def added_up(indices, values):
+    """Returns each index once, and the sums of its slices, added in their order and rounded once."""
+    found = np.unique(indices)
+    sums = np.zeros((len(found), TABLE[1]), np.promote_types(values.dtype, np.float32))
+    for index, row in zip(indices, values):
+        sums[np.searchsorted(found, index)] += row
+    return found, sums.astype(values.dtype)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
+@pytest.mark.parametrize("contributes", [(True, True, True), (False, True, True)])
+@pytest.mark.parametrize("dense", [None, 0, 1])
+def test_slices(ranks, dtype, contributes, dense, kernels):
+    """`dense` is a rank that sends its gradient dense, which all then do."""
+    given = [slices_of(rank, dtype) for rank in range(RANKS)]
+
+    def of_rank(poseidon, rank):
+        indices, values = (tf.constant(each) for each in given[rank])
+        if rank != dense:
+            return poseidon.poseidon_sync_slices(indices=indices, values=values, contributes=contributes[rank],
+                                                 site="x", shape=TABLE)
+        gradient = poseidon.poseidon_dense_slices(indices=indices, values=values, shape=TABLE)
+        ticket = poseidon.poseidon_send(tensors=[gradient], contributes=contributes[rank], site="x", scheme="ps")
+        return [tf.range(TABLE[0]), poseidon.poseidon_recv(ticket=ticket, T=[dtype])[0][0]]
+
+    mine = [added_up(*slices) for slices, is_counted in zip(given, contributes) if is_counted]
+    expected = added_up(*(np.concatenate(each) for each in zip(*mine)))
+    if dense is not None:
+        indices, sums = expected
+        expected = np.arange(TABLE[0]), np.zeros(TABLE, sums.dtype)
+        expected[1][indices] = sums
+    for rank, steps in enumerate(run(kernels, of_rank, 2)):  # in the second, factors are not tried if they were refused
+        for step, found in enumerate(steps):
+            for got, wanted in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(got, wanted, f"rank {rank}, step {step}")
+        if dense is None:
+            sent = 2 * added_up(*given[rank])[1].nbytes if kernels[rank] and contributes[rank] else 0
+            assert ranks[rank].statistics()["staging"]["down_bytes"] == sent

@@ -150,6 +150,16 @@ class FakeDevice : public Device {
     Append(stream, {[dtype, inside, bytes, to = Inside(output)] { SumInOrder(dtype, inside, bytes, to); }, nullptr});
   }
 
+  void SumRows(Stream stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
+               void* output) override {
+    const RowLists inside = {reinterpret_cast<const int64_t*>(Inside(lists.rows)),
+                             reinterpret_cast<const int64_t*>(Inside(lists.begins)), lists.count};
+    Append(stream, {[dtype, from = Inside(values), columns, inside, to = Inside(output)] {
+                      poseidon::SumRows(dtype, from, columns, inside, to);
+                    },
+                    nullptr});
+  }
+
   // Memory is opened by where it is, which is in this process.
   std::string Export(void* data) override {
     if (!can_export) return "";
