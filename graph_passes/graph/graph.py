@@ -250,12 +250,15 @@ class Writer:
         self.nodes.append(node)
         return name
 
-    def copy(self, node: node_def_pb2.NodeDef, inputs: Iterable[str] | None = None, **attributes: Attribute) -> None:
-        """Adds a copy of a node, with other values of some attributes and, if given, other inputs."""
+    def copy(self, node: node_def_pb2.NodeDef, inputs: Iterable[str] | None = None, device: str | None = None,
+             **attributes: Attribute) -> None:
+        """Adds a copy of a node, with other values of some attributes and, if given, other inputs or another device."""
         self.nodes.append(node_def_pb2.NodeDef())
         self.nodes[-1].CopyFrom(node)
         if inputs is not None:
             self.nodes[-1].input[:] = inputs
+        if device is not None:
+            self.nodes[-1].device = device
         for key, value in attributes.items():
             set_attribute(self.nodes[-1].attr[key], key, value)
         if self._provenance is not None:

@@ -20,9 +20,9 @@ Slices that stay slices keep their marker, which already is that exchange. Under
 The lower branch of "sfb" runs if some rank could not send factors; all ranks come to the same result. Until then, this
 rank's own dense gradient is not computed, since only that branch needs it.
 
-Send and Recv are on the device of the gradient if they have kernels for it, which copy in pieces while others travel.
-Else they are on the host, and TensorFlow copies what is sent to it, and what is received back: under "ps" the gradient
-and the sum, under "sfb" this rank's U and V, and those of all ranks.
+Send, Recv and the ops of slices are on the device of the gradient if they have kernels for it, which copy in pieces
+while others travel. Else they are on the host, and TensorFlow copies what is sent to it, and what is received back:
+under "ps" the gradient and the sum, under "sfb" this rank's U and V, and those of all ranks; slices likewise.
 
 Tests: tests/graphs/test_passes.py, tests/training/test_rewritten.py.
 """
@@ -52,14 +52,16 @@ class SendReceive(site_writer.SiteWriter):
     def summed(self) -> None:
         """Sums the gradient over the parameter server."""
         if self.marker.indices is not None:
-            self._as_slices(self._exchange_dense("", self._dense_of_slices(), "sum"))
+            with self.writer.placed(self._where_summed()):
+                self._as_slices(self._exchange_dense("", self._dense_of_slices(), "sum"))
             return
         with self.writer.placed(self._gradient_device):
             self._exchange_dense("", self.marker.gradient, "")
 
     def slices(self) -> None:
-        """Keeps the marker, and marks it as decided."""
-        self.writer.copy(self._node, inputs=None, **graph_lib.DECIDED, **self._prioritised)
+        """Keeps the marker, beside the values if it can be, and marks it as decided."""
+        self.writer.copy(self._node, device=self._where_exchanged("PoseidonSyncSlices", self._gradient_device),
+                         **graph_lib.DECIDED, **self._prioritised)
 
     def factors(self) -> None:
         """Sends the concatenated factors of all products, and all coefficients; or uses a leader's factors."""
@@ -126,13 +128,13 @@ class SendReceive(site_writer.SiteWriter):
 
     # ---- parts --------------------------------------------------------------------------------
 
-    def _where_exchanged(self, device: str) -> str:
-        """Returns where tensors that are on a device can be exchanged: there, or on the host."""
-        return device if devices.has_kernel("PoseidonSend", device) else self._host
+    def _where_exchanged(self, op: str, device: str) -> str:
+        """Returns where an op can exchange tensors that are on a device: there, or on the host."""
+        return device if devices.has_kernel(op, device) else self._host
 
     def _where_gathered(self, dtype: int) -> str:
         """Returns the device where factors of `dtype` are exchanged."""
-        return self._where_exchanged(self._where_rebuilt(dtype))
+        return self._where_exchanged("PoseidonSend", self._where_rebuilt(dtype))
 
     def _where_rows_are_summed(self, dtype: int) -> str:
         """Returns the device where a factor that another site has received is added up: there, or on the host."""
@@ -141,8 +143,9 @@ class SendReceive(site_writer.SiteWriter):
         return device if devices.has_kernel("SufficientFactorBias", device, **types) else self._host
 
     def _where_summed(self) -> str:
-        """Returns the device where the dense gradient is exchanged; that of slices is made on the host."""
-        return self._host if self.marker.indices is not None else self._where_exchanged(self._gradient_device)
+        """Returns the device where the dense gradient is exchanged, and made of slices if it is that."""
+        op = "PoseidonSend" if self.marker.indices is None else "PoseidonDenseSlices"
+        return self._where_exchanged(op, self._gradient_device)
 
     def _send_and_receive(self, prefix: str, send: str, recv: str, tensors: Iterable[str], scheme: str,
                           types: Sequence[int], shapes: Sequence[graph_lib.Shape | None], form: str = "",

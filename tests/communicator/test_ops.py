@@ -56,6 +56,10 @@ def test_tensors_are_exchanged_where_they_are(own, dtype, has_kernels, expected,
         with tf.device("CPU:0"):
             for op in (ops.sync, ops.all_reduce, ops.all_gather, ops.broadcast):
                 op(value, op.__name__)
+            if dtype.is_floating:
+                slices = tf.IndexedSlices(value, tf.range(3))
+                ops.sync_slices(slices, [3], "slices")
+                ops.dense_slices(slices, [3])
     assert {op.device for op in graph.get_operations() if op.type.startswith("Poseidon")} == {expected}
 
 

@@ -70,6 +70,19 @@ def with_other_reader():
     tf.norm(gradient, name="norm_update")
 
 
+def slices(rows=100):
+    """Of a table with so many rows, half of which are slices of other indices at most."""
+    indices = tf.abs(tiny_graphs.data(tiny_graphs.K, dtype=tf.int32), name="I")
+    values = tf.nn.relu(tiny_graphs.data(tiny_graphs.K, 3), name="V")
+    indices, total = tiny_graphs.sync_these_slices(indices, values, rows)
+    tf.scatter_nd(indices[:, None], total, (rows, 3), name="table_update")
+
+
+def slices_of_small_table():
+    """Which travel dense."""
+    slices(4)
+
+
 UP = {"kernel/gathered0:1", "kernel/gathered1:1", "kernel/recv:2"}  # the last says whether these are complete
 # Per row: builder, policy, whether some rank has refused factors; the copies down to the host, and up.
 COPIES = [
@@ -86,6 +99,8 @@ COPIES = [
     (regularized, "sfb", False, {"U", "V", "kernel/coefficient0_scaled0"},
      {"kernel/gathered0:1", "kernel/gathered1:1", "kernel/recv:3", "kernel/total_coefficient0"}),
     (with_other_reader, "sfb", False, {"U", "V"}, UP),
+    (slices, "sfb", False, {"I", "V"}, {"table", "table:1"}),
+    (slices_of_small_table, "sfb", False, {"I", "V"}, {"table", "table:1"}),
 ]
 
 # The same where Send and Recv copy: what is left for TensorFlow, if anything is.
@@ -93,6 +108,9 @@ IN_PIECES = {
     (layer, "sfb", True): ({"kernel/is_complete"}, {"kernel/is_dense"}),
     (regularized, "sfb", False): ({"kernel/gathered2:1"}, {"kernel/total_coefficient0"}),
 }
+
+
+EXCHANGES = ("PoseidonSend", "PoseidonSyncSlices", "PoseidonDenseSlices")
 
 
 def on(device, builder):
@@ -110,7 +128,7 @@ def test_copies(builder, policy, is_refused, down, up, in_pieces, alone, monkeyp
     """Of TensorFlow: where Send and Recv have kernels for the accelerator, they copy, in pieces."""
     has_kernel = devices.has_kernel
     monkeypatch.setattr(devices, "has_kernel", lambda op, device, **types: (
-        in_pieces or op != "PoseidonSend" or "CPU:0" in device) and has_kernel(op, device, **types))
+        in_pieces or op not in EXCHANGES or "CPU:0" in device) and has_kernel(op, device, **types))
     before = on(ACCELERATOR, builder)
     prefix = f"placement/{builder.__name__}/{policy}/{is_refused}/{in_pieces}"
     if is_refused:  # as if this rank's graph had not been rewritten

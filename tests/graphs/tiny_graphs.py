@@ -402,10 +402,14 @@ def accumulated_in_a_loop():
 
 def sync_slices(rows, slices, columns=3):
     """The gradient of a table with so many rows, made of so many slices."""
-    library.load()[0].poseidon_sync_slices(
-        indices=data(slices, dtype=tf.int32), values=data(slices, columns),
-        contributes=tf.constant(True), site="table", shape=tf.TensorShape((rows, columns)),
-        name="table")
+    sync_these_slices(data(slices, dtype=tf.int32), data(slices, columns), rows)
+
+
+def sync_these_slices(indices, values, rows):
+    with tf.device("CPU:0"):  # as `ops.sync_slices` does
+        return library.load()[0].poseidon_sync_slices(
+            indices=indices, values=values, contributes=tf.constant(True), site="table",
+            shape=tf.TensorShape((rows, values.shape[1])), name="table")
 
 
 def slices_of_large_table():

@@ -66,7 +66,7 @@ def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, co
     travels_as = tf.as_dtype(wire_dtype) if wire_dtype and dtype.size > 2 else dtype
     # Half the bytes of an index: TensorFlow always uses 64 bits.
     index_type = tf.int32 if shape[0] < 2**31 else tf.int64
-    with tf.device("CPU:0"):
+    with _beside("PoseidonSyncSlices", gradient.values):
         indices, values = library.load()[0].poseidon_sync_slices(
             indices=tf.cast(gradient.indices, index_type),
             values=tf.cast(gradient.values, travels_as), contributes=contributes, site=site,
@@ -77,7 +77,7 @@ def sync_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape, site: str, co
 
 def dense_slices(gradient: tf.IndexedSlices, shape: tf.TensorShape) -> tf.Tensor:
     """Returns `tf.IndexedSlices` as a tensor of a known shape, adding rows in their order."""
-    with tf.device("CPU:0"):
+    with _beside("PoseidonDenseSlices", gradient.values):
         return library.load()[0].poseidon_dense_slices(
             indices=gradient.indices, values=gradient.values, shape=shape)
 
