@@ -34,11 +34,28 @@ def _checked(path: pathlib.Path, memory: object) -> dict[str, object]:
     return {"worst": worst, "cases": len(outer_product.cases())}
 
 
+def _check_slices(device: str) -> None:
+    """Compares sums of slices on a device with those of the host, bit by bit."""
+    rng = np.random.default_rng(_SEED.value)
+    indices, values = tf.constant(rng.integers(0, 300, 2000)), rng.normal(size=(2000, 37))
+    for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
+        bits = []
+        for place in ("CPU:0", device):
+            with tf.device(place):
+                sums = library.load()[0].poseidon_dense_slices(indices=indices, values=tf.cast(values, dtype),
+                                                               shape=(310, 37))
+            bits.append(sums.numpy().tobytes())
+        if bits[0] != bits[1]:
+            raise SystemExit(f"gpu_train: sums of slices in {dtype.name} on {device} have other bits than on the host, "
+                             "expected the same; look into kernels/cuda/row_sum.cu.cc.")
+
+
 def _rehearsed() -> dict[str, object]:
     """The same on the emulated GPU."""
     path = gpu_setting.path("emulated.so")
     subprocess.run(["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-unknown-pragmas", _EMULATED, "-o", path],
                    check=True)
+    _check_slices("CPU:0")
     return _checked(path, outer_product.HostMemory())
 
 
@@ -50,6 +67,7 @@ def _on_gpu() -> dict[str, object]:
     pieces = {"whole": link.BYTES, "2 MiB": 2 << 20}
     rates = {f"{name}, {' and '.join(directions)}": link.measure(piece, directions)
              for name, piece in pieces.items() for directions in (("down",), ("up",), ("down", "up"))}
+    _check_slices("GPU:0")
     found = _checked(library.path_for(tf.__version__), gpu_device.DeviceMemory(driver))
     return found | {"gpu": driver.name, "link_bytes_per_s": rates}
 

@@ -25,7 +25,7 @@ REHEARSE = flags.DEFINE_bool("rehearse", False, "Whether the CPU plays the GPU."
 # What tensors are multiplied with: Keras' policy, whether by TF32, and the last place of 1.
 NUMBERS = {"float32": ("float32", False, 2.0 ** -23), "tf32": ("float32", True, 2.0 ** -10),
            "mixed": ("mixed_float16", False, 2.0 ** -10)}
-_MOVING = ("PoseidonSend", "PoseidonRecv")
+_MOVING = ("PoseidonSend", "PoseidonRecv", "PoseidonSyncSlices", "PoseidonDenseSlices")
 
 
 def prepare() -> None:
