@@ -1,12 +1,11 @@
 // GPU kernels of PoseidonSend and PoseidonRecv: tensors stay in the GPU's memory, from and to which the communicator
-// copies them in pieces; factors of other ranks come up in TensorFlow's stream. Compiled only where there is CUDA to
-// compile it with. The tests run the same with an emulated GPU: these lines need a real one.
+// copies them in pieces; factors of all ranks are put together in TensorFlow's stream. Compiled only where there is
+// CUDA to compile it with. The tests run the same with an emulated GPU: these lines need a real one.
 //
 // Tests: tests/communicator/test_staging.py, tests/graphs/test_placement.py.
 
 #include <functional>
 #include <memory>
-#include <utility>
 
 #include "gathered_rows.h"
 #include "gpu_registration.h"

@@ -25,8 +25,10 @@ void GatheredFactors::Rows::CopyTo(char* to) const {
 }
 
 std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form,
-                                      SiteStatistics& statistics, Clock::time_point submitted) {
+                                      SiteStatistics& statistics, Clock::time_point submitted, Staging* staging) {
   Site& state_of_site = sites_[site];
+  state_of_site.name = factors.site;
+  state_of_site.priority = factors.priority;
   state_of_site.form = static_cast<DenseForm>(form ^ (form >> 32)) | 1;
   if (!state_of_site.is_tried) {
     done("", {});
@@ -44,87 +46,176 @@ std::string FactorBroadcasting::Start(Factors factors, FactorsDone done, uint64_
   own->form = form;
   own->statistics = &statistics;
   own->start = submitted;
+  own->staging = staging;
   state.own = own;
   state.last.Arrived(transport_->rank(), Clock::now());
   ++num_active_;
   std::string disagreement = CheckArrivals(state);
   if (!disagreement.empty()) return disagreement;
   if (state.refused_by < 0) {
-    for (int peer : routes_->Receivers()) SendTo(peer, key, own);
+    for (size_t part = 0; part < own->factors.parts.size() && !has_failed_; ++part) SendPart(key, own, part);
   }
   FinishIfOver(key);
   return "";
 }
 
-void FactorBroadcasting::SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own) {
-  for (size_t part = 0; part < own->factors.parts.size(); ++part) {
-    const FactorPart& factor = own->factors.parts[part];
-    FrameHeader header = {};
-    header.kind = FrameKind::kFactors;
-    header.scheme = Scheme::kFactorBroadcasting;
-    header.root = transport_->rank();
-    header.site = key.first;
-    header.step = key.second;
-    header.count = own->form;
-    header.offset = factor.row_bytes;
-    header.length = factor.sent_bytes();
-    header.dtype = factor.without_zeros ? static_cast<uint8_t>(factor.element_bytes) : 0;
-    header.detail = static_cast<uint32_t>(part);
+// Sends a part of this rank's factors to all that get it from this rank.
+void FactorBroadcasting::SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part) {
+  const FactorPart& factor = own->factors.parts[part];
+  std::vector<int> linked, others;
+  for (int peer : routes_->Receivers()) {
+    const bool is_linked =
+        IsOnGpu(*own, part) && factor.row_bytes <= piece_bytes_ && links_->MaySend(peer, factor.bytes);
+    (is_linked ? linked : others).push_back(peer);
+  }
+  if (!linked.empty()) SendByLink(key, own, part, linked);
+  if (others.empty()) return;
+  if (IsOnGpu(*own, part) && factor.bytes > 0) {
+    FetchAndSend(key, own, part, others);
+  } else {
+    Send(key, own, part, others);
+  }
+}
+
+FrameHeader FactorBroadcasting::HeaderOf(const Key& key, const Own& own, size_t part) const {
+  const FactorPart& factor = own.factors.parts[part];
+  FrameHeader header = {};
+  header.kind = FrameKind::kFactors;
+  header.scheme = Scheme::kFactorBroadcasting;
+  header.root = transport_->rank();
+  header.site = key.first;
+  header.step = key.second;
+  header.count = own.form;
+  header.offset = factor.row_bytes;
+  header.length = factor.sent_bytes();
+  header.dtype = factor.without_zeros ? static_cast<uint8_t>(factor.element_bytes) : 0;
+  header.detail = static_cast<uint32_t>(part);
+  return header;
+}
+
+void FactorBroadcasting::Send(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                              const std::vector<int>& peers) {
+  const FrameHeader header = HeaderOf(key, *own, part);
+  for (int peer : peers) {
     own->statistics->sent_bytes += header.length;
     if (!routes_->IsLocal(peer)) own->statistics->network_bytes += header.length;
-    ++own->sending;
-    const bool is_bulk = sender_->Send(peer, header, factor.sent_data(), [this, key, own] {
-      --own->sending;
-      FinishIfOver(key);
-    });
-    if (!is_bulk) --own->sending;
+    const bool is_bulk =
+        sender_->Send(peer, header, own->factors.parts[part].sent_data(), [this, key, own] { HasLeft(key, own); });
+    if (is_bulk) ++own->pending;
   }
+}
+
+// The same from a GPU: in pieces, between which urgent KV pairs find their place.
+void FactorBroadcasting::FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                                      const std::vector<int>& peers) {
+  FactorPart& factor = own->factors.parts[part];
+  factor.fetched = TakeMemory(factor.bytes, own->factors.site);
+  if (!factor.fetched) return;
+  auto missing = std::make_shared<size_t>((factor.bytes + piece_bytes_ - 1) / piece_bytes_);
+  for (size_t begin = 0; begin < factor.bytes; begin += piece_bytes_) {
+    ++own->pending;
+    own->staging->FetchInto(factor.fetched,
+                            {own->factors.site, own->factors.priority, static_cast<const char*>(factor.data) + begin,
+                             std::min(piece_bytes_, factor.bytes - begin)},
+                            begin, [this, key, own, part, peers, missing](const PinnedPiece& piece) {
+                              if (!piece) return;
+                              if (--*missing == 0) Send(key, own, part, peers);
+                              HasLeft(key, own);
+                            });
+  }
+}
+
+// The same from this rank's window.
+void FactorBroadcasting::SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part,
+                                    const std::vector<int>& peers) {
+  const FactorPart& factor = own->factors.parts[part];
+  FrameHeader header = HeaderOf(key, *own, part);
+  header.kind = FrameKind::kGpuFactors;
+  const size_t most = piece_bytes_ / factor.row_bytes * factor.row_bytes;
+  own->statistics->sent_bytes += factor.bytes * peers.size();
+  for (size_t begin = 0; begin < factor.bytes; begin += most) {
+    header.length = std::min(most, factor.bytes - begin);
+    header.sent_dtype = begin + header.length < factor.bytes;
+    ++own->pending;
+    links_->Send(ErrandOf(key.first), peers, header, static_cast<const char*>(factor.data) + begin,
+                 [this, key, own] { HasLeft(key, own); });
+  }
+}
+
+// One of the things that `own` waits for has happened.
+void FactorBroadcasting::HasLeft(const Key& key, const std::shared_ptr<Own>& own) {
+  --own->pending;
+  FinishIfOver(key);
+}
+
+PinnedPiece FactorBroadcasting::TakeMemory(size_t bytes, const std::string& site) {
+  PinnedPiece piece = allocate_(bytes);
+  if (!piece) {
+    fail_(Text("Rank ", transport_->rank(), " has no memory for ", bytes, " bytes of factors of '", site,
+               "': train with smaller batches, or with policy='ps'."));
+  }
+  return piece;
+}
+
+GpuLinks::Errand FactorBroadcasting::ErrandOf(uint64_t site) {
+  const Site& found = sites_[site];  // of the step before, if this rank has not come to this one
+  return {found.name, found.priority};
 }
 
 std::string FactorBroadcasting::OnFactors(int peer, const FrameHeader& header, const char* payload) {
   const Key key{header.site, header.step};
+  std::shared_ptr<char[]> data;
+  if (header.is_in_window() && links_->MayGet(peer)) data = links_->TakeMemory(header.length);
+  const bool is_on_gpu = data != nullptr;
+  if (!data) data = allocate_(header.length);
+  if (!data) {
+    return Text("Rank ", header.root, " gives factors of ", header.length, " bytes, for which rank ",
+                transport_->rank(), " has no memory: train with smaller batches, or with policy='ps'.");
+  }
   auto arrival = std::make_shared<Arrival>();
   arrival->header = header;
-  arrival->data = allocate_(header.length);
-  if (!arrival->data) {
-    std::ostringstream text;
-    text << "Rank " << header.root << " gives factors of " << header.length << " bytes, for which rank "
-         << transport_->rank() << " has no memory: train with smaller batches, or with policy='ps'.";
-    return text.str();
-  }
   if (!IsOver(key)) {
     State& state = states_[key];
-    if (!state.arrivals.emplace(std::make_pair(header.root, header.detail), arrival).second) {
-      return Twice(peer, header, "factors,");
-    }
+    const auto [found, is_first] = state.arrivals.emplace(std::make_pair(header.root, header.detail), arrival);
+    if (!is_first && !found->second->IsContinuedBy(header)) return Twice(peer, header, "factors,");
+    arrival = found->second;
     std::string disagreement = CheckArrivals(state);
     if (!disagreement.empty()) return disagreement;
   }
+  const size_t index = arrival->rows.size();
+  arrival->rows.push_back({data, data.get(), header.length, header.dtype, is_on_gpu});
+  arrival->sent_bytes += header.length;
+  arrival->is_announced = !header.is_in_window() || header.sent_dtype == 0;
+  ++arrival->pending;
   ++num_passing_on_;
-  auto take = [this, peer, key, arrival] {
-    const FrameHeader& header = arrival->header;
-    arrival->bytes = header.length;
-    if (header.dtype != 0) {
-      const auto bytes = MatrixBytes(arrival->data.get(), header.length, header.dtype);
+  auto take = [this, peer, key, arrival, index] {
+    GatheredFactors::Rows& rows = arrival->rows[index];
+    if (rows.element_bytes > 0) {
+      const FrameHeader& header = arrival->header;
+      const auto bytes = MatrixBytes(rows.data, header.length, header.dtype);
       if (!bytes || *bytes % header.offset != 0) {
         return fail_(Malformed(peer, Text("factors of rank ", header.root, " in ", header.length,
                                           " bytes that hold no rows of ", header.offset, " without their zeros")));
       }
-      arrival->bytes = *bytes;
+      rows.bytes = *bytes;
     }
-    arrival->is_ready = true;
-    if (auto found = states_.find(key); found != states_.end()) {
+    --arrival->pending;
+    if (auto found = states_.find(key); found != states_.end() && arrival->is_ready()) {
       found->second.last.Arrived(arrival->header.root, Clock::now());
     }
     PassOn(arrival);
     --num_passing_on_;
     FinishIfOver(key);
   };
+  if (header.is_in_window()) {  // taken even if unused: the sender's window must not stay full
+    const std::string wrong = links_->Take(ErrandOf(header.site), peer, header, data.get(), take);
+    return wrong.empty() ? "" : Malformed(peer, wrong);
+  }
   if (header.is_bulk()) {  // received even if unused: the sender waits until it has left
-    transport_->ReceiveBulk(peer, header.tag, arrival->data.get(), header.length, take);
+    transport_->ReceiveBulk(peer, header.tag, data.get(), header.length, take);
     return "";
   }
-  if (header.length > 0) std::memcpy(arrival->data.get(), payload, header.length);
+  if (header.length > 0) std::memcpy(data.get(), payload, header.length);
   take();
   return "";
 }
@@ -134,7 +225,7 @@ void FactorBroadcasting::PassOn(const std::shared_ptr<Arrival>& arrival) {
   if (has_failed_) return;
   for (int peer : routes_->PassesOnTo(arrival->header.root)) {
     const bool is_bulk =
-        sender_->Send(peer, arrival->header, arrival->data.get(), [this, arrival] { --num_passing_on_; });
+        sender_->Send(peer, arrival->header, arrival->rows[0].data, [this, arrival] { --num_passing_on_; });
     if (is_bulk) ++num_passing_on_;
   }
 }
@@ -198,7 +289,7 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
     if (peer == transport_->rank()) continue;
     for (size_t part = 0; part < state.own->factors.parts.size(); ++part) {
       auto found = state.arrivals.find({peer, part});
-      if (found == state.arrivals.end() || !found->second->is_ready) {
+      if (found == state.arrivals.end() || !found->second->is_ready()) {
         missing.push_back(peer);
         break;
       }
@@ -208,15 +299,35 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
   return missing;
 }
 
+// Copies what is on the GPU to the host, where this rank's own factors are; returns whether there is anything.
+bool FactorBroadcasting::MoveToHost(const Key& key, const State& state) {
+  const std::shared_ptr<Own> own = state.own;
+  bool has_any = false;
+  for (const auto& [from, arrival] : state.arrivals) {
+    for (GatheredFactors::Rows& rows : arrival->rows) {
+      if (!rows.is_on_gpu) continue;
+      has_any = true;
+      const PinnedPiece piece = TakeMemory(rows.bytes, own->factors.site);
+      if (!piece) return true;
+      ++own->pending;
+      links_->Fetch(ErrandOf(key.first), rows.data, rows.bytes, piece.get(),
+                    [this, key, own, on_gpu = rows.owner] { HasLeft(key, own); });
+      rows = {piece, piece.get(), rows.bytes};
+    }
+  }
+  return has_any;
+}
+
 void FactorBroadcasting::FinishIfOver(const Key& key) {
   auto found = states_.find(key);
   if (found == states_.end() || has_failed_) return;
   const std::shared_ptr<Own> own = found->second.own;
-  if (!own || own->sending > 0) return;
+  if (!own || own->pending > 0) return;
   int refused_by = found->second.refused_by;
   if (refused_by < 0) {
     if (!Missing(found->second).empty()) return;
     refused_by = OtherForm(found->second);
+    if (refused_by < 0 && !own->staging && MoveToHost(key, found->second)) return;
   }
   const State state = std::move(found->second);
   states_.erase(found);
@@ -230,18 +341,18 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
     for (int rank = 0; rank < transport_->size(); ++rank) {
       if (rank == transport_->rank()) {
         const FactorPart& mine = own->factors.parts[part];
-        const bool is_on_gpu = own->factors.on_device && !mine.is_on_host;
+        const bool is_on_gpu = IsOnGpu(*own, part);
         rows.push_back({nullptr, static_cast<const char*>(mine.data), mine.bytes, 0, is_on_gpu});
         own->statistics->short_factor_bytes += mine.sent_bytes();
       } else {
-        const std::shared_ptr<Arrival>& arrival = state.arrivals.at({rank, part});
-        rows.push_back({arrival->data, arrival->data.get(), arrival->bytes, arrival->header.dtype});
-        own->statistics->short_factor_bytes += arrival->header.length;
-        own->statistics->received_bytes += arrival->header.length;
-        own->statistics->sent_bytes += arrival->header.length * routes_->PassesOnTo(rank).size();
+        const Arrival& arrival = *state.arrivals.at({rank, part});
+        rows.insert(rows.end(), arrival.rows.begin(), arrival.rows.end());
+        own->statistics->short_factor_bytes += arrival.sent_bytes;
+        own->statistics->received_bytes += arrival.sent_bytes;
+        own->statistics->sent_bytes += arrival.sent_bytes * routes_->PassesOnTo(rank).size();
       }
-      own->statistics->factor_bytes += rows.back().bytes;
     }
+    for (const GatheredFactors::Rows& each : rows) own->statistics->factor_bytes += each.bytes;
   }
   if (gathered.is_complete) {
     statistics_->Waited(state.last);
@@ -263,6 +374,9 @@ std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(Clock
     std::copy_if(missing.begin(), missing.end(), std::back_inserter(direct),
                  [this](int rank) { return routes_->IsDirect(rank); });
     if (!direct.empty()) return Overdue{state.own->factors.site, std::move(direct)};
+    const Staging* const staging = state.own->staging;
+    const bool waits_for_gpu = (staging && staging->is_waiting()) || links_->waits_for_gpu();
+    if (missing.empty() && waits_for_gpu) return Overdue{state.own->factors.site, {}};
     if (Seconds(now - state.own->start) < (1 + kPatience) * seconds) continue;
     if (missing.empty()) {  // all have sent theirs; one of them does not receive ours
       for (int rank = 0; rank < transport_->size(); ++rank) {

@@ -3,7 +3,8 @@
 // H. Zhang et al., USENIX ATC 2017, section 3.2: the gradient of a dense layer is U^T V, so workers
 // may send each other U [K, M] and V [K, N] instead of the M x N matrix. Here the factors of all
 // ranks are kept in rank order, and K may differ from rank to rank. Ranks of one node get the factors of
-// another node's from one of them, see routes.h.
+// another node's from one of them, see routes.h. Those of each other they get from GPU to GPU where they can, in pieces
+// of whole rows, see gpu_links.h; everything else goes through the host, and so do rows that are longer than a piece.
 //
 // Ranks can have different graphs: one may not have been rewritten, or use the factors in another way. All ranks
 // follow one rule, so that they exchange a site alike in every step. A site is *tried* as factors or not, which all
@@ -30,8 +31,10 @@
 
 #include "block_memory.h"
 #include "exchange.h"
+#include "gpu_links.h"
 #include "routes.h"
 #include "sender.h"
+#include "staging.h"
 #include "transport.h"
 #include "zeros.h"
 
@@ -45,7 +48,7 @@ struct FactorPart {
   size_t row_bytes;  // the same on all ranks
   size_t element_bytes = 0;
   WithoutZeros without_zeros = {};
-  PinnedPiece fetched = {};  // `data` in the host's memory, if that is on a GPU
+  PinnedPiece fetched = {};  // `data` in the host's memory, if that is on a GPU and somebody gets it from there
   bool is_on_host = false;   // though other parts are on a GPU
 
   const void* sent_data() const {
@@ -73,14 +76,14 @@ struct GatheredFactors {
     const char* data = nullptr;
     size_t bytes = 0;          // of the rows
     size_t element_bytes = 0;  // if `data` has no zeros
-    bool is_on_gpu = false;
+    bool is_on_gpu = false;    // as this rank's own are
 
-    void CopyTo(char* to) const;
+    void CopyTo(char* to) const;  // from the host's memory
   };
   // False when not all ranks have factors of the same form: then the site must travel dense.
   bool is_complete = false;
   int refused_by = -1;                   // a rank that has none, or of another form; -1 if factors were not tried
-  std::vector<std::vector<Rows>> parts;  // by part, then by rank
+  std::vector<std::vector<Rows>> parts;  // by part; in the order of ranks, of each of which there may be several
 };
 
 // Called on the progress thread, like Done.
@@ -95,28 +98,25 @@ class FactorBroadcasting {
   // Returns memory for what is received; null if there is no more.
   using Allocate = std::function<std::shared_ptr<char[]>(size_t bytes)>;
 
-  // `fail` ends the job for a reason, and calls Fail before it returns.
-  FactorBroadcasting(Transport* transport, const Routes* routes, Sender* sender, Statistics* statistics,
-                     Allocate allocate, std::function<void(const std::string& reason)> fail)
+  // What is copied from a GPU is cut into pieces of up to `piece_bytes`, the most that `links` take. `fail` ends the
+  // job for a reason, and calls Fail before it returns.
+  FactorBroadcasting(Transport* transport, size_t piece_bytes, const Routes* routes, Sender* sender, GpuLinks* links,
+                     Statistics* statistics, Allocate allocate, std::function<void(const std::string& reason)> fail)
       : transport_(transport),
+        piece_bytes_(piece_bytes),
         routes_(routes),
         sender_(sender),
+        links_(links),
         statistics_(statistics),
         allocate_(std::move(allocate)),
         fail_(std::move(fail)) {}
 
-  // Gives this rank's factors to all others; `site` and `form` are digests. Returns how another
-  // rank's disagree with them, or an empty text, as OnFactors does.
+  // Gives this rank's factors to all others; `site` and `form` are digests, `staging` is null unless they are on a GPU.
+  // Returns how another rank's disagree with them, or an empty text, as OnFactors does.
   std::string Start(Factors factors, FactorsDone done, uint64_t site, uint64_t form, SiteStatistics& statistics,
-                    Clock::time_point submitted);
+                    Clock::time_point submitted, Staging* staging);
 
-  // Whether factors of a site are exchanged if this rank starts them now.
-  bool tries(uint64_t site) const {
-    const auto found = sites_.find(site);
-    return found == sites_.end() || found->second.is_tried;
-  }
-
-  // Takes one part of a rank's factors from `peer`; may come before this rank's own.
+  // Takes one part of a rank's factors from `peer`, or some rows of it; may come before this rank's own.
   std::string OnFactors(int peer, const FrameHeader& header, const char* payload);
   void OnRefusal(int peer, const FrameHeader& header);
 
@@ -127,7 +127,7 @@ class FactorBroadcasting {
   // The dense gradient was summed; `common` is the form that all ranks have, 0 if forms differ.
   void FinishDense(uint64_t site, DenseForm common);
 
-  // The exchange that has waited longer than `seconds`, and the ranks that it waits for.
+  // The exchange that has waited longer than `seconds`, and the ranks that it waits for; none if it waits for the GPU.
   struct Overdue {
     std::string site;
     std::vector<int> ranks;
@@ -152,11 +152,19 @@ class FactorBroadcasting {
  private:
   using Key = std::pair<uint64_t, uint64_t>;  // site and step
 
+  // A part of another rank's factors.
   struct Arrival {
-    FrameHeader header = {};
-    std::shared_ptr<char[]> data;
-    size_t bytes = 0;  // of the rows, once it is ready
-    bool is_ready = false;
+    FrameHeader header = {};                  // the first one
+    std::vector<GatheredFactors::Rows> rows;  // one for each header
+    size_t sent_bytes = 0;
+    size_t pending = 0;         // of the rows, those that are not here yet
+    bool is_announced = false;  // up to the last rows
+
+    bool is_ready() const { return is_announced && pending == 0; }
+    bool IsContinuedBy(const FrameHeader& next) const {
+      return header.is_in_window() && next.is_in_window() && !is_announced && next.count == header.count &&
+             next.offset == header.offset;
+    }
   };
   // This rank's part in one exchange.
   struct Own {
@@ -165,7 +173,8 @@ class FactorBroadcasting {
     uint64_t form;
     SiteStatistics* statistics;
     Clock::time_point start;
-    size_t sending = 0;  // bulk sends that still read the caller's memory
+    Staging* staging;
+    size_t pending = 0;  // bulk sends of these, and copies of these and of other ranks'
   };
   struct State {
     std::shared_ptr<Own> own;                                               // null until this rank starts
@@ -174,12 +183,23 @@ class FactorBroadcasting {
     LastPart last;
   };
   struct Site {
+    std::string name;
+    int priority = 0;
     uint64_t step = 0;  // how often it was synchronised, as factors or dense
     bool is_tried = true;
     DenseForm form = 0;  // of this rank's factors in this step, when they could not be exchanged
   };
 
-  void SendTo(int peer, const Key& key, const std::shared_ptr<Own>& own);
+  void SendPart(const Key& key, const std::shared_ptr<Own>& own, size_t part);
+  FrameHeader HeaderOf(const Key& key, const Own& own, size_t part) const;
+  void Send(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
+  void FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
+  void SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
+  void HasLeft(const Key& key, const std::shared_ptr<Own>& own);
+  bool MoveToHost(const Key& key, const State& state);
+  static bool IsOnGpu(const Own& own, size_t part) { return own.staging && !own.factors.parts[part].is_on_host; }
+  PinnedPiece TakeMemory(size_t bytes, const std::string& site);
+  GpuLinks::Errand ErrandOf(uint64_t site);
   void PassOn(const std::shared_ptr<Arrival>& arrival);
   bool IsOver(const Key& key);
   std::string CheckArrivals(const State& state) const;
@@ -188,8 +208,10 @@ class FactorBroadcasting {
   void FinishIfOver(const Key& key);
 
   Transport* const transport_;
+  const size_t piece_bytes_;
   const Routes* const routes_;
   Sender* const sender_;
+  GpuLinks* const links_;
   Statistics* const statistics_;
   const Allocate allocate_;
   const std::function<void(const std::string&)> fail_;

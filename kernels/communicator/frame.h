@@ -26,6 +26,7 @@ enum class FrameKind : uint8_t {
   // Between ranks of a node whose GPUs reach each other's memory, see gpu_links.h.
   kGpuContribution,  // as kContribution, with the payload in the sender's window
   kGpuResult,        // as kResult, likewise
+  kGpuFactors,       // rows of one part of the sender's factors, likewise; those of one part come in order
   kWindow,           // the handle of the sender's window, which has `count` bytes
   kWindowOpen,       // the sender has opened that of the receiver
   kTaken,            // the sender has copied what was at `tag` of the receiver's window
@@ -44,7 +45,8 @@ struct FrameHeader {
   FrameKind kind;
   uint8_t dtype;       // DataType of the whole tensor: of a sum, of the result; of factors, see FactorPart
   Scheme scheme;       // how the tensor is exchanged
-  uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange
+  uint8_t sent_dtype;  // DataType of this payload: a part of a sum may be narrower than the sum, see Exchange; of
+                       // kGpuFactors, 1 if more rows of this part follow, else 0
   int32_t root;        // the only contributing rank of a broadcast, -1 for a sum; whose factors these are
   uint64_t site;       // hash of the site's name
   uint64_t step;       // how often this site was exchanged before; of a ping and its answer, a number
@@ -57,7 +59,7 @@ struct FrameHeader {
 
   // Whether the payload is the bulk transfer `tag`, or in a window; otherwise it follows this header.
   bool is_bulk() const { return length > kInlineBytes && !is_in_window(); }
-  bool is_in_window() const { return kind == FrameKind::kGpuContribution || kind == FrameKind::kGpuResult; }
+  bool is_in_window() const { return kind >= FrameKind::kGpuContribution && kind <= FrameKind::kGpuFactors; }
   bool is_result() const { return kind == FrameKind::kResult || kind == FrameKind::kGpuResult; }
   size_t bytes_that_follow() const { return is_bulk() || is_in_window() ? 0 : length; }
 };

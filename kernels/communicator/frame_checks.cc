@@ -35,6 +35,7 @@ std::string FrameChecks::Wrong(int peer, const FrameHeader& header) const {
     case FrameKind::kTaken:
       return header.length == 0 ? "" : Text("word of a window with ", header.length, " bytes, expected none");
     case FrameKind::kFactors:
+    case FrameKind::kGpuFactors:
       return WrongFactors(peer, header);
     case FrameKind::kRefusal:
       return header.length == 0 ? "" : Text("a refusal of ", header.length, " bytes, expected none");
@@ -101,6 +102,12 @@ std::string FrameChecks::WrongFactors(int peer, const FrameHeader& header) const
   if (header.root < 0 || header.root >= size_ || header.root == rank_ || peer != routes_->GiverOf(header.root)) {
     return Text("factors of rank ", header.root, ", expected those of another one of ", size_,
                 " ranks from whom the nodes of the ranks let send them");
+  }
+  if (header.is_in_window() && !(routes_->IsLocal(header.root) && header.dtype == 0 && header.sent_dtype <= 1 &&
+                                 header.length > 0 && header.length <= kv_pair_bytes_)) {
+    return Text("factors of rank ", header.root, " in a window: ", header.length, " bytes, dtype ", int{header.dtype},
+                ", sent_dtype ", int{header.sent_dtype}, "; expected 1 to ", kv_pair_bytes_,
+                " bytes, 0, and 0 or 1, of a rank that combines with this one");
   }
   if (header.dtype != 0) {
     const bool has_elements = header.dtype == 2 || header.dtype == 4 || header.dtype == 8;

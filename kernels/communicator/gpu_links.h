@@ -1,15 +1,18 @@
-// Links between the GPUs of a node: its ranks' parts of a sum are added up, and the sum is passed on, without the host.
+// Links between the GPUs of a node: its ranks' parts of a sum are added up, the sum is passed on, and ranks get each
+// other's factors, without the host.
 //
 //   giver                                    taker
 //   part -> its window | GpuContribution ->  | window -> the taker's memory | Taken ->
 //                                            | sum of all parts, in the order of ranks -> output -> its window |
 //                                            GpuResult
+//   rows -> its window | GpuFactors ->       | window -> the taker's memory | Taken ->
 //
 // Every rank exports a part of its GPU's memory, its *window*, which the others of its node open. What is sent lies
 // there until all who shall have it have copied it. A taker copies at once, into memory without a limit or into its
-// output. So everything that waits for room in a window gets it in the end: those copies wait for nothing but the GPU.
-// Parts and results have the bits that they have through the host (but those of a NaN), and both ways can be mixed.
-// Until a peer has said that it has opened the window, or where it cannot, what it gets goes through the host.
+// output, and factors even if they have been refused meanwhile. So everything that waits for room in a window gets it
+// in the end: those copies wait for nothing but the GPU. Parts, results and factors have the bits that they have
+// through the host (but those of a NaN), and both ways can be mixed. Until a peer has said that it has opened the
+// window, or where it cannot, what it gets goes through the host.
 //
 // Payloads that fit into a packet go through the host: a message that says where they lie would be no shorter.
 
@@ -64,6 +67,7 @@ class GpuLinks {
   };
 
   // Sends `header.length` bytes of the GPU's memory to peers, and calls `then` when they have been copied from there.
+  // Those of one priority leave in order.
   void Send(const Errand& errand, const std::vector<int>& peers, const FrameHeader& header, const void* from,
             Then then);
 

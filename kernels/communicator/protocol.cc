@@ -41,7 +41,8 @@ Protocol::Protocol(std::unique_ptr<Transport> transport, Options options, const 
              static_cast<size_t>(options_.staging_bytes), statistics_->staging, &statistics_->events),
       pings_(transport_.get(), &sender_),
       broadcasting_(
-          transport_.get(), &routes_, &sender_, statistics_, [this](size_t bytes) { return TakeMemory(bytes); },
+          transport_.get(), static_cast<size_t>(options_.kv_pair_bytes), &routes_, &sender_, &links_, statistics_,
+          [this](size_t bytes) { return TakeMemory(bytes); },
           [this](const std::string& reason) { Fail(reason, /*tell_peers=*/true); }),
       dense_(
           transport_.get(), options_, &routes_, &sender_, &links_, &broadcasting_, statistics_, &has_left_,
@@ -92,56 +93,17 @@ void Protocol::StartReady(Exchange exchange, Done done, Clock::time_point submit
 
 void Protocol::StartFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
   if (has_failed()) return done(failure_, {});
-  if (!factors.on_device) return StartReadyFactors(std::move(factors), std::move(done), submitted);
+  if (!factors.on_device) return StartReadyFactors(std::move(factors), std::move(done), submitted, nullptr);
   const std::shared_ptr<const OnDevice> tensors = factors.on_device;
   Staging* const staging = StagingOf(tensors->device);
   if (!staging) return done(failure_, {});
-  staging->WhenReady(tensors, [this, factors = std::move(factors), done = std::move(done)](bool is_ready) {
+  staging->WhenReady(tensors, [this, factors = std::move(factors), done = std::move(done), staging](bool is_ready) {
     if (!is_ready || has_failed()) return done(failure_, {});
-    if (broadcasting_.tries(Hash(factors.site))) return FetchFactors(factors, done, Clock::now());
-    StartReadyFactors(factors, done, Clock::now());  // which only says that they are not tried
+    StartReadyFactors(factors, done, Clock::now(), staging);
   });
 }
 
-// Copies factors from the GPU, in pieces between which urgent KV pairs find their place, and then sends them.
-void Protocol::FetchFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
-  struct Fetching {
-    Factors factors;
-    FactorsDone done;
-    size_t pending = 1;
-  };
-  auto fetching = std::make_shared<Fetching>();
-  fetching->factors = std::move(factors);
-  fetching->done = std::move(done);
-  auto landed = [this, fetching, submitted](bool has_landed) {
-    if (!has_landed) {
-      if (auto done = std::exchange(fetching->done, nullptr)) done(failure_, {});
-    } else if (--fetching->pending == 0) {
-      StartReadyFactors(std::move(fetching->factors), std::move(fetching->done), submitted);
-    }
-  };
-  for (FactorPart& part : fetching->factors.parts) {
-    if (part.is_on_host) continue;
-    const auto* from = static_cast<const char*>(part.data);
-    PinnedPiece piece = staging_->TakeUnlimited(part.bytes);
-    if (!piece) {
-      FailIf(Text("Rank ", rank_, " has no memory for ", part.bytes, " bytes of factors of '", fetching->factors.site,
-                  "': train with smaller batches, or with policy='ps'."));
-      return landed(false);
-    }
-    part.fetched = piece;
-    for (size_t begin = 0; begin < part.bytes; begin += PieceBytes(options_)) {
-      ++fetching->pending;
-      staging_->FetchInto(piece,
-                          {fetching->factors.site, fetching->factors.priority, from + begin,
-                           std::min(PieceBytes(options_), part.bytes - begin)},
-                          begin, [landed](const PinnedPiece& piece) { landed(piece != nullptr); });
-    }
-  }
-  landed(true);
-}
-
-void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted) {
+void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging) {
   const uint64_t hash = Hash(factors.site), form = Hash(factors.form);
   SiteStatistics& statistics = statistics_->Of(factors.site);
   statistics_->Submitted(~hash, submitted);  // if it has to travel dense, that is the same step
@@ -157,7 +119,7 @@ void Protocol::StartReadyFactors(Factors factors, FactorsDone done, Clock::time_
     if (gathered.is_complete) statistics_->events.Add(site, {row, submitted, now, bytes, is_blocking});
     done(error, std::move(gathered));
   };
-  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics, submitted));
+  FailIf(broadcasting_.Start(std::move(factors), completed, hash, form, statistics, submitted, staging));
   FailIfLeftBehind();
 }
 
@@ -201,6 +163,7 @@ void Protocol::OnFrame(int peer, const FrameHeader& header, const char* payload)
   if (!wrong.empty()) return FailIf(Malformed(peer, wrong));
   switch (header.kind) {
     case FrameKind::kFactors:
+    case FrameKind::kGpuFactors:
       return FailIf(broadcasting_.OnFactors(peer, header, payload));
     case FrameKind::kRefusal:
       return broadcasting_.OnRefusal(peer, header);

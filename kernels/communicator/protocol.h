@@ -70,8 +70,7 @@ class Protocol {
 
  private:
   void StartReady(Exchange exchange, Done done, Clock::time_point submitted, Staging* staging);
-  void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
-  void FetchFactors(Factors factors, FactorsDone done, Clock::time_point submitted);
+  void StartReadyFactors(Factors factors, FactorsDone done, Clock::time_point submitted, Staging* staging);
   Staging* StagingOf(Device* device);
   std::shared_ptr<char[]> TakeMemory(size_t bytes);
   void OnFrame(int peer, const FrameHeader& header, const char* payload);

@@ -11,7 +11,7 @@ namespace poseidon {
 // Any thread may read them.
 struct StagingStatistics {
   std::atomic<uint64_t> pinned_bytes{0}, gpu_bytes{0};  // memory of the host and of the GPU that is allocated
-  std::atomic<uint64_t> down_bytes{0}, up_bytes{0};     // copied so far, without factors that come up
+  std::atomic<uint64_t> down_bytes{0}, up_bytes{0};     // copied so far, without factors in the framework's stream
   std::atomic<uint64_t> across_bytes{0};                // copied so far from other ranks' GPUs
 };
 

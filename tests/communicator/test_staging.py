@@ -132,13 +132,18 @@ def test_copies_are_rows_of_a_timeline(ranks):
             assert event[0] != "down" or any(each[2] <= event[2] <= event[3] <= each[3] for each in exchanged)
 
 
-def test_ranks_of_a_node_add_on_their_gpus():
-    """What crosses the hosts' memory and the link between them: one sum of each node, and one result."""
+@pytest.mark.parametrize("scheme, shape, leaves, comes_up, across", [
+    ("ps", [1 << 20], 1, 1, 2 * 3),  # a node's sum, and the result; between GPUs three parts and three results
+    ("sfb", [500, 2000], 4, 0, 4 * 3)])  # four ranks' factors, in two pieces each; those of three others for each rank
+def test_ranks_of_a_node_combine_on_their_gpus(scheme, shape, leaves, comes_up, across):
+    """What crosses the hosts' memory and the link between them, in tensors: no more than the other node must have."""
     joined = communicator.join_loopback(len(NODES), JobOptions(timeout_s=30), NODES)
     communicator.use_ranks_for_ops(joined)
     try:
-        count = 1 << 20  # all servers have more than travels in a packet
-        tensors = [[np.arange(count) % 11 + rank] for rank in range(len(NODES))]
+        # All servers have more than travels in a packet.
+        tensors = [[np.arange(np.prod(shape)).reshape(shape) % 11 + rank] for rank in range(len(NODES))]
+        given = [tensor for tensor, in tensors]
+        expected = sum(given) if scheme == "ps" else np.concatenate(given)
 
         def total_bytes():
             counters = [rank.statistics() for rank in joined]
@@ -148,19 +153,18 @@ def test_ranks_of_a_node_add_on_their_gpus():
                                 if NODES[rank] == node) for node in (0, 1)]}
 
         everything = [GPU] * len(NODES), tensors, tf.float32, [True] * len(NODES)
-        exchange(*everything, scheme="ps")  # opens the windows
-        before, found = total_bytes(), []
-        events = joined[0].events_of("x", lambda: found.extend(exchange(*everything, steps=3, scheme="ps")), 1000)
-        for total, in found:
-            np.testing.assert_array_equal(total, len(NODES) * (np.arange(count) % 11) + 28)
-        across = [event for event in events if event[0] == "across"]  # one after the other, so times add up
-        assert across and all(one[3] <= other[2] for one, other in zip(across, across[1:]))
+        exchange(*everything, scheme=scheme)  # opens the windows
+        before = total_bytes()
+        for received, in exchange(*everything, steps=3, scheme=scheme):
+            np.testing.assert_array_equal(received, expected)
         after = total_bytes()
         crossed = {key: [now - then for now, then in zip(after[key], before[key])] for key in after}
-        size = 3 * 4 * count
-        assert crossed["down_bytes"] == crossed["up_bytes"] == crossed["network"] == [size, size]
-        assert crossed["across_bytes"] == [2 * 3 * size] * 2  # three parts and three results
-        assert crossed["gpu_bytes"] == [0, 0] and after["gpu_bytes"][0] >= 4 * 16 * (2 << 20)  # windows
+        size = 3 * 4 * given[0].size
+        assert crossed["down_bytes"] == crossed["network"] == [leaves * size] * 2
+        assert crossed["up_bytes"] == [comes_up * size] * 2
+        assert crossed["across_bytes"] == [across * size] * 2
+        assert scheme != "ps" or crossed["gpu_bytes"] == [0, 0]
+        assert after["gpu_bytes"][0] >= 4 * 16 * (2 << 20)  # windows
     finally:
         communicator.use_ranks_for_ops([])
         for rank in joined:

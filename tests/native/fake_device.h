@@ -97,6 +97,12 @@ class FakeDevice : public Device {
     });
   }
 
+  // Whether work of a stream is under way.
+  bool IsWorking(Stream stream) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !static_cast<std::deque<Item>*>(stream)->empty();
+  }
+
   void FailNow(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     failure_ = reason;

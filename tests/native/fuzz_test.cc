@@ -136,7 +136,7 @@ void Change(Frame* frame, std::mt19937* random) {
   const uint64_t number = kInteresting[(*random)() % std::size(kInteresting)];
   switch ((*random)() % 10) {
     case 0:
-      header->kind = static_cast<FrameKind>((*random)() % 10);
+      header->kind = static_cast<FrameKind>((*random)() % 16);
       break;
     case 1:
       header->scheme = static_cast<Scheme>((*random)() % 4);

@@ -1,10 +1,13 @@
-// Ranks of a node whose GPUs reach each other's memory: what they add up and pass on there, beside ranks that do not,
-// in any order in which copies and messages can come, and with failures.
+// Ranks of a node whose GPUs reach each other's memory: what they add up, pass on and gather there, beside ranks that
+// do not, in any order in which copies and messages can come, and with refusals and failures.
 
 #include "gpu_links.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -39,12 +42,69 @@ Bytes BytesOf(GpuJob* job, int rank, const std::string& site) {
 
 }  // namespace
 
-TEST(SumsAreRightWhateverWayTheirPartsTake) {
+TEST(SumsAndFactorsAreRightWhateverWayTheirPartsTake) {
   for (int seed = 0; seed < Schedules(250); ++seed) {
     GpuJob job(kNodes[seed % std::size(kNodes)], seed, {}, /*on_hosts=*/true);
     Vary(&job, seed);
     for (int step = 0; step < 3; ++step) job.Step(step, seed % 7);
     for (const auto& gpu : job.gpus) EXPECT_EQ(gpu->failed.load(), 0, Text("failures with seed ", seed));
+  }
+}
+
+// A rank has a dense gradient, or other factors: the others' pieces, of which a window here holds one, must not stay.
+TEST(FactorsThatAreRefusedLeaveTheWindows) {
+  static constexpr size_t kFactors = 11, kDense = 6;
+  for (int seed = 0; seed < Schedules(250); ++seed) {
+    GpuJob job(kNodes[seed % std::size(kNodes)], seed, 1U << kFactors | 1U << kDense, /*on_hosts=*/true);
+    Vary(&job, seed);
+    job.Step(0, 3);  // opens the windows
+    const int size = job.job.size(), odd_one = static_cast<int>(job.Bits() % size);
+    const bool has_none = job.Bits() % 2;
+    std::vector<int> order(size);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), job.job.random());
+    size_t refused = 0, dense = 0;
+    for (int rank : order) {
+      GpuRank& gpu = *job.gpus[rank];
+      auto place = [&gpu](const Tensor& tensor) {
+        const Device::Stream stream = gpu.device.MakeStream();
+        return tensor.is_on_host ? nullptr : std::make_shared<OnDevice>(&gpu.device, stream, gpu.device.Record(stream));
+      };
+      auto start_dense = [&job, &gpu, &dense, rank, place] {
+        const Tensor& tensor = gpu.tensors.at(kDense);
+        Exchange exchange;
+        exchange.site = "refused";
+        exchange.count = static_cast<int64_t>(tensor.count);
+        exchange.input = tensor.input;
+        exchange.output = tensor.output;
+        exchange.is_gradient = true;
+        exchange.on_device = place(tensor);
+        auto done = [&dense](const std::string& error) { dense += error.empty(); };
+        job.job.protocol(rank).Start(exchange, done, Clock::now());
+      };
+      if (has_none && rank == odd_one) {
+        start_dense();
+        continue;
+      }
+      const Tensor& tensor = gpu.tensors.at(kFactors);
+      Factors factors;
+      factors.site = "refused";
+      factors.form = rank == odd_one ? "V" : "U";
+      factors.parts.push_back({tensor.input, tensor.count * sizeof(float), Columns(kFactors) * sizeof(float)});
+      factors.on_device = place(tensor);
+      auto done = [&refused, start_dense](const std::string& error, const GatheredFactors& gathered) {
+        refused += error.empty() && !gathered.is_complete;
+        start_dense();
+      };
+      job.job.protocol(rank).StartFactors(factors, done, Clock::now());
+      for (int turn = seed % 50; turn > 0; --turn) job.Turn();
+    }
+    for (int turn = 0; dense < job.gpus.size(); ++turn) {
+      EXPECT(turn < 1000000, Text("seed ", seed, ": ranks and their GPUs wait for each other"));
+      job.Turn();
+    }
+    EXPECT_EQ(refused, job.gpus.size() - has_none, Text("refusals with seed ", seed));
+    job.Step(1, seed % 7);
   }
 }
 
@@ -89,13 +149,50 @@ TEST(FailuresEndWhatIsOnItsWayBetweenGpus) {
   }
 }
 
+TEST(FactorsInAWindowThatLieAreRefused) {
+  struct Case {
+    const char* says;
+    std::function<void(FrameHeader*)> change;
+  };
+  const char kOther[] = "expected 1 to 65536 bytes, 0, and 0 or 1, of a rank that combines with this one";
+  const std::vector<Case> cases = {
+      {"expected a place in one that this rank has opened", [](FrameHeader*) {}},  // they are right but for that
+      {kOther, [](FrameHeader* h) { h->length = 65600; }},
+      {kOther, [](FrameHeader* h) { h->length = 0; }},
+      {kOther, [](FrameHeader* h) { h->dtype = 4; }},
+      {kOther, [](FrameHeader* h) { h->sent_dtype = 2; }},
+      {kOther, [](FrameHeader* h) { h->root = 2; }},
+      {"expected whole rows", [](FrameHeader* h) { h->length -= 4; }},
+      {"expected those of another one of 4", [](FrameHeader* h) { h->root = 0; }},
+  };
+  for (const Case& each : cases) {
+    auto owned = std::make_unique<ScriptedTransport>(0, 4);
+    ScriptedTransport* const transport = owned.get();
+    const Options options = SmallOptions({{}, 2, {}});
+    Rank rank(std::move(owned), options);
+    const std::vector<float> value(10000);
+    Factors factors;
+    factors.site = "w";
+    factors.parts.push_back({value.data(), 40000, 200});
+    rank.protocol->StartFactors(factors, [](const std::string&, GatheredFactors) {}, Clock::now());
+    rank.protocol->Flush();
+    FrameHeader header = transport->sent.at(0).header;
+    header.kind = FrameKind::kGpuFactors;
+    header.root = 1;
+    each.change(&header);
+    transport->Arrive(header.root == 2 ? 2 : 1, Packet(header));
+    rank.protocol->Poll();
+    EXPECT_HOLDS(rank.failure, each.says);
+  }
+}
+
 // A sum, and one in place, each of one KV pair of more bytes than a packet takes.
 constexpr unsigned kChosen = 1 << 6 | 1 << 7;
 constexpr uint64_t kBytes = 9000 * sizeof(float);
 
 TEST(NothingOfANodeTouchesTheHost) {
   const int size = 3;
-  GpuJob job({{0, 0, 0}, size, {1}}, 0, kChosen);
+  GpuJob job({{0, 0, 0}, size, {1}}, 0, kChosen | 1 << 11);  // and factors, in pieces
   for (const auto& gpu : job.gpus) gpu->device.can_export = true;
   job.Step(0, 3);
   std::vector<Bytes> before;
@@ -106,7 +203,11 @@ TEST(NothingOfANodeTouchesTheHost) {
     EXPECT_EQ(now.down - before[rank].down, 0U, "bytes to the host");
     EXPECT_EQ(now.up - before[rank].up, 0U, "bytes from the host");
     const uint64_t taken = rank == 1 ? size - 1 : 1;  // the parts of others, or the sum
-    EXPECT_EQ(now.across - before[rank].across, 4 * 2 * kBytes * taken, "bytes from other GPUs");
+    uint64_t factors = 0;
+    for (int other = 0; other < size; ++other) {
+      if (other != rank) factors += sizeof(float) * job.gpus[other]->tensors.at(11).count;
+    }
+    EXPECT_EQ(now.across - before[rank].across, 4 * (2 * kBytes * taken + factors), "bytes from other GPUs");
   }
 }
 

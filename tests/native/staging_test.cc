@@ -3,8 +3,10 @@
 
 #include "staging.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -85,6 +87,33 @@ TEST(TensorsOnGpusAreExchangedWithoutPinnedMemory) {
   }
 }
 
+TEST(AGpuThatStopsCopyingFactorsIsNamed) {
+  Options options = SmallOptions({{}, 1, {}});
+  options.timeout_s = 0.01;
+  std::vector<std::unique_ptr<GpuRank>> gpus;
+  Job job(2, {0, 1}, options);
+  for (int rank : {0, 1}) {
+    gpus.push_back(std::make_unique<GpuRank>(rank, 2, 1 << 11));
+    gpus[rank]->Submit(
+        11, 0, [](const Exchange&, const Done&) {},
+        [&](const Factors& factors, const FactorsDone& done) {
+          job.protocol(rank).StartFactors(factors, done, Clock::now());
+        });
+    while (gpus[rank]->device.Advance(&job.random())) continue;  // computes them, and copies nothing yet
+  }
+  for (int turn = 0; turn < 1000; ++turn) {
+    gpus[1]->device.Advance(&job.random());
+    for (int rank : {0, 1}) {
+      job.protocol(rank).Poll();
+      job.protocol(rank).Flush();
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  job.protocol(0).CheckDeadlines();
+  EXPECT_HOLDS(job.rank(0).failure,
+               "Rank 0 waited 0.01 s for its GPU to copy what belongs to exchange 'site 11' (sfb)");
+}
+
 TEST(StagingMemoryIsLimitedAndFreedWithTheJob) {
   for (int jobs = 0; jobs < 2; ++jobs) {
     std::vector<std::unique_ptr<GpuRank>> gpus;
@@ -122,5 +151,47 @@ TEST(StagingMemoryIsLimitedAndFreedWithTheJob) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
+  }
+}
+
+// What is copied when a rank leaves must stay until it has been.
+TEST(RanksMayLeaveWithCopiesUnderWay) {
+  static auto& gpus = *new std::vector<std::unique_ptr<GpuRank>>;  // outlive the progress threads
+  const std::vector<int> nodes = {0, 0, 1};
+  const size_t size = nodes.size();
+  for (const auto stream : {&Device::down, &Device::up, &Device::across}) {
+    std::vector<std::unique_ptr<Communicator>> ranks;
+    const size_t first = gpus.size();
+    for (auto& transport : MakeLoopbackTransports(static_cast<int>(size), nodes)) {
+      gpus.push_back(std::make_unique<GpuRank>(static_cast<int>(ranks.size()), static_cast<int>(size), ~0U));
+      gpus.back()->device.can_export = true;
+      auto open = [opened = std::make_shared<std::unique_ptr<Transport>>(std::move(transport))] {
+        return std::move(*opened);
+      };
+      ranks.push_back(std::make_unique<Communicator>(open, SmallOptions({nodes, 2, {}}), 30));
+    }
+    std::mt19937 random(first);
+    const auto advance = [&] {
+      bool has_advanced = false;
+      for (size_t i = first; i < gpus.size(); ++i) has_advanced |= gpus[i]->device.Advance(&random);
+      std::this_thread::yield();
+      return has_advanced;
+    };
+    const auto is_over = [](const auto& gpu) { return !gpu->pending && !gpu->unread; };
+    for (int step = 0; step < 2; ++step) {
+      while (!std::all_of(gpus.begin() + first, gpus.end(), is_over)) advance();  // a step that opens the windows
+      for (const auto& [which, tensor] : gpus[first]->tensors) {
+        for (size_t rank = 0; rank < size; ++rank) {
+          gpus[first + rank]->Submit(
+              which, step, [&](const Exchange& exchange, const Done& done) { ranks[rank]->Submit(exchange, done); },
+              [&](const Factors& factors, const FactorsDone& done) { ranks[rank]->SubmitFactors(factors, done); });
+        }
+      }
+    }
+    const FakeDevice& device = gpus[first]->device;
+    while (!device.IsWorking((device.*stream)())) advance();
+    ranks.clear();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they leave meanwhile
+    while (advance()) continue;
   }
 }
