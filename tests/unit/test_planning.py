@@ -201,18 +201,18 @@ def test_a_plan_has_the_bytes_that_were_measured_without_zeros():
 
 
 # A link of 8 Gbit/s is 1e9 bytes per second, eight times the network. A rank gives 80,000 bytes of a gradient, 9600 of
-# factors, and 880 of slices, which go through the host.
+# factors, and 880 of slices.
 @pytest.mark.parametrize("ranks, options, expected", [
-    (1, {"gpu_link_gbps": 8}, (1.5 * 80_000 / 1e9, 3 * 9600 / 1e9, 3 * 880 / 125e6)),
-    (4, {"gpu_link_gbps": 8}, (1.5 * 80_000 / 1e9, 3 * 9600 / 1e9, 0)),
-    (1, {"gpu_link_gbps": 8, "servers": 1}, (3 * 80_000 / 1e9, 3 * 9600 / 1e9, 3 * 880 / 125e6)),
+    (1, {"gpu_link_gbps": 8}, (1.5 * 80_000 / 1e9, 3 * 9600 / 1e9, 3 * 880 / 1e9)),
+    (4, {"gpu_link_gbps": 8}, (1.5 * 80_000 / 1e9, 3 * 9600 / 1e9, 3 * 880 / 1e9)),
+    (1, {"gpu_link_gbps": 8, "servers": 1}, (3 * 80_000 / 1e9, 3 * 9600 / 1e9, 3 * 880 / 1e9)),
     (1, {}, (1.5 * 80_000 / 125e6, 3 * 9600 / 125e6, 3 * 880 / 125e6)),
-    # Two nodes of two: the network is slower, or the links, for sums alone or for both.
+    # Two nodes of two: the network is slower, or the links, for sums alone or for all.
     (2, {"gpu_link_gbps": 8}, (80_000 / 125e6, 2 * 9600 / 125e6, 2 * 880 / 125e6)),
     (2, {"gpu_link_gbps": 0.8}, (80_000 / 1e8, 2 * 9600 / 125e6, 2 * 880 / 125e6)),
-    (2, {"gpu_link_gbps": 0.08}, (80_000 / 1e7, 9600 / 1e7, 2 * 880 / 125e6)),
+    (2, {"gpu_link_gbps": 0.08}, (80_000 / 1e7, 9600 / 1e7, 880 / 1e7)),
     (2, {}, (80_000 / 125e6, 2 * 9600 / 125e6, 2 * 880 / 125e6))])
-def test_sums_and_factors_take_the_links_between_gpus(ranks, options, expected):
+def test_gradients_take_the_links_between_gpus(ranks, options, expected):
     """Their bytes, latency and arithmetic are the same; other exchanges go as they did."""
     host = dataclasses.replace(CLUSTER, ranks_per_node=ranks, servers=options.get("servers", 4))
     linked = dataclasses.replace(host, gpus_per_node=2 if ranks == 2 else 4, **options)
@@ -254,10 +254,10 @@ def test_links_between_gpus_favour_sums_which_need_no_rebuilding(accelerators):
 
 @pytest.mark.parametrize("ranks_per_node, cluster, routes", [
     (1, "4 workers, 4 servers, 10 Gbit/s, 50 µs, 1000 GFLOP/s, 4 GPUs to a node linked at 2400 Gbit/s",
-     "Sums and factors take the links between the GPUs; what else is exchanged goes through the host."),
+     "Gradients take the links between the GPUs; what else is exchanged goes through the host."),
     (2, "4 workers, 4 servers, 2 to a node, 10 Gbit/s, 50 µs, 1000 GFLOP/s, 2 GPUs to a node linked at 2400 Gbit/s",
-     "Inside a node, sums and factors take the links between its 2 GPUs. The network carries one sum of each node, the "
-     "factors of all its ranks, and what else is exchanged.")])
+     "Inside a node, gradients take the links between its 2 GPUs. The network carries one sum of each node, the "
+     "factors and slices of all its ranks, and what else is exchanged.")])
 def test_plans_say_what_takes_the_links_between_gpus(ranks_per_node, cluster, routes):
     given = planning.Cluster(4, ranks_per_node=ranks_per_node, gpus_per_node=4 // ranks_per_node, gpu_link_gbps=2400)
     plan = planning.make_plan([dense_site(100, 50, 8)], "ps", given)

@@ -42,9 +42,9 @@ class Cluster:
             factors. Exchanges inside the node cost nothing, unless its GPUs are linked at a known rate.
         uncertainty: By which share the ratio of these speeds may be wrong, 0 if they are exact. `calibrate` takes it
             from how much its measurements differ.
-        gpus_per_node: How many ranks of a node have GPUs that reach each other's memory, so that sums and factors take
-            the links between them; 1 for none. All ranks that combine do, or none: that is `ranks_per_node` or, on
-            one machine, `workers`.
+        gpus_per_node: How many ranks of a node have GPUs that reach each other's memory, so that gradients take the
+            links between them; 1 for none. All ranks that combine do, or none: that is `ranks_per_node` or, on one
+            machine, `workers`.
         gpu_link_gbps: Rate at which a GPU gives to the others of its node, and takes from them at the same time, in
             10^9 bits per second; 0 if what they exchange goes through the host.
 
@@ -141,9 +141,9 @@ class Cluster:
         if not self.gpu_link_gbps:
             return ""
         if self.are_all_linked:
-            return "Sums and factors take the links between the GPUs; what else is exchanged goes through the host."
-        return (f"Inside a node, sums and factors take the links between its {self.gpus_per_node} GPUs. The network "
-                "carries one sum of each node, the factors of all its ranks, and what else is exchanged.")
+            return "Gradients take the links between the GPUs; what else is exchanged goes through the host."
+        return (f"Inside a node, gradients take the links between its {self.gpus_per_node} GPUs. The network carries "
+                "one sum of each node, the factors and slices of all its ranks, and what else is exchanged.")
 
     def fields(self) -> dict[str, Any]:
         """Returns the attributes by name, those of links between GPUs where they are not the defaults."""

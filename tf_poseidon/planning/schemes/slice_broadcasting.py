@@ -26,7 +26,7 @@ class SliceBroadcasting(Scheme):
 
     def traffic(self, site: Site) -> Traffic:
         assert site.slices is not None  # else it is a mismatch
-        return Traffic(GATHER, site.slices.num_bytes, can_wait=False)
+        return Traffic(GATHER, site.slices.num_bytes, can_wait=False, takes_links=True)
 
     def common(self, site: Site, carried: Carried | None) -> str:
         return ", no slices" if site.slices is None else f", slices of {site.slices.row_bytes} bytes"
