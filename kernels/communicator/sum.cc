@@ -78,8 +78,11 @@ void SumRowsOf(const void* values, int64_t columns, const RowLists& lists, void*
   std::vector<typename Arithmetic<T>::Accumulator> sum(columns);
   for (int64_t i = 0; i < lists.count; ++i, out += columns) {
     const int64_t begin = lists.begins[i], end = lists.begins[i + 1];
-    if (begin == end) {
-      std::memset(out, 0, columns * sizeof(T));
+    if (begin == end) {  // as most are, of a large table
+      const int64_t first = i;
+      while (i + 1 < lists.count && lists.begins[i + 2] == end) ++i;
+      std::memset(out, 0, (i + 1 - first) * columns * sizeof(T));
+      out += (i - first) * columns;
       continue;
     }
     if (end - begin == 1) {

@@ -1,5 +1,4 @@
-// One thread converts one element, by the arithmetic of the host. On a GPU, a narrower type on the wire runs it where no
-// plan has casts in its place.
+// One thread converts one element, by the arithmetic of the host. On a GPU, scripts/gpu_train.py runs it.
 //
 // Tests: tests/gpu/test_cuda_kernels.py.
 

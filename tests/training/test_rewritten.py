@@ -179,8 +179,8 @@ def test_model_on_an_accelerator(policy, trained, tmp_path):
     on_accelerator = [place for place in ranks[0]["places"] if not place.endswith(" on 0")]
     # PoseidonRows passes on its input, on any device.
     rebuilt = ["SufficientFactorBias on 1", "SufficientFactorOuterProduct on 1"]
-    assert on_accelerator == ["PoseidonRecv on 1", "PoseidonRows on 1", "PoseidonSend on 1",
-                              *(rebuilt if policy == "sfb" else [])]
+    assert on_accelerator == ["PoseidonAllGather on 1", "PoseidonRecv on 1", "PoseidonRows on 1",
+                              "PoseidonSend on 1", *(rebuilt if policy == "sfb" else [])]
     assert "PoseidonAgree on 0" in ranks[0]["places"]
 
 
