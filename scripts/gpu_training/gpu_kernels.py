@@ -16,6 +16,8 @@ import gpu_device
 import gpu_outer_product as outer_product
 import gpu_setting
 
+from tf_poseidon import communicator
+from tf_poseidon import ops
 from tf_poseidon.ops import library
 
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")
@@ -34,20 +36,37 @@ def _checked(path: pathlib.Path, memory: object) -> dict[str, object]:
     return {"worst": worst, "cases": len(outer_product.cases())}
 
 
-def _check_slices(device: str) -> None:
-    """Compares sums of slices on a device with those of the host, bit by bit."""
-    rng = np.random.default_rng(_SEED.value)
-    indices, values = tf.constant(rng.integers(0, 300, 2000)), rng.normal(size=(2000, 37))
+# What ops make of a tensor, in a job of one rank.
+_OPS = {
+    "sums of slices": lambda x: ops.dense_slices(tf.IndexedSlices(x, tf.range(x.shape[0]) // 7), x.shape),
+    "exchanged slices": lambda x: ops.sync_slices(
+        tf.IndexedSlices(x, tf.range(x.shape[0]) // 7), x.shape, "slices").values,
+    "sums": lambda x: ops.all_reduce(x, "sum"),
+    "sums in bfloat16": lambda x: ops.sync(x, "narrow", wire_dtype="bfloat16"),
+    "broadcasts": lambda x: ops.broadcast(x, "broadcast"),
+    "gathered rows": lambda x: ops.all_gather(x, "rows"),
+}
+
+
+def _check_ops(device: str) -> None:
+    """Compares what ops make on a device with what they make on the host, bit by bit."""
+    values = np.random.default_rng(_SEED.value).normal(size=(2000, 37))
+    rank, = communicator.join_loopback(1)
+    rank.use_for_ops()
     for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
-        bits = []
-        for place in ("CPU:0", device):
-            with tf.device(place):
-                sums = library.load()[0].poseidon_dense_slices(indices=indices, values=tf.cast(values, dtype),
-                                                               shape=(310, 37))
-            bits.append(sums.numpy().tobytes())
-        if bits[0] != bits[1]:
-            raise SystemExit(f"gpu_train: sums of slices in {dtype.name} on {device} have other bits than on the host, "
-                             "expected the same; look into kernels/cuda/row_sum.cu.cc.")
+        for what, op in _OPS.items():
+            bits = []
+            for place in ("CPU:0", device):
+                with tf.device(place):
+                    result = op(tf.cast(values, dtype))
+                if not result.device.endswith(place):
+                    raise SystemExit(f"gpu_train: {what} in {dtype.name} were computed on {result.device}, expected "
+                                     f"{place}; look whether the op has a kernel there.")
+                bits.append(result.numpy().tobytes())
+            if bits[0] != bits[1]:
+                raise SystemExit(f"gpu_train: {what} in {dtype.name} on {device} have other bits than on the host, "
+                                 "expected the same; look into kernels/cuda.")
+    rank.leave()
 
 
 def _rehearsed() -> dict[str, object]:
@@ -55,7 +74,7 @@ def _rehearsed() -> dict[str, object]:
     path = gpu_setting.path("emulated.so")
     subprocess.run(["g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-Wno-unknown-pragmas", _EMULATED, "-o", path],
                    check=True)
-    _check_slices("CPU:0")
+    _check_ops("CPU:0")
     return _checked(path, outer_product.HostMemory())
 
 
@@ -67,7 +86,7 @@ def _on_gpu() -> dict[str, object]:
     pieces = {"whole": link.BYTES, "2 MiB": 2 << 20}
     rates = {f"{name}, {' and '.join(directions)}": link.measure(piece, directions)
              for name, piece in pieces.items() for directions in (("down",), ("up",), ("down", "up"))}
-    _check_slices("GPU:0")
+    _check_ops("GPU:0")
     found = _checked(library.path_for(tf.__version__), gpu_device.DeviceMemory(driver))
     return found | {"gpu": driver.name, "link_bytes_per_s": rates}
 
