@@ -104,7 +104,7 @@ PLANTED: dict[str, tuple[Planted, ...]] = {
     ),
     "schemes": (
         Planted("slices wait for other messages", f"{_PLANNING}/schemes/slice_broadcasting.py",
-                "site.slices.num_bytes, can_wait=False)", "site.slices.num_bytes)"),
+                "site.slices.num_bytes, can_wait=False, ", "site.slices.num_bytes, "),
         Planted("a gradient that was cast is planned as it is", f"{_PLANNING}/schemes/parameter_server.py",
                 "return Traffic(SUM, site.num_bytes, sent_bytes=site.sent_bytes)",
                 "return Traffic(SUM, site.num_bytes)"),
