@@ -134,7 +134,7 @@ def test_copies_are_rows_of_a_timeline(ranks):
 
 @pytest.mark.parametrize("scheme, shape, leaves, comes_up, across", [
     ("ps", [1 << 20], 1, 1, 2 * 3),  # a node's sum, and the result; between GPUs three parts and three results
-    ("sfb", [500, 2000], 4, 0, 4 * 3)])  # four ranks' factors, in two pieces each; those of three others for each rank
+    ("sfb", [300, 2000], 4, 0, 4 * 3)])  # four ranks' factors, in two pieces each; those of three others for each rank
 def test_ranks_of_a_node_combine_on_their_gpus(scheme, shape, leaves, comes_up, across):
     """What crosses the hosts' memory and the link between them, in tensors: no more than the other node must have."""
     joined = communicator.join_loopback(len(NODES), JobOptions(timeout_s=30), NODES)
