@@ -103,6 +103,12 @@ class EmulatedGpu : public Device {
       poseidon::SumRows(dtype, values, columns, lists, output);
     });
   }
+  void Convert(Stream stream, DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out) override {
+    Put(stream, [=] {
+      const tensorflow::port::ScopedDontFlushDenormal as_on_gpus;
+      poseidon::Convert(dtype, from, count, out_dtype, out);
+    });
+  }
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {
     Put(stream, [owner = std::move(owner)] {});
   }

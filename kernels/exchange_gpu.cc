@@ -7,9 +7,6 @@
 
 #include <memory>
 
-#include "cuda/conversion.h"
-#include "cuda/outer_product.h"
-#include "dtypes.h"
 #include "exchange_kernels.h"
 #include "gathered_rows.h"
 #include "gpu_registration.h"
@@ -20,22 +17,7 @@ namespace poseidon {
 namespace {
 
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 using tensorflow::register_kernel::Name;
-
-class GpuSyncKernel : public OnGpu<SyncKernel> {
- public:
-  using OnGpu<SyncKernel>::OnGpu;
-
- protected:
-  void Convert(OpKernelContext* context, const Tensor& from, Tensor* to) const override {
-    const int error = StartConversion(static_cast<CUstream_st*>(StreamOf(context)), ToDataType(from.dtype()),
-                                      ToDataType(to->dtype()), from.data(), from.NumElements(), to->data());
-    OP_REQUIRES(context, error == 0,
-                absl::InternalError(absl::StrCat("PoseidonSync '", site_, "' could not be converted on the GPU: ",
-                                                 poseidon_cuda_error(error), ".")));
-  }
-};
 
 class GpuGatherKernel : public OnGpu<GatherKernel> {
  public:
@@ -49,8 +31,8 @@ class GpuGatherKernel : public OnGpu<GatherKernel> {
 
 template <class T>
 bool Register() {
-  return RegisterOnGpu<GpuSyncKernel>(Name("PoseidonSync").HostMemory("contributes").TypeConstraint<T>("T"),
-                                      "GpuSyncKernel") &&
+  return RegisterOnGpu<OnGpu<SyncKernel>>(Name("PoseidonSync").HostMemory("contributes").TypeConstraint<T>("T"),
+                                          "GpuSyncKernel") &&
          RegisterOnGpu<OnGpu<SumKernel>>(Name("PoseidonAllReduce").HostMemory("contributes").TypeConstraint<T>("T"),
                                          "GpuSumKernel") &&
          RegisterOnGpu<GpuGatherKernel>(Name("PoseidonAllGather").HostMemory("contributes").TypeConstraint<T>("T"),

@@ -14,6 +14,7 @@
 #include "process_communicator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/denormal.h"
 
 namespace poseidon {
 namespace {
@@ -51,6 +52,18 @@ class SizeKernel : public OpKernel {
     size->scalar<int32_t>()() = communicator->size();
   }
 };
+
+// Converts between bfloat16 and a wider type, on the GPU if tensors have a place there.
+absl::Status Convert(const OnDevice* place, const Tensor& from, Tensor* to) {
+  const DataType dtype = ToDataType(from.dtype()), out_dtype = ToDataType(to->dtype());
+  if (!place) {
+    const tensorflow::port::ScopedDontFlushDenormal as_on_gpus;
+    poseidon::Convert(dtype, from.data(), from.NumElements(), out_dtype, to->data());
+    return absl::OkStatus();
+  }
+  place->device->Convert(place->stream, dtype, from.data(), from.NumElements(), out_dtype, to->data());
+  return FailureOf(*place->device);
+}
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonSync").Device(tensorflow::DEVICE_CPU), SyncKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonAllReduce").Device(tensorflow::DEVICE_CPU), SumKernel);
@@ -134,31 +147,17 @@ void SyncKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   Tensor wire;
   OP_REQUIRES_OK_ASYNC(context, context->allocate_temp(tensorflow::DT_BFLOAT16, context->input(0).shape(), &wire),
                        done);
-  Convert(context, context->input(0), &wire);
-  if (!context->status().ok()) return done();
+  OP_REQUIRES_OK_ASYNC(context, Convert(Place(context).get(), context->input(0), &wire), done);
   auto widen = [this, context, wire, done] {
     // Converting takes a while: not on the progress thread.
     context->device()->tensorflow_cpu_worker_threads()->workers->Schedule([this, context, wire, done] {
       Tensor* output = nullptr;
       context->SetStatus(context->allocate_output(0, wire.shape(), &output));
-      if (context->status().ok()) Convert(context, wire, output);
+      if (context->status().ok()) context->SetStatus(Convert(Place(context).get(), wire, output));
       done();
     });
   };
   Run(context, ToExchange(context, wire), wire, wire, widen, done);
-}
-
-void SyncKernel::Convert(OpKernelContext*, const Tensor& from, Tensor* to) const {
-  using tensorflow::bfloat16;
-  if (from.dtype() == tensorflow::DT_FLOAT) {
-    to->flat<bfloat16>() = from.flat<float>().cast<bfloat16>();
-  } else if (from.dtype() == tensorflow::DT_DOUBLE) {
-    to->flat<bfloat16>() = from.flat<double>().cast<bfloat16>();
-  } else if (to->dtype() == tensorflow::DT_FLOAT) {
-    to->flat<float>() = from.flat<bfloat16>().cast<float>();
-  } else {
-    to->flat<double>() = from.flat<bfloat16>().cast<double>();
-  }
 }
 
 // ---- broadcasts ---------------------------------------------------------------------------------

@@ -15,6 +15,12 @@
 
 namespace poseidon {
 
+// Why work that a GPU was given has failed, if any has.
+inline absl::Status FailureOf(const Device& device) {
+  const std::string failure = device.failure();
+  return failure.empty() ? absl::OkStatus() : absl::InternalError(absl::StrCat("On the GPU, ", failure, "."));
+}
+
 class ExchangeKernel : public tensorflow::AsyncOpKernel {
  public:
   explicit ExchangeKernel(tensorflow::OpKernelConstruction* context);
@@ -56,11 +62,6 @@ class SyncKernel : public SumKernel {
  public:
   explicit SyncKernel(tensorflow::OpKernelConstruction* context);
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
-
- protected:
-  // Converts between bfloat16 and a wider type, for ops that follow.
-  virtual void Convert(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
-                       tensorflow::Tensor* to) const;
 
  private:
   bool is_narrowed_ = false;

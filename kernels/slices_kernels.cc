@@ -87,7 +87,7 @@ absl::Status SumSlices(OpKernelContext* context, const OnDevice* place, const st
                          sums->data());
   place->device->Release();  // what earlier calls have kept: without exchanges nobody else does
   place->device->KeepUntilDone(place->stream, std::move(given));
-  return absl::OkStatus();
+  return FailureOf(*place->device);
 }
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU), SyncSlicesKernel);

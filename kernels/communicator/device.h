@@ -49,6 +49,10 @@ class Device {
   virtual void SumRows(Stream stream, DataType dtype, const void* values, int64_t columns, const RowLists& lists,
                        void* output) = 0;
 
+  // poseidon::Convert of elements in the GPU's memory.
+  virtual void Convert(Stream stream, DataType dtype, const void* from, int64_t count, DataType out_dtype,
+                       void* out) = 0;
+
   // Keeps `owner` until what has been put into `stream` is done, and Release is called. Any thread may call these.
   virtual void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) = 0;
   virtual void Release() = 0;

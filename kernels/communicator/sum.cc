@@ -118,6 +118,22 @@ const TypeInfo& Info(DataType dtype) {
   return kInfo[static_cast<int>(dtype)];
 }
 
+template <typename From, typename To>
+[[gnu::always_inline]] inline void ConvertElements(const void* from, int64_t count, void* out) {
+  const From* const in = static_cast<const From*>(from);
+  To* const to = static_cast<To*>(out);
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = Arithmetic<To>::Store(static_cast<float>(Arithmetic<From>::Load(in[i])));
+  }
+}
+
+POSEIDON_MULTIVERSION void ConvertAny(DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out) {
+  if (dtype == DataType::kFloat32) return ConvertElements<float, Bfloat16>(from, count, out);
+  if (dtype == DataType::kFloat64) return ConvertElements<double, Bfloat16>(from, count, out);
+  if (out_dtype == DataType::kFloat32) return ConvertElements<Bfloat16, float>(from, count, out);
+  ConvertElements<Bfloat16, double>(from, count, out);
+}
+
 }  // namespace
 
 size_t ElementBytes(DataType dtype) { return Info(dtype).bytes; }
@@ -155,6 +171,10 @@ void SumOfSums(DataType dtype, const std::vector<std::vector<Summand>>& groups, 
 
 void SumRows(DataType dtype, const void* values, int64_t columns, const RowLists& lists, void* output) {
   Info(dtype).sum_rows(values, columns, lists, output);
+}
+
+void Convert(DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out) {
+  ConvertAny(dtype, from, count, out_dtype, out);
 }
 
 }  // namespace poseidon

@@ -57,6 +57,10 @@ struct RowLists {
 // Requires: all pointers are aligned to the element size; `dtype` is not DataType::kBytes.
 void SumRows(DataType dtype, const void* values, int64_t columns, const RowLists& lists, void* output);
 
+// Converts `count` elements of float or double to bfloat16, rounded to nearest, or back. A double is a float on the
+// way.
+void Convert(DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out);
+
 }  // namespace poseidon
 
 #endif  // POSEIDON_COMMUNICATOR_SUM_H_

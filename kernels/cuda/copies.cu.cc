@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../communicator/arithmetic.h"
+#include "conversion.h"
 #include "row_sum.h"
 
 namespace poseidon {
@@ -161,6 +162,13 @@ class Gpu : public Device {
     Check(static_cast<cudaError_t>(
               StartRowSums(static_cast<cudaStream_t>(stream), dtype, values, columns, lists, output)),
           "a sum of rows");
+  }
+
+  void Convert(Stream stream, DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out) override {
+    const Current current(this);
+    Check(static_cast<cudaError_t>(
+              StartConversion(static_cast<cudaStream_t>(stream), dtype, out_dtype, from, count, out)),
+          "a conversion");
   }
 
   void KeepUntilDone(Stream stream, std::shared_ptr<void> owner) override {

@@ -51,6 +51,7 @@ _OPS = {
 def _check_ops(device: str) -> None:
     """Compares what ops make on a device with what they make on the host, bit by bit."""
     values = np.random.default_rng(_SEED.value).normal(size=(2000, 37))
+    values[:20] *= 1e-39  # subnormal as float
     rank, = communicator.join_loopback(1)
     rank.use_for_ops()
     for dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
@@ -58,7 +59,7 @@ def _check_ops(device: str) -> None:
             bits = []
             for place in ("CPU:0", device):
                 with tf.device(place):
-                    result = op(tf.cast(values, dtype))
+                    result = op(tf.constant(values.astype(dtype.as_numpy_dtype)))
                 if not result.device.endswith(place):
                     raise SystemExit(f"gpu_train: {what} in {dtype.name} were computed on {result.device}, expected "
                                      f"{place}; look whether the op has a kernel there.")

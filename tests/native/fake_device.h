@@ -166,6 +166,12 @@ class FakeDevice : public Device {
                     nullptr});
   }
 
+  void Convert(Stream stream, DataType dtype, const void* from, int64_t count, DataType out_dtype, void* out) override {
+    Append(stream,
+           {[=, from = Inside(from), to = Inside(out)] { poseidon::Convert(dtype, from, count, out_dtype, to); },
+            nullptr});
+  }
+
   // Memory is opened by where it is, which is in this process.
   std::string Export(void* data) override {
     if (!can_export) return "";
