@@ -299,11 +299,12 @@ std::vector<int> FactorBroadcasting::Missing(const State& state) const {
   return missing;
 }
 
-// Copies what is on the GPU to the host, where this rank's own factors are; returns whether there is anything.
+// Copies what is on the GPU to the host, where this rank's own part is there; returns whether there is anything.
 bool FactorBroadcasting::MoveToHost(const Key& key, const State& state) {
   const std::shared_ptr<Own> own = state.own;
   bool has_any = false;
   for (const auto& [from, arrival] : state.arrivals) {
+    if (from.second >= own->factors.parts.size() || IsOnGpu(*own, from.second)) continue;
     for (GatheredFactors::Rows& rows : arrival->rows) {
       if (!rows.is_on_gpu) continue;
       has_any = true;
@@ -327,7 +328,7 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
   if (refused_by < 0) {
     if (!Missing(found->second).empty()) return;
     refused_by = OtherForm(found->second);
-    if (refused_by < 0 && !own->staging && MoveToHost(key, found->second)) return;
+    if (refused_by < 0 && MoveToHost(key, found->second)) return;
   }
   const State state = std::move(found->second);
   states_.erase(found);
@@ -366,11 +367,26 @@ void FactorBroadcasting::FinishIfOver(const Key& key) {
   own->done("", std::move(gathered));
 }
 
+// Whether a rank's factors are here, or only to be copied from its window.
+bool FactorBroadcasting::HasGiven(const State& state, int rank) const {
+  for (uint32_t part = 0; part < state.own->factors.parts.size(); ++part) {
+    const auto found = state.arrivals.find({rank, part});
+    if (found == state.arrivals.end()) return false;
+    const Arrival& arrival = *found->second;
+    if (!arrival.is_ready() && !(arrival.is_announced && arrival.header.is_in_window())) return false;
+  }
+  return true;
+}
+
 std::optional<FactorBroadcasting::Overdue> FactorBroadcasting::FindOverdue(Clock::time_point now,
                                                                            double seconds) const {
   for (const auto& [key, state] : states_) {
     if (!state.own || Seconds(now - state.own->start) < seconds) continue;
     std::vector<int> missing = Missing(state), direct;
+    if (links_->waits_for_gpu()) {  // what lies in windows is not missing
+      missing.erase(std::remove_if(missing.begin(), missing.end(), [&](int rank) { return HasGiven(state, rank); }),
+                    missing.end());
+    }
     std::copy_if(missing.begin(), missing.end(), std::back_inserter(direct),
                  [this](int rank) { return routes_->IsDirect(rank); });
     if (!direct.empty()) return Overdue{state.own->factors.site, std::move(direct)};

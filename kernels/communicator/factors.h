@@ -196,6 +196,7 @@ class FactorBroadcasting {
   void FetchAndSend(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
   void SendByLink(const Key& key, const std::shared_ptr<Own>& own, size_t part, const std::vector<int>& peers);
   void HasLeft(const Key& key, const std::shared_ptr<Own>& own);
+  bool HasGiven(const State& state, int rank) const;
   bool MoveToHost(const Key& key, const State& state);
   static bool IsOnGpu(const Own& own, size_t part) { return own.staging && !own.factors.parts[part].is_on_host; }
   PinnedPiece TakeMemory(size_t bytes, const std::string& site);

@@ -91,6 +91,8 @@ class GpuLinks {
 
   bool is_copying() const { return !under_way_.empty(); }
   bool is_waiting() const { return waits_for_gpu() || (!has_failed_ && !leaving_.empty()); }
+  // Whether anything lies in the window that others have not copied.
+  bool is_holding() const { return !has_failed_ && !lying_.empty(); }
   bool waits_for_gpu() const { return !has_failed_ && (is_copying() || !wanted_.empty()); }
 
   // Ends what waits. What has begun goes on, so this object must stay as long as the GPU works.

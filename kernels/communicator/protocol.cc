@@ -192,7 +192,10 @@ void Protocol::SayGoodbye() {
 }
 
 void Protocol::Flush() {
-  if (wants_goodbye_ && !broadcasting_.is_passing_on()) SendGoodbye();
+  // What this rank has begun to give goes first: nothing follows a goodbye, and others' word that they have copied what
+  // lies in its window finds it here.
+  const bool is_giving = is_waiting_for_device() || links_.is_holding();
+  if (wants_goodbye_ && !broadcasting_.is_passing_on() && !is_giving) SendGoodbye();
   sender_.Flush();
 }
 

@@ -108,6 +108,84 @@ TEST(FactorsThatAreRefusedLeaveTheWindows) {
   }
 }
 
+// Two ranks of a node whose windows are open, and the second step of their factors.
+struct SecondStep {
+  explicit SecondStep(double timeout_s, size_t staging_bytes) : job(2, {0, 0}, WithTimeout(timeout_s, staging_bytes)) {
+    for (int rank : {0, 1}) {
+      gpus.push_back(std::make_unique<GpuRank>(rank, 2, 1U << kFactors));
+      gpus[rank]->device.can_export = true;
+      Submit(rank, 0);
+    }
+    for (int turn = 0; turn < 3000; ++turn) {
+      for (int rank : {0, 1}) Turn(rank);
+    }
+    EXPECT_EQ(gpus[0]->pending + gpus[1]->pending, 0, "exchanges of the first step");
+  }
+
+  static Options WithTimeout(double timeout_s, size_t staging_bytes) {
+    Options options = SmallOptions({{}, 2, {}});
+    options.timeout_s = timeout_s;
+    options.staging_bytes = static_cast<int64_t>(staging_bytes);
+    return options;
+  }
+
+  void Submit(int rank, int step) {
+    gpus[rank]->Submit(
+        kFactors, step, [](const Exchange&, const Done&) {},
+        [&](const Factors& factors, const FactorsDone& done) {
+          job.protocol(rank).StartFactors(factors, done, Clock::now());
+        });
+  }
+
+  void Poll(int rank) {
+    job.protocol(rank).Poll();
+    job.protocol(rank).Flush();
+  }
+
+  void Turn(int rank) {
+    while (gpus[rank]->device.Advance(&job.random())) continue;
+    Poll(rank);
+  }
+
+  static constexpr size_t kFactors = 11;  // more than a piece
+  std::vector<std::unique_ptr<GpuRank>> gpus;
+  Job job;
+};
+
+TEST(ARankSaysGoodbyeWhenOthersHaveTakenWhatItGives) {
+  for (int turns : {0, 1, 2, 3, 5, 8}) {
+    SecondStep ranks(/*timeout_s=*/60, /*staging_bytes=*/1);
+    ranks.Submit(0, 1);
+    for (int turn = 0; turn < turns; ++turn) ranks.Turn(0);
+    ranks.job.protocol(0).SayGoodbye();  // with more to give than its window holds
+    ranks.Submit(1, 1);
+    for (int turn = 0; ranks.gpus[0]->pending + ranks.gpus[1]->pending > 0; ++turn) {
+      EXPECT(turn < 100000, Text("with a goodbye after ", turns, " turns, ranks wait for each other"));
+      for (int rank : {0, 1}) ranks.Turn(rank);
+    }
+    EXPECT_EQ(ranks.gpus[0]->failed + ranks.gpus[1]->failed, 0,
+              Text("failures with a goodbye after ", turns, " turns: ", ranks.job.rank(0).failure));
+  }
+}
+
+TEST(AGpuThatStopsTakingFactorsIsNamed) {
+  SecondStep ranks(/*timeout_s=*/0.05, /*staging_bytes=*/0);
+  ranks.Submit(0, 1);
+  for (int turn = 0; turn < 300; ++turn) ranks.Turn(0);
+  ranks.Submit(1, 1);
+  for (int turn = 0; turn < 300; ++turn) {
+    ranks.Turn(1);
+    ranks.Poll(0);  // whose GPU does nothing more
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(80));
+  ranks.job.protocol(0).CheckDeadlines();
+  EXPECT_HOLDS(ranks.job.rank(0).failure,
+               "Rank 0 waited 0.05 s for its GPU to copy what belongs to exchange 'site 11' (sfb)");
+  for (auto& gpu : ranks.gpus) {
+    while (gpu->device.Advance(&ranks.job.random())) continue;
+  }
+}
+
 TEST(SumsHaveTheBitsOfTheHost) {
   for (int seed = 0; seed < 20; ++seed) {
     std::vector<std::map<size_t, std::vector<float>>> received;
