@@ -61,6 +61,7 @@ PREFIX = "poseidon"
 # The PoseidonPart of nodes that depend on no rows.
 OF_NO_ROWS = f"{PREFIX}/ranks"
 _HOST = "/device:CPU:0"
+_GPU = "/device:GPU:0"
 # The prefix that calls of tf.functions give to names, which carries no information.
 _CALL = "StatefulPartitionedCall/"
 _INT64 = types_pb2.DT_INT64
@@ -586,7 +587,7 @@ class GraphWriter:
         shape = shape if is_given else self._constant_shape(name)
         is_summed = state == SUM and dtype in _SUMMED and self._is_asked_for
         exchange = self._exchange(state.reduce, name, shape, dtype, place.frame, is_gathered=not is_summed)
-        device = self._where_exchanged("PoseidonSync" if is_summed else "PoseidonAllGather", value, dtype)
+        device = self._where_exchanged("PoseidonSync", value, dtype) if is_summed else _HOST
         writer = self._writer(f"{prefix}/whole", device, exchange)
         contributes = writer.constant("contributes", np.array(True), value) if is_held else self.part(place)[1]
         if shape is not None and None not in shape and (is_given or shape != self._sizes.static(name)):
@@ -744,13 +745,14 @@ class GraphWriter:
         return self._meetings[key]
 
     def _device_of(self, tensor: str) -> str:
-        node = self._graph.nodes.get(graph_lib.node_of(tensor))
+        name = graph_lib.node_of(tensor)
+        node = self._graph.nodes.get(name) or next((node for node in reversed(self.nodes) if node.name == name), None)
         return node.device if node is not None else ""
 
     def _where_exchanged(self, op: str, tensor: str, dtype: int) -> str:
         """Returns the device of a tensor if an op can exchange it there, else the host."""
-        device = self._device_of(tensor)
-        return device if devices.has_kernel(op, device, T=dtype) else _HOST
+        device = self._device_of(tensor)  # empty if TensorFlow is to choose
+        return device if devices.has_kernel(op, device or _GPU, T=dtype) else _HOST
 
     def _writer(self, prefix: str, device: str, exchange: _Written | None = None) -> graph_lib.Writer:
         """Returns a writer; `exchange` is the `_Written` of the exchange that its nodes serve."""

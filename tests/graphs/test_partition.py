@@ -201,8 +201,8 @@ def test_tensors_are_exchanged_where_they_are(dtype, device, monkeypatch):
     with tf.Graph().as_default() as graph:
         x, = partitioning.rows(tf.compat.v1.placeholder(dtype, [None, 4]))
         with tf.device("/device:GPU:0"):
-            x = tf.abs(x)
-            fetches = [tf.reduce_sum(x, 0).name, tf.reduce_max(x, 0).name]
+            y = tf.matmul(x, tf.ones((4, 4), dtype))
+            fetches = [tf.reduce_sum(y, 0).name, tf.cumsum(y, 0).name]
     nodes = partition_lib.partition(graph.as_graph_def(), fetches, grappler.add_shapes).graph_def.node
     exchanges = {node.op: node.device for node in nodes if node.op in ("PoseidonAllGather", "PoseidonSync")}
     assert exchanges == {"PoseidonAllGather": device, "PoseidonSync": device}
