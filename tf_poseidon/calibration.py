@@ -44,7 +44,7 @@ _UNDISTURBED = 1.1
 # The exchanges of the measurement, which are not part of training.
 _ACROSS = "calibration/across"
 SITES = frozenset({"calibration", "calibration/begin", "calibration/is_enough", "calibration/is_gpu", "calibration/sum",
-                   "calibration/gpus", "calibration/open", "calibration/warm", _ACROSS, "calibration/end"})
+                   "calibration/gpus", "calibration/open", _ACROSS, "calibration/end"})
 
 _measured = None
 
@@ -162,7 +162,7 @@ def seconds_across(communicator: Communicator, num_bytes: int) -> float:
         communicator.sum("calibration/end", np.zeros(1, np.float32))  # others have what they take from here
 
     exchange("calibration/open", whole[:1])  # ranks open each other's memory
-    exchange("calibration/warm", whole)
+    exchange(_ACROSS, whole)  # or what comes before this rank begins would have no name
     events = communicator.events_of(_ACROSS, functools.partial(exchange, _ACROSS, whole), _EVENTS)
     return 1e-9 * sum(end - begin for row, _, begin, end, *_ in events if row == "across")
 

@@ -339,9 +339,11 @@ class Communicator:
         is_recording = self._is_recording
         if not is_recording:
             self.record_events(capacity)
-        exchange()
-        if not is_recording:
-            self.record_events(0)
+        try:
+            exchange()
+        finally:
+            if not is_recording:
+                self.record_events(0)
         return [event for event in self.events()["events"] if event[1] == site]
 
     def _json(self, function: Callable[..., int]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_contributes_is_a_scalar(op):
 
 @pytest.mark.parametrize("own, dtype, has_kernels, expected", [
     ("", tf.float32, False, "/device:CPU:0"), ("/device:GPU:1", tf.float32, False, "/device:CPU:0"),
-    ("", tf.float32, True, ""), ("/device:GPU:1", tf.float32, True, "/device:GPU:1"),
+    ("", tf.float32, True, "/device:GPU:7"), ("/device:GPU:1", tf.float32, True, "/device:GPU:1"),
     ("/device:CPU:1", tf.float32, True, "/device:CPU:0"), ("/device:GPU:1", tf.int32, True, "/device:CPU:0")])
 def test_tensors_are_exchanged_where_they_are(own, dtype, has_kernels, expected, monkeypatch):
     """Outside of the scope in which they are exchanged; only GPUs have kernels of their own, not for integers."""
@@ -53,7 +53,7 @@ def test_tensors_are_exchanged_where_they_are(own, dtype, has_kernels, expected,
     with tf.Graph().as_default() as graph:
         with tf.device(own):
             value = tf.ones(3, dtype)
-        with tf.device("CPU:0"):
+        with tf.device("/device:GPU:7"):
             for op in (ops.sync, ops.all_reduce, ops.all_gather, ops.broadcast):
                 op(value, op.__name__)
             if dtype.is_floating:

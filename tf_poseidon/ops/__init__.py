@@ -294,9 +294,11 @@ def rounding() -> str:
 
 def _beside(op: str, tensor: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Returns a scope for an op that exchanges a tensor: on its GPU, if the op has a kernel there, else on the host."""
-    device = tensor.device  # empty in a graph if TensorFlow is to choose
+    device = tensor.device
     may_be_gpu = tf.DeviceSpec.from_string(device).device_type in (None, "GPU")
-    return tf.device((device or None) if may_be_gpu and _has_gpu_kernel(op, tensor.dtype) else "CPU:0")
+    if not may_be_gpu or not _has_gpu_kernel(op, tensor.dtype):
+        return tf.device("CPU:0")
+    return tf.device(device) if device else contextlib.nullcontext()  # where TensorFlow, or the program, has others
 
 
 @functools.cache
