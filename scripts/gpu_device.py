@@ -141,7 +141,7 @@ class Clock:
         return milliseconds.value / 1e3
 
 
-class HostLink:
+class Copies:
     """Measures copies between memory of the GPU and pinned memory of the host, by a stream for each direction."""
     REPEATS = 9
     BYTES = 256 << 20
@@ -157,11 +157,11 @@ class HostLink:
             driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # not synchronized with the default stream
 
     def measure(self, piece, directions):
-        """Returns the median of the bytes/s of each of some directions, "down" and "up", which run together.
+        """Returns the median of the bytes/s of each of some directions, which run together.
 
         Args:
             piece: Bytes of a copy.
-            directions: Names of directions.
+            directions: Names of directions: "down" and "up", or "within" the GPU.
         """
         rates = []
         for _ in range(self.REPEATS):
@@ -181,5 +181,8 @@ class HostLink:
         size, stream = ctypes.c_size_t(nbytes), self._streams[number]
         if direction == "down":
             self._driver.call("cuMemcpyDtoHAsync_v2", host, device, size, stream)
+        elif direction == "within":
+            other = ctypes.c_uint64(self._device[0].address + offset)
+            self._driver.call("cuMemcpyDtoDAsync_v2", device, other, size, stream)
         else:
             self._driver.call("cuMemcpyHtoDAsync_v2", device, host, size, stream)

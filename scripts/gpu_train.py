@@ -7,7 +7,7 @@ It runs where the package and TensorFlow for GPUs are installed; for a machine w
 that it needs. It takes less than 8 minutes: each part has its own limit, and is a process of its own, so that one that
 hangs or dies leaves the others' results. DIRECTORY/gpu_train.json is written, and a table printed, as it goes on.
 
-    kernels      the op library's kernels against their bounds, and the rate of the link between GPU and host
+    kernels      the op library's kernels against their bounds and the host's bits, and the rates of copies
     alone        one process: in the scope of a strategy as in plain Keras
     ps.float32   two ranks, by policy and numbers: as one process, within the effect of rounding; with the same bits
     and so on    as where TensorFlow copies whole tensors to the host; where nodes ran, and what was copied
@@ -101,7 +101,7 @@ def wrong(name, found, rehearse):
             if not (rehearse or any(node.endswith(" GPU") for node in each["places"])):
                 yield f"{model} exchanges nothing of the GPU's memory"
             # In the rehearsal, tensors are so small that some models exchange none between GPUs.
-            way = "across" if name.startswith("ps.") and not (name.endswith(".apart") or rehearse) else "down"
+            way = "down" if name.endswith(".apart") or rehearse else "across"
             if not each["copied"][f"{way}_bytes"]:
                 yield f"{model} has copied nothing in pieces, {way}"
 
@@ -113,8 +113,8 @@ def lines_of(name, result):
     if name == "kernels" and found:
         rows.append((name, f"{found['cases']} cases", "largest error {:.2f} of its bound".format(
             max(found["worst"].values()))))
-        rows += [(name, f"link to the host, {what}", f"{1e-9 * rate:.1f} GB/s")
-                 for what, rate in found.get("link_bytes_per_s", {}).items()]
+        rows += [(name, f"copies {what}", f"{1e-9 * rate:.1f} GB/s")
+                 for what, rate in found.get("copied_bytes_per_s", {}).items()]
     elif name == "alone":
         rows += [(name, model, "the bits of plain Keras" if each["is_equal"] else
                   f"{each['error']:.2f} of the bound from plain Keras") for model, each in found.items()]

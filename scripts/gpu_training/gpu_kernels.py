@@ -1,4 +1,4 @@
-"""Checks the kernels that the op library has for GPUs, and measures the GPU's link to the host."""
+"""Checks the kernels that the op library has for GPUs, and measures copies within the GPU, to the host and back."""
 
 from collections.abc import Sequence
 import pathlib
@@ -83,13 +83,13 @@ def _on_gpu() -> dict[str, object]:
     if problem := library.gpu_problem():
         raise SystemExit(f"gpu_train: {problem}.")
     driver = gpu_device.Driver()
-    link = gpu_device.HostLink(driver)
-    pieces = {"whole": link.BYTES, "2 MiB": 2 << 20}
-    rates = {f"{name}, {' and '.join(directions)}": link.measure(piece, directions)
-             for name, piece in pieces.items() for directions in (("down",), ("up",), ("down", "up"))}
+    copies = gpu_device.Copies(driver)
+    pieces = {"whole": copies.BYTES, "2 MiB": 2 << 20}
+    rates = {f"{name}, {' and '.join(directions)}": copies.measure(piece, directions)
+             for name, piece in pieces.items() for directions in (("down",), ("up",), ("down", "up"), ("within",))}
     _check_ops("GPU:0")
     found = _checked(library.path_for(tf.__version__), gpu_device.DeviceMemory(driver))
-    return found | {"gpu": driver.name, "link_bytes_per_s": rates}
+    return found | {"gpu": driver.name, "copied_bytes_per_s": rates}
 
 
 def main(_: Sequence[str]) -> None:

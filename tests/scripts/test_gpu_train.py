@@ -42,6 +42,7 @@ GOOD = {"error": 0.1, "is_equal_to_whole": True, "places": {"PoseidonSend GPU": 
     ("auto.mixed", {"copied": {"down_bytes": 0, "across_bytes": 8}}, True, ["mlp has copied nothing in pieces, down"]),
     ("ps.tf32", {"copied": {"down_bytes": 8, "across_bytes": 0}}, False, ["mlp has copied nothing in pieces, across"]),
     ("ps.tf32", {"copied": {"down_bytes": 8, "across_bytes": 0}}, True, []),
+    ("sfb.tf32", {"copied": {"down_bytes": 0, "across_bytes": 8}}, False, []),
     ("ps.float32.apart", {"copied": {"down_bytes": 8, "across_bytes": 0}}, True, []),
     ("alone", {"error": 2.0}, False, ["mlp differs from plain Keras"]),
     ("alone", {}, False, []),
