@@ -5,6 +5,7 @@
 #include "slices_kernels.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -88,6 +89,29 @@ absl::Status SumSlices(OpKernelContext* context, const OnDevice* place, const st
   place->device->Release();  // what earlier calls have kept: without exchanges nobody else does
   place->device->KeepUntilDone(place->stream, std::move(given));
   return FailureOf(*place->device);
+}
+
+// Writes the sum of the slices of each row of a matrix; those without any are zeros.
+absl::Status SumRowsOfMatrix(OpKernelContext* context, const OnDevice* place, const SlicesByIndex& given,
+                             const Tensor& values, const SlicedVariable& variable, Tensor* matrix) {
+  const int64_t columns = variable.columns();
+  if (place) {
+    return SumSlices(context, place, given.slices, given.BeginsOfRows(variable.num_rows()), values, columns, matrix);
+  }
+  // The host fills memory with zeros fastest at once.
+  const DataType dtype = ToDataType(values.dtype());
+  const size_t row_bytes = columns * ElementBytes(dtype);
+  auto* const to = static_cast<char*>(matrix->data());
+  std::memset(to, 0, matrix->TotalBytes());
+  ForParts(context->device()->tensorflow_cpu_worker_threads()->workers, given.indices.size(), columns,
+           [&](int64_t begin, int64_t end) {
+             const tensorflow::port::ScopedDontFlushDenormal as_on_gpus;
+             for (int64_t i = begin; i < end; ++i) {
+               SumRows(dtype, values.data(), columns, {given.slices.data(), given.begins.data() + i, 1},
+                       to + given.indices[i] * row_bytes);
+             }
+           });
+  return absl::OkStatus();
 }
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonSyncSlices").Device(tensorflow::DEVICE_CPU), SyncSlicesKernel);
@@ -222,10 +246,7 @@ void SyncSlicesKernel::SendDense(OpKernelContext* context, const Slices& mine, b
   std::iota(rows.begin(), rows.end(), 0);
   SetIndices(rows, all_indices);
   const SlicesByIndex given(Indices(mine.indices));
-  OP_REQUIRES_OK_ASYNC(context,
-                       SumSlices(context, mine.place.get(), given.slices, given.BeginsOfRows(num_rows), mine.values,
-                                 variable_.columns(), sum),
-                       done);
+  OP_REQUIRES_OK_ASYNC(context, SumRowsOfMatrix(context, mine.place.get(), given, mine.values, variable_, sum), done);
   Exchange exchange;
   exchange.dtype = ToDataType(sum->dtype());
   exchange.count = sum->NumElements();
@@ -244,8 +265,7 @@ void DenseSlicesKernel::Compute(OpKernelContext* context) {
   Tensor* dense = nullptr;
   OP_REQUIRES_OK(context, context->allocate_output(0, variable_.shape, &dense));
   const SlicesByIndex given(Indices(context->input(0)));
-  OP_REQUIRES_OK(context, SumSlices(context, Place(context).get(), given.slices,
-                                    given.BeginsOfRows(variable_.num_rows()), values, variable_.columns(), dense));
+  OP_REQUIRES_OK(context, SumRowsOfMatrix(context, Place(context).get(), given, values, variable_, dense));
 }
 
 }  // namespace poseidon

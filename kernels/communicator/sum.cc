@@ -75,21 +75,18 @@ template <typename T>
 void SumRowsOf(const void* values, int64_t columns, const RowLists& lists, void* output) {
   const T* const from = static_cast<const T*>(values);
   T* out = static_cast<T*>(output);
-  std::vector<typename Arithmetic<T>::Accumulator> sum(columns);
+  std::vector<typename Arithmetic<T>::Accumulator> sum;
   for (int64_t i = 0; i < lists.count; ++i, out += columns) {
     const int64_t begin = lists.begins[i], end = lists.begins[i + 1];
-    if (begin == end) {  // as most are, of a large table
-      const int64_t first = i;
-      while (i + 1 < lists.count && lists.begins[i + 2] == end) ++i;
-      std::memset(out, 0, (i + 1 - first) * columns * sizeof(T));
-      out += (i - first) * columns;
+    if (begin == end) {
+      std::memset(out, 0, columns * sizeof(T));
       continue;
     }
     if (end - begin == 1) {
       std::memcpy(out, from + lists.rows[begin] * columns, columns * sizeof(T));
       continue;
     }
-    std::fill(sum.begin(), sum.end(), 0);
+    sum.assign(columns, 0);
     for (int64_t k = begin; k < end; ++k) {
       const T* const row = from + lists.rows[k] * columns;
       for (int64_t j = 0; j < columns; ++j) sum[j] += Arithmetic<T>::Load(row[j]);
