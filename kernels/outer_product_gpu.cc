@@ -9,10 +9,10 @@
 #include "cuda/row_sum.h"
 #include "dtypes.h"
 #include "gpu_registration.h"
+#include "on_gpu.h"
 #include "outer_product_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/tensor_float_32_utils.h"
-#include "xla/stream_executor/stream.h"
 
 namespace poseidon {
 namespace {
@@ -31,9 +31,7 @@ PoseidonType ToPoseidonType(tensorflow::DataType dtype) {
   }
 }
 
-CUstream_st* StreamOf(OpKernelContext* context) {
-  return static_cast<CUstream_st*>(context->op_device_context()->stream()->platform_specific_handle().stream);
-}
+CUstream_st* CudaStreamOf(OpKernelContext* context) { return static_cast<CUstream_st*>(StreamOf(context)); }
 
 class GpuOuterProductKernel : public OuterProductKernel {
  public:
@@ -47,7 +45,7 @@ class GpuOuterProductKernel : public OuterProductKernel {
       type = POSEIDON_TF32;
     }
     const PoseidonFactors factors{type, u.data(), v.data(), u.dim_size(0), u.dim_size(1), v.dim_size(1)};
-    const int error = poseidon_outer_product(StreamOf(context), &factors, /*alpha=*/1, /*beta=*/0, out->data(),
+    const int error = poseidon_outer_product(CudaStreamOf(context), &factors, /*alpha=*/1, /*beta=*/0, out->data(),
                                              ToPoseidonType(out->dtype()));
     OP_REQUIRES(
         context, error == 0,
@@ -63,7 +61,7 @@ class GpuBiasKernel : public BiasKernel {
 
  protected:
   void Sum(OpKernelContext* context, const Tensor& v, Tensor* out) override {
-    const int error = StartRowSum(StreamOf(context), ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(),
+    const int error = StartRowSum(CudaStreamOf(context), ToDataType(v.dtype()), ToDataType(out->dtype()), v.data(),
                                   v.dim_size(0), v.dim_size(1), out->data());
     OP_REQUIRES(
         context, error == 0,
