@@ -87,7 +87,7 @@ class Communicator::Impl {
     auto protocol = std::make_unique<Protocol>(std::move(transport), options_, nodes_, &statistics_,
                                                [this](const std::string& reason) { Set([&] { failure_ = reason; }); });
     Run(protocol.get());
-    if (protocol->has_failed() || protocol->is_copying()) KeepForEver(std::move(protocol));
+    if (protocol->has_failed() || protocol->is_being_copied()) KeepForEver(std::move(protocol));
     protocol.reset();  // before anybody learns that this rank has left: the process may end then
     End();
   }

@@ -61,7 +61,10 @@ class Protocol {
   bool is_waiting() const {
     return dense_.is_waiting() || broadcasting_.is_waiting() || pings_.is_waiting() || is_waiting_for_device();
   }
-  bool is_copying() const { return staging_ && (staging_->is_copying() || links_.is_copying()); }
+  // Whether GPUs, this rank's or those of others, may be copying from and to its memory, which must then stay.
+  bool is_being_copied() const {
+    return staging_ && (staging_->is_copying() || links_.is_copying() || links_.is_holding());
+  }
   bool is_waiting_for_device() const { return staging_ && (staging_->is_waiting() || links_.is_waiting()); }
   std::vector<int> MissingGoodbyes() const;  // ranks that have not said goodbye
   bool is_flushed() const {

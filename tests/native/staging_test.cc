@@ -190,6 +190,10 @@ TEST(RanksMayLeaveWithCopiesUnderWay) {
     }
     const FakeDevice& device = gpus[first]->device;
     while (!device.IsWorking((device.*stream)())) advance();
+    for (int turn = 0; turn < 1000; ++turn) {  // of the other GPUs, whose memory this one may be copying from
+      for (size_t i = first + 1; i < gpus.size(); ++i) gpus[i]->device.Advance(&random);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
     ranks.clear();
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they leave meanwhile
     while (advance()) continue;
