@@ -15,6 +15,7 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
 
 from tf_poseidon import graph_texts
@@ -37,7 +38,11 @@ from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
 from tf_poseidon.verify import Verifier
 
+# The node of a partitioned function that calls its nodes.
+NODES = "nodes"
+
 _numbers = itertools.count()  # of the partitioned functions of this process
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -47,12 +52,14 @@ class Job:
         size: Number of ranks.
         wire_dtype, strict: Same as in `PoseidonStrategy`.
         verifier: The `verify.Verifier`, None without one.
+        inlines: Whether the graph of a function has its nodes, for those who read it, and does not call them.
     """
 
     size: int
     wire_dtype: str | None = None
     strict: bool = False
     verifier: Verifier | None = None
+    inlines: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +70,7 @@ class _Interface:
         name: The graph's name.
         arguments: (dtype, shape, name of the placeholder) of each input that is not a capture.
         captures: (captured tensor, name in the partitioned graph) of each capture.
+        outputs: (dtype, shape) of each output.
         variables: The graph's variables.
         controls: Names of the operations that always run.
         function_type: Same as in a ConcreteFunction.
@@ -71,6 +79,7 @@ class _Interface:
     name: str
     arguments: tuple[tuple[tf.DType, tf.TensorShape, str], ...]
     captures: tuple[tuple[tf.Tensor, str], ...]
+    outputs: tuple[tuple[tf.DType, tf.TensorShape], ...]
     variables: tuple[tf.Variable, ...]
     controls: tuple[str, ...]
     function_type: Any
@@ -96,7 +105,7 @@ class _Interface:
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
                    tuple((external, _full(names[internal.op.name])) for external, internal in graph.captures),
-                   graph.variables, tuple(operation.name for operation in graph.control_outputs), traced.function_type)
+                   tuple((tensor.dtype, tensor.shape) for tensor in graph.outputs), graph.variables, tuple(operation.name for operation in graph.control_outputs), traced.function_type)
 
 
 class Partitioned:
@@ -200,44 +209,68 @@ class Partitioned:
         """Returns the ConcreteFunction of a partitioned GraphDef of some steps."""
         interface = self._interface if steps == 1 else self._interface.of_steps(steps)
         graph = tf_compat.func_graph(interface.name)
-        tf_compat.define_functions(graph_def.library, graph)
-        with graph.as_default():
-            self._import(graph, graph_def, interface, mark, steps)
-            checks = self._checks(graph, mark, steps) if self._trains else []
-            graph.control_outputs = [*checks, *map(graph.get_operation_by_name, interface.controls)]
-            graph.variables = interface.variables
-        return tf_compat.concrete_function(graph, interface.function_type)
-
-    def _import(self, graph: tf.Graph, graph_def: graph_pb2.GraphDef, interface: _Interface, mark: str,
-                steps: int) -> None:
-        """Creates the nodes of a GraphDef in the default graph, with its inputs and outputs."""
-        graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
-        inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
-        # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
-        inputs |= {name: graph.capture(external) for external, name in interface.captures}
-        graph_def = _without(graph_def, inputs)
         for node in graph_def.node:
             if mark and "site" in node.attr:
                 provenance.rename_site(node, node.attr["site"].s.decode() + mark)
-        tf.import_graph_def(graph_def, inputs, name="")
         fetches = [fetch if graph_lib.node_of(fetch) in interface.shared else unroll_lib.renamed(fetch, steps - 1)
                    for fetch in self._fetches]
-        graph.outputs = [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
-                         for fetch in fetches]
+        is_read = self._job.inlines or (self._trains and self._job.verifier is not None)
+        with graph.as_default():
+            graph.inputs = [tf.compat.v1.placeholder(*argument) for argument in interface.arguments]
+            inputs = {_full(name): tensor for (_, _, name), tensor in zip(interface.arguments, graph.inputs)}
+            # Captured placeholders carry the dtypes and shapes of the variables, which the ops that read them need.
+            inputs |= {name: graph.capture(external) for external, name in interface.captures}
+            add = _import if is_read else functools.partial(_call, interface=interface)
+            graph.outputs, controls = add(graph, graph_def, inputs, fetches, interface.controls)
+            checks = self._checks(graph, mark, steps) if self._trains and self.has_sites else []
+            graph.control_outputs = [*checks, *controls]
+            graph.variables = interface.variables
+        return tf_compat.concrete_function(graph, interface.function_type)
 
     def _checks(self, graph: tf.Graph, mark: str, steps: int) -> list[tf.Operation]:
         """Returns the operations by which ranks agree, and those of verify mode."""
-        markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
-        if not markers:
-            return []
         texts = [f"{exchange.agreement_text()}{mark}" for exchange in self.report.exchanges]
         rows = None if self._rows is None else -(-self._rows // self._job.size)
         ops.agree(texts, rows, None, self._job.strict, planning.whole_op.dumps(self.whole), steps, self._rows)
         checks = graph.get_operations()[-1:]
         if self._job.verifier:
+            markers = [operation for operation in graph.get_operations() if operation.type in own.OPS]
             checks += _verified([marker for marker in markers if marker.get_attr("site").decode().removesuffix(mark)
                                  in self._trained], self._job.verifier)
         return checks
+
+
+def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor], fetches: Sequence[str],
+            controls: Iterable[str]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Creates the nodes of a GraphDef in the default graph; returns its fetches, and the operations that always run."""
+    tf_compat.define_functions(graph_def.library, graph)
+    tf.import_graph_def(_without(graph_def, inputs), inputs, name="")
+    return [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
+            for fetch in fetches], list(map(graph.get_operation_by_name, controls))
+
+
+def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, tf.Tensor], fetches: Sequence[str],
+          controls: Iterable[str], interface: _Interface) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    """Does the same by calling them as a function, without an object of Python's for each of them, which takes long."""
+    function_def = function_pb2.FunctionDef()
+    function_def.signature.name = f"{interface.name}_nodes{next(_numbers)}"
+    for name, tensor in inputs.items():
+        function_def.signature.input_arg.add(name=graph_lib.node_of(name), type=tensor.dtype.as_datatype_enum)
+    returns = {f"output_{i}": fetch for i, fetch in enumerate(fetches)}
+    for name, (dtype, _) in zip(returns, interface.outputs, strict=True):
+        function_def.signature.output_arg.add(name=name, type=dtype.as_datatype_enum)
+    calling = graph_lib.with_nodes(graph_def, ())
+    calling.library.function.append(functions_lib.with_graph(function_def, graph_def, returns, controls))
+    tf_compat.define_functions(calling.library, graph)
+    node = calling.node.add(name=NODES, op="StatefulPartitionedCall", input=list(inputs))
+    node.attr["f"].func.name = function_def.signature.name
+    node.attr["Tin"].list.type.extend(tensor.dtype.as_datatype_enum for tensor in inputs.values())
+    node.attr["Tout"].list.type.extend(dtype.as_datatype_enum for dtype, _ in interface.outputs)
+    tf.import_graph_def(calling, inputs, name="")
+    operation = graph.get_operation_by_name(node.name)
+    for output, (_, shape) in zip(operation.outputs, interface.outputs, strict=True):
+        output.set_shape(shape)
+    return operation.outputs, [operation]
 
 
 def updated(function: tf.types.experimental.ConcreteFunction) -> list[str]:

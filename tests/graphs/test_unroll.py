@@ -14,6 +14,7 @@ from tf_poseidon import communicator
 from tf_poseidon import one_process
 from tf_poseidon import partitioning
 from tf_poseidon.errors import GraphError
+from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
 
@@ -130,11 +131,18 @@ def test_unrolled_steps_compute_what_single_steps_do(function):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def body_of(function):
+    """Returns the `FunctionBody` of the nodes that a partitioned function calls."""
+    graph_def = function.graph.as_graph_def()
+    calls, = (node for node in graph_def.node if node.op == "StatefulPartitionedCall")
+    return functions.Library(graph_def).body(calls.attr["f"].func.name)
+
+
 def test_a_variable_waits_for_its_own_accesses_only():
     """Between steps, nothing that concerns one variable waits for another one."""
     _, step = partitioned(update_each_from_itself)
     assert step.order.whole == 0
-    graph = graph_lib.Graph(step.unrolled(2).graph.as_graph_def())
+    graph = graph_lib.Graph(functions.to_graph(body_of(step.unrolled(2))))
     kinds = collections.defaultdict(set)
     for node in graph.graph_def.node:
         if node.name.startswith("step1/after/"):
@@ -147,12 +155,12 @@ def test_a_variable_waits_for_its_own_accesses_only():
 def test_a_step_begins_when_the_last_but_one_is_over(function):
     """So the intermediate results of two are in memory at a time, also where nothing waits for variables."""
     _, partitioned_step = partitioned(function)
-    controls = [operation.name for operation in partitioned_step.build("").graph.control_outputs]
-    unrolled = partitioned_step.unrolled(4).graph
-    graph = graph_lib.Graph(unrolled.as_graph_def())
-    for step, batch in enumerate(unrolled.inputs[:4]):
+    controls = body_of(partitioned_step.build("")).control_returns
+    body = body_of(partitioned_step.unrolled(4))
+    graph = graph_lib.Graph(functions.to_graph(body))
+    for step, (batch, _) in enumerate(body.arguments[:4]):
         begin = f"step{step}/after/step{step - 2}"
-        users = [node for node in graph.graph_def.node if batch.op.name in map(graph_lib.node_of, node.input)]
+        users = [node for node in graph.graph_def.node if batch in map(graph_lib.node_of, node.input)]
         assert users and {f"^{begin}" in node.input for node in users} == {step >= 2}
         if step >= 2:
             before = set(map(graph_lib.node_of, graph.node(begin).input))

@@ -31,8 +31,8 @@ from tf_poseidon.keras_hook import batch_normalization
 from tf_poseidon.keras_hook import callbacks
 from tf_poseidon.keras_hook import hooks
 
-# Prefix of the names of a step's nodes under `fit`: Keras' two functions call it.
-_CALLS = 2 * "StatefulPartitionedCall/"
+# Prefix of the names of a step's nodes under `fit`: Keras' two functions call it, and it calls them.
+_CALLS = 2 * "StatefulPartitionedCall/" + f"{partitioning.NODES}/"
 
 
 def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: float = 10.0, policy: str = "auto",
@@ -97,7 +97,7 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
     planner = planning.Planner(cluster, policy, tuple(dict(pins or {}).items()), merge)
     planner.plan(())  # checks policy and pins before anything takes long
     # A single worker would synchronise nothing, so its step is partitioned for two.
-    job = partitioning.Job(max(workers, 2), wire_dtype)
+    job = partitioning.Job(max(workers, 2), wire_dtype, inlines=True)
     with hooks.installed():
         try:
             element = keras.tree.lists_to_tuples(_element(model, data))
