@@ -63,7 +63,7 @@ def _needed(known: passes.TrainingGraph, counts: "Counts") -> dict[str, int]:
         counts.before[graph_lib.node_of(marker.gradient)] for marker in markers[step]), 0) for step in (0, 1))
     of_next &= ~of_first
     soonest: dict[str, int] = {}  # by node: operations of the next step before the first one that depends on the node
-    for node in reversed(graph_lib.in_order(known.graph.graph_def)):
+    for node in reversed(known.graph.ordered):
         if (bit := counts.bit.get(node.name, 0)) & of_next:
             soonest[node.name] = counts.of(counts.before[node.name] & of_next & ~bit)
         elif found := [soonest[reader.name] for reader in known.graph.consumers(node.name) if reader.name in soonest]:
@@ -76,7 +76,7 @@ def _depths(graph: graph_lib.Graph, names: Iterable[str]) -> dict[str, int | Non
     counted = set(names)
     before: dict[str, int] = {}
     found: dict[str, int | None] = {}
-    for node in graph_lib.in_order(graph.graph_def):
+    for node in graph.ordered:
         # The back edge of a loop has none yet.
         depth = max((before.get(graph_lib.node_of(tensor), 0) for tensor in node.input), default=0)
         before[node.name] = depth + (node.name in counted)
@@ -177,7 +177,7 @@ def count(graph: graph_lib.Graph) -> Counts:
     bit: dict[str, int] = {}
     before: dict[str, int] = {}
     in_loops: set[str] = set()
-    for node in graph_lib.in_order(graph.graph_def):
+    for node in graph.ordered:
         bits = 0
         for tensor in node.input:
             bits |= before.get(graph_lib.node_of(tensor), 0)  # none yet: the back edge of a loop

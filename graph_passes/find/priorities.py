@@ -12,7 +12,6 @@ Tests: tests/graphs/test_priorities.py.
 import dataclasses
 
 from tf_poseidon.graph_passes import passes
-from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 
 class FindPriorities(passes.Pass):
@@ -33,7 +32,7 @@ def _ways(known: passes.TrainingGraph) -> dict[str, int]:
     graph, markers = known.graph, {marker.node for marker in known.markers}
     after: dict[str, int] = {}  # by node: nodes to the last marker, itself included
     ways: dict[str, int] = {}
-    for node in reversed(graph_lib.in_order(graph.graph_def)):
+    for node in reversed(graph.ordered):
         way = max((after.get(reader.name, 0) for reader in graph.consumers(node.name)), default=0)
         if node.name in markers:
             ways[node.name] = way

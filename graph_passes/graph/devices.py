@@ -4,6 +4,8 @@ Tests: tests/graphs/test_placement.py, tests/communicator/test_ops.py.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
 
 import tensorflow as tf
 from tensorflow.core.framework import kernel_def_pb2
@@ -26,7 +28,7 @@ def has_kernel(op: str, device: str, **types: int) -> bool:
     kind = _parsed(device).device_type
     return kind is None or any(
         kernel.device_type in (kind, "DEFAULT") and _takes(kernel, types)
-        for kernel in tf_compat.kernels(op))
+        for kernel in _kernels(op))
 
 
 def can_multiply(device: str, **types: int) -> bool:
@@ -51,13 +53,19 @@ def host_of(device: str) -> str:
     return spec.replace(device_type="CPU", device_index=0).to_string()
 
 
-def _takes(kernel: kernel_def_pb2.KernelDef, types: Mapping[str, int]) -> bool:
-    return all(types[constraint.name] in constraint.allowed_values.list.type
-               for constraint in kernel.constraint if constraint.name in types)
+@functools.cache  # TensorFlow looks through all kernels that there are
+def _kernels(op: str) -> Sequence[kernel_def_pb2.KernelDef]:
+    return tuple(tf_compat.kernels(op))
 
 
+@functools.cache
 def _parsed(device: str) -> tf.DeviceSpec:
     try:
         return tf.DeviceSpec.from_string(device)
     except ValueError as error:
         raise GraphError(f"The graph places nodes on '{device}', which is not a valid device name.") from error
+
+
+def _takes(kernel: kernel_def_pb2.KernelDef, types: Mapping[str, int]) -> bool:
+    return all(types[constraint.name] in constraint.allowed_values.list.type
+               for constraint in kernel.constraint if constraint.name in types)

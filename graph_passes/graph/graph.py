@@ -106,6 +106,11 @@ class Graph:
             for name in dict.fromkeys(map(node_of, node.input)):
                 self._consumers[name].append(node)
 
+    @functools.cached_property
+    def ordered(self) -> list[node_def_pb2.NodeDef]:
+        """The nodes in the order of `in_order`."""
+        return in_order(self.graph_def)
+
     def node(self, tensor: str) -> node_def_pb2.NodeDef:
         """Returns the node that produces a tensor."""
         return self.nodes[node_of(tensor)]

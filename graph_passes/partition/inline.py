@@ -27,6 +27,8 @@ def inline(graph_def: graph_pb2.GraphDef, keep: Iterable[str]) -> graph_pb2.Grap
     Raises:
         PoseidonError: If TensorFlow cannot inline the functions.
     """
+    if not graph_def.library.function:  # nothing is called, and the detour through TensorFlow takes long
+        return graph_def
     meta_graph = meta_graph_pb2.MetaGraphDef()
     meta_graph.graph_def.CopyFrom(graph_def)
     for function in meta_graph.graph_def.library.function:
@@ -42,4 +44,3 @@ def inline(graph_def: graph_pb2.GraphDef, keep: Iterable[str]) -> graph_pb2.Grap
     except (tf.errors.OpError, ValueError) as error:
         text = str(error).splitlines()[0]
         raise GraphError(f"TensorFlow cannot inline the functions of the graph: {text}") from error
-

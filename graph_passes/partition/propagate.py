@@ -122,7 +122,7 @@ class _Propagation:
         self._dividing = dividing
         self._fetched = fetched
         self._graph = sizes.graph
-        self._ordered = graph_lib.in_order(self._graph.graph_def)
+        self._ordered = self._graph.ordered
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
         self._held = held_lib.outcomes(self._graph, self._ordered, summands)

@@ -149,7 +149,7 @@ class _LoopReader:
 
     def __init__(self, graph: graph_lib.Graph) -> None:
         self.graph = graph
-        ordered = graph_lib.in_order(graph.graph_def)
+        ordered = graph.ordered
         self.frames = frames_lib.find_frames(ordered)
         self.ordered = self._loop_by_loop(ordered)
 

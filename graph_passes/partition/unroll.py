@@ -150,7 +150,7 @@ def _updates(graph: graph_lib.Graph, accesses: Iterable[Sequence[node_def_pb2.No
                if node.op.startswith(_OURS) and "site" in node.attr and node.attr["site"].s.decode() in gradients]
     numbers = {name: 1 << i for i, name in enumerate(markers)}
     before: dict[str, int] = {}  # by node: the markers before it, as a bit set
-    for node in graph_lib.in_order(graph.graph_def):
+    for node in graph.ordered:
         bits = numbers.get(node.name, 0)
         for tensor in graph.inputs(node):
             bits |= before.get(graph_lib.node_of(tensor), 0)
