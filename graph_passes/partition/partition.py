@@ -78,7 +78,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     graph_def = graph_lib.with_nodes(graph_def, nodes)
     exchanges: Sequence[report_lib.Exchange] = writer.exchanges
     if runs_whole:
-        graph_def, exchanges = packing.pack(graph_def, exchanges)
+        graph_def, exchanges = packing.pack(graph_def, exchanges, fetched)
     report = report_lib.Report(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         write_lib.num_by_rows(propagated), len(propagated.ordered))

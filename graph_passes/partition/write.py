@@ -141,6 +141,7 @@ class GraphWriter:
         self._places = {node.name: Place(propagated.frames[node.name], propagated.markers[node.name])
                         for node in propagated.ordered}
         self._parts: dict[Place, _Part] = {}  # by place: the outputs of PoseidonPart there
+        self._numbers: dict[tuple[str, int], list[str]] = {}  # of rows, by the part that has them and their type
         # By frame and two markers: the check that they have as many rows.
         self._meetings: dict[tuple[frames_lib.Frame, str, str], str] = {}
         self._trained = trained
@@ -260,7 +261,8 @@ class GraphWriter:
         if outcome.write is None:
             self._writer("", node.device).copy(node, [*taken, *controls])
             if outcome.local and isinstance(outcome.gives[0], Rows) and not self._is_known_reshape(
-                    node, outcome.gives[0].dimension):
+                    node, outcome.gives[0].dimension) and not all(
+                        self._with_shape(inputs[i], dimension) for i, dimension in outcome.local.items()):
                 self._say_rows(node, outcome.gives[0].dimension)
             if node.op in sources.UNSEEDED:
                 self._serialise(place.frame)
@@ -357,6 +359,9 @@ class GraphWriter:
         """Returns a shape in which a dimension has the size of this rank's rows."""
         prefix = f"{PREFIX}/{node.name}/local{i}"
         dtype = propagate_lib.dtype_of(self._graph.node(original), graph_lib.output_of(original))
+        if (rows := self._with_shape(original, dimension)) is not None:
+            return self._writer(prefix, "").add("", "Shape", [self.tensor(rows, None)], out_type=dtype,
+                                                T=self._graph.node(original).attr["T"].type)
         if self._is_known_reshape(node, dimension):
             # TensorFlow should still infer what it infers for any number of rows.
             static = self._sizes.static(node.name)
@@ -366,6 +371,14 @@ class GraphWriter:
                 "", sizes.astype(np.int32 if dtype == types_pb2.DT_INT32 else np.int64), tensor)
         writer = self._writer(prefix, _HOST)
         return writer.add("", "PoseidonLocalShape", [tensor, self.part(place)[0]], Tshape=dtype, dimension=dimension)
+
+    def _with_shape(self, shape: str, dimension: int) -> str | None:
+        """Returns a tensor with rows in a dimension whose shape another tensor is in one process; None if unknown."""
+        node = self._graph.node(shape)
+        if node.op not in ("Shape", "ShapeN"):
+            return None
+        tensor = self._graph.inputs(node)[graph_lib.output_of(shape)]
+        return tensor if self.native_state(tensor) == Rows(dimension) else None
 
     def _is_known_reshape(self, node: node_def_pb2.NodeDef, dimension: int) -> bool:
         """Whether a node is a Reshape for which TensorFlow infers all sizes except that of the rows."""
@@ -675,6 +688,16 @@ class GraphWriter:
                 self._entered_part(place))
         return self._parts[place]
 
+    def numbers_of_rows(self, place: Place, dtype: int) -> list[str]:
+        """Returns the number of rows in one process, and of this rank, as scalars of a type."""
+        part = self.part(place)[0]
+        if (part, dtype) not in self._numbers:
+            writer = self._writer(f"{graph_lib.node_of(part)}/numbers{dtype}", _HOST)
+            numbers = writer.add("", "Unpack", [part], T=_INT64, num=3, axis=0)
+            self._numbers[part, dtype] = [writer.add(name, "Cast", [number], SrcT=_INT64, DstT=dtype)
+                                          for name, number in (("rows", numbers), ("own_rows", f"{numbers}:2"))]
+        return self._numbers[part, dtype]
+
     def _part_of_none(self) -> _Part:
         """Writes a PoseidonPart that depends on no rows: tensors that are not cut only need to know the first rank."""
         writer = self._writer(OF_NO_ROWS, _HOST)
@@ -710,9 +733,9 @@ class GraphWriter:
         mine = place.marker
         if len(self._markers) == 1 or mine is None or all(takes == WHOLE for takes in outcome.takes):
             return []
-        markers = {self._places[graph_lib.node_of(tensor)].marker for tensor in inputs if self._has_rows(tensor)}
-        others = sorted(other for other in markers if other is not None and other != mine)
-        return [f"^{self._same_rows(place.frame, mine, other)}" for other in others]
+        others = {marker for tensor in inputs if (marker := self._places[graph_lib.node_of(tensor)].marker)
+                  not in (None, mine) and self._has_rows(tensor)}
+        return [f"^{self._same_rows(place.frame, mine, other)}" for other in sorted(others)]
 
     def _has_rows(self, tensor: str) -> bool:
         """Whether the size of a tensor depends on rows, or it is an integer that may be their number."""
@@ -809,11 +832,7 @@ class NodeWriter:
 
     def numbers_of_rows(self, dtype: int) -> list[str]:
         """Returns the number of rows in one process, and of this rank, as scalars of a type."""
-        part = self._all.part(self._place)[0]
-        with self._writer.placed(_HOST):
-            numbers = self.add("part", "Unpack", [part], T=_INT64, num=3, axis=0)
-            return [self.add(name, "Cast", [number], SrcT=_INT64, DstT=dtype)
-                    for name, number in (("rows", numbers), ("own_rows", f"{numbers}:2"))]
+        return self._all.numbers_of_rows(self._place, dtype)
 
     def shape_of(self, tensor: str) -> str:
         """Returns the shape, [rank] of int64, of this rank's part of a tensor of this op."""
