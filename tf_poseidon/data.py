@@ -3,6 +3,8 @@
 Tests: tests/unit/test_data.py, tests/training/test_training.py.
 """
 
+from collections.abc import Callable
+import functools
 import typing
 from typing import Any
 import weakref
@@ -120,12 +122,7 @@ def global_dataset(dataset: tf.data.Dataset, rank: int, name: str) -> tf.data.Da
         PoseidonError: Same as in `split_dataset`.
     """
     _check_batches(dataset)
-
-    @tf.autograph.experimental.do_not_convert
-    def check(index: tf.Tensor, batch: Any) -> Any:
-        return _check_first(index, batch, rank, name)
-
-    checked = dataset.enumerate().map(check).prefetch(tf.data.AUTOTUNE)
+    checked = dataset.enumerate().map(_comparing_first(rank, name)).prefetch(tf.data.AUTOTUNE)
     batch_sizes[checked] = batch_size(dataset)
     return checked
 
@@ -266,6 +263,12 @@ def _slice_rows(leaf: Any, begin: tf.Tensor | int, length: tf.Tensor | int) -> A
         return tf.sparse.slice(leaf, start,
                                tf.concat([[tf.cast(length, tf.int64)], shape[1:]], 0))
     return leaf[begin:begin + length]
+
+
+@functools.lru_cache  # each call of `fit` has its datasets under the same names, so only the first one traces this
+def _comparing_first(rank: int, name: str) -> Callable[[tf.Tensor, Any], Any]:
+    """Returns a function that returns a batch, and compares the first one with rank 0's."""
+    return tf.function(lambda index, batch: _check_first(index, batch, rank, name), autograph=False)
 
 
 def _check_first(index: tf.Tensor, batch: Any, rank: int, name: str) -> Any:

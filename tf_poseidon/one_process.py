@@ -415,8 +415,8 @@ def traced(function: Callable[..., Any], call: calls.Call,
 def _created_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     """Creates a variable outside the function under construction, if its value is computed there.
 
-    Keras creates those of metrics in the first step. Inside, `tf.function` would trace a function that creates variables
-    once more, which doubles the time to the first step.
+    Keras creates those of metrics in the first step. Inside, they would make `tf.function` trace the step once more,
+    which takes longer than all that partitions it.
     """
     initial_value = kwargs.get("initial_value")
     if not callable(initial_value):

@@ -105,7 +105,8 @@ class _Interface:
         return cls(graph.name,
                    tuple((t.dtype, t.shape, t.op.name) for t in graph.inputs if id(t) not in captured),
                    tuple((external, _full(names[internal.op.name])) for external, internal in graph.captures),
-                   tuple((tensor.dtype, tensor.shape) for tensor in graph.outputs), graph.variables, tuple(operation.name for operation in graph.control_outputs), traced.function_type)
+                   tuple((tensor.dtype, tensor.shape) for tensor in graph.outputs), graph.variables,
+                   tuple(operation.name for operation in graph.control_outputs), traced.function_type)
 
 
 class Partitioned:

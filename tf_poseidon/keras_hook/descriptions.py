@@ -28,36 +28,41 @@ _UNCOMPARED_ARGUMENTS = {"x", "y", "sample_weight", "validation_data", "callback
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def compare(model: keras.Model, method: str, arguments: Mapping[str, Any], communicator: Communicator) -> None:
+def compare(model: keras.Model, method: str, arguments: Mapping[str, Any], is_new: bool,
+            communicator: Communicator) -> None:
     """Ends the job unless all ranks are about to do the same with a model.
 
     Args:
-        model, method, arguments: As in `describe`.
+        model, method, arguments, is_new: As in `describe`.
         communicator: This rank's communicator.
 
     Raises:
         GraphError: On all ranks, if they are not.
     """
     difference = agreement.CommunicatorComparison(communicator).difference(
-        "methods of models", describe(model, method, arguments))
+        "methods of models", describe(model, method, arguments, is_new))
     if difference is not None:
         raise GraphError(f"Before '{model.name}.{method}', {difference}. Build the same models, and call the same "
                          "methods with the same arguments, on all ranks.")
 
 
-def describe(model: keras.Model, method: str, arguments: Mapping[str, Any]) -> str:
+def describe(model: keras.Model, method: str, arguments: Mapping[str, Any], is_new: bool) -> str:
     """Returns a line for everything that must be the same on all ranks.
 
     Args:
         model: The model.
         method: Name of its method that is called.
         arguments: Its arguments, by their names.
+        is_new: Whether Keras will make the function of its steps; the model is described then, which takes long.
     """
     lines = [f"{method} is called"]
     given = {name: value for name, value in arguments.items() if name not in _UNCOMPARED_ARGUMENTS}
     lines += [f"{name}={text}" for name, text in _leaves(given)]
     lines += [f"{name}={'None' if arguments.get(name) is None else '...'}"
               for name in ("validation_data", "sample_weight")]
+    lines.append(f"its steps are {'new' if is_new else 'those of a call before'}")
+    if not is_new:
+        return "\n".join(lines)
     lines += [f"{name} of the model is {text}" for name, text in _leaves(_config(model))]
     lines += [f"{name} of compile is {text}" for name, text in _leaves(_compiled(model))]
     return "\n".join(lines)

@@ -42,11 +42,12 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
     strategy, method = check_model(model), original.__name__
     with contextlib.ExitStack() as stack:
         is_outermost = stack.enter_context(_only_thread(model, method))
+        is_new = getattr(model, f"{_PHASES[method]}_function") is None
         _check_function(model, method)
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if is_outermost:  # fit calls evaluate
             stack.enter_context(strategy.extended.in_method(method))
-            descriptions.compare(model, method, bound.arguments, strategy.extended.communicator)
+            descriptions.compare(model, method, bound.arguments, is_new, strategy.extended.communicator)
         callbacks = callbacks_lib.coordinate(
             bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
         bound.arguments["callbacks"] = callbacks
@@ -67,7 +68,7 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
         calls = _calls.setdefault(model, collections.Counter())
         calls[method] += 1
         if calls[method] == 1:
-            descriptions.compare(model, method, {}, strategy.extended.communicator)
+            descriptions.compare(model, method, {}, True, strategy.extended.communicator)
         if not (number := calls[method]) & (number - 1):  # the first call, the second, the fourth
             given = inspect.signature(original).bind(model, *args, **kwargs).arguments
             batch = [given.get(part) for part in ("x", "y", "sample_weight", "class_weight")]
