@@ -124,6 +124,7 @@ bench: horovod
 	  --parts $$part --json docs/results/$$part.json || exit 1; done
 	$(BIN)/mpiexec -n 2 $(BIN)/python scripts/benchmarks/bench_zeros.py --json docs/results/bench_zeros.json
 	$(BIN)/python scripts/benchmarks/bench_overhead.py --json docs/results/bench_overhead.json
+	$(BIN)/python scripts/benchmarks/bench_first_step.py --json docs/results/bench_first_step.json
 	$(BIN)/python scripts/benchmarks/bench_outer_product.py --json docs/results/bench_outer_product.json
 	$(BIN)/python scripts/benchmarks/bench_rewrite.py --json docs/results/bench_rewrite.json
 
