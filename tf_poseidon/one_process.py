@@ -405,30 +405,11 @@ def traced(function: Callable[..., Any], call: calls.Call,
             values=[tensor], dimensions=[dimension], names=[name])[0]
             for tensor, dimension, name in zip(tensors, call.dimensions, call.names)]
         args, kwargs = call.arguments(tensors)
-        with inside(), tf.variable_creator_scope(_created_outside), replica():
+        with inside(), replica():
             return function(*args, **kwargs)
 
     body.__name__ = call.name
     return tf.function(body, autograph=False).get_concrete_function(*call.specs())
-
-
-def _created_outside(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    """Creates a variable outside the function under construction, if its value is computed there.
-
-    Keras creates those of metrics in the first step. Inside, they would make `tf.function` trace the step once more,
-    which takes longer than all that partitions it.
-    """
-    initial_value = kwargs.get("initial_value")
-    if not callable(initial_value):
-        return next_creator(**kwargs)
-    with tf.init_scope():
-        try:
-            value = initial_value()
-        except Exception:  # it is computed from the function's inputs, or fails inside as well
-            value = None
-        if value is not None and not tf.is_symbolic_tensor(value):
-            return next_creator(**{**kwargs, "initial_value": value, "experimental_enable_variable_lifting": False})
-    return next_creator(**kwargs)
 
 
 def _share(variables: Iterable[tf.Variable], communicator: Communicator, name: str) -> None:
