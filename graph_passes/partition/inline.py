@@ -1,6 +1,6 @@
 """Inlines calls, and lowers conditions and loops to flat control flow, as TensorFlow does before it runs a graph.
 
-Requires: a GraphDef with functions. Ensures: the kept nodes, and what they need, without calls except of functions that
+Requires: a GraphDef. Ensures: the kept nodes, and what they need, without calls except of functions that
 must not be inlined.
 
 Tests: tests/graphs/test_partition_functions.py, tests/graphs/test_partition_held.py.

@@ -3,9 +3,9 @@
     python scripts/benchmarks/bench_first_step.py --json out.json
 
 Plain Keras in one process and a job of several ranks take turns, each in processes of its own, on the same rows in
-all. Each starts with a `fit` of one step, whose weights are compared with those of plain Keras; the statistics of
-batch normalisations, which are those of each rank's rows, are left out of networks that are compared. The difference of
-each turn is what the job costs; the table shows medians and quartiles over the turns.
+all. Each starts with a `fit` of one step, whose weights are compared with those of plain Keras; those of networks with
+batch normalisation, whose moments are of each rank's rows, only have to be finite. The difference of each turn is what
+the job costs; the table shows medians and quartiles over the turns.
 """
 
 import contextlib
