@@ -76,12 +76,13 @@ def means_of_own_rows():
     """What is weighted by rows before its sum, and divided by them behind it; and a sum that is not."""
     x = _placeholder()
     own = ops.own(x)
-    return (ops.join(tf.reduce_mean(own, 0), by="mean"), ops.join(tf.reduce_mean(own), by="mean"), tf.reduce_sum(x))
+    return ops.join(tf.reduce_mean(own, 0), by="mean"), ops.join(tf.reduce_mean(own), by="mean"), tf.reduce_sum(x)
 
 
 # Elements of the exchanged sums.
 CASES = {
-    metrics: [5], means_of_own_rows: [5], of_two_types: [2, 2], one_waits_for_rows: [1, 3], one_after_another: [1, 3], in_a_branch: [1, 1, 2],
+    metrics: [5], means_of_own_rows: [5], of_two_types: [2, 2], one_waits_for_rows: [1, 3], one_after_another: [1, 3],
+    in_a_branch: [1, 1, 2],
     in_a_loop: [1, 3], after_a_loop: [3 + 2], large: [1200, 2]}
 
 
