@@ -11,6 +11,7 @@ Tests: tests/graphs/test_partition_held.py.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
 import dataclasses
@@ -20,12 +21,14 @@ from tensorflow.core.framework import node_def_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
+from tf_poseidon.graph_passes.partition.rules.case import Case
 from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.states import HELD
 from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
+_ADD = ("Add", "AddV2", "Sub", "AddN")
 _TAKES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Ops that do not depend on the value.
 _OTHERS = (*variables_lib.PASSED_ON, "VarHandleOp", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
@@ -57,16 +60,67 @@ def outcomes(graph: graph_lib.Graph, ordered: Iterable[node_def_pb2.NodeDef], su
     return found
 
 
+def candidates(graph: graph_lib.Graph, names: Iterable[str]) -> set[str]:
+    """Returns those of some variables that a graph changes, and that may hold summands as far as the ops say.
+
+    Args:
+        graph: The `graph.Graph`.
+        names: Names of the nodes from which the resources of variables come.
+    """
+    used: dict[str, set[str]] = {name: set() for name in names}
+    for node in graph.graph_def.node:
+        for tensor in graph.inputs(node):
+            used.get(variables_lib.source(graph, tensor), set()).add(node.op)
+    return {name for name, ops in used.items()
+            if ops & set(_TAKES) and ops <= {"ReadVariableOp", *_TAKES, *_OTHERS}}
+
+
+def made_whole(graph: graph_lib.Graph, states: Mapping[str, State], outcomes: Mapping[str, Outcome],
+               fetches: Iterable[str]) -> set[str]:
+    """Returns the names of the nodes from which the resources of variables come whose summands a step makes whole.
+
+    Args:
+        graph: The `graph.Graph`.
+        states: The state in which each tensor is computed, by name, unless it is whole.
+        outcomes: The `Outcome` of each node, by name.
+        fetches: Names of the tensors that are whole.
+    """
+    inputs = {name: [tensor.removesuffix(":0") for tensor in graph.inputs(graph.nodes[name])] for name in outcomes}
+    queue = [*(fetch.removesuffix(":0") for fetch in fetches), *(
+        tensor for name, outcome in outcomes.items() for tensor, takes in zip(inputs[name], outcome.takes)
+        if takes == WHOLE)]
+    seen, found = set(), set()
+    while queue:
+        tensor = queue.pop()
+        if tensor in seen or states.get(tensor) != HELD:
+            continue
+        seen.add(tensor)
+        node = graph.node(tensor)
+        queue += inputs[node.name]
+        if node.op == "ReadVariableOp":
+            found.add(variables_lib.source(graph, graph.inputs(node)[0]))
+    return found
+
+
 def as_summands(states: Iterable[State]) -> tuple[State, ...]:
     """Returns states for rules, which do not distinguish held summands from others."""
     return tuple(SUM if state == HELD else state for state in states)
 
 
-def outcome(found: Outcome | None, states: Sequence[State]) -> Outcome | None:
+def outcome(found: Outcome | None, case: Case, states: Sequence[State]) -> Outcome | None:
     """Returns the `Outcome` for `states`, given a rule's `Outcome` or None for `as_summands(states)`.
 
-    If an op takes a held summand as a summand, all summands that it takes and gives are held.
+    If an op takes a held summand as a summand, all summands that it takes and gives are held. So are whole terms that
+    are added to one: nothing says that it must be whole soon.
+
+    Args:
+        found: The `Outcome`.
+        case: The `Case` of `as_summands(states)`.
+        states: The states.
     """
+    if case.node.op in _ADD and set(states) <= {HELD, SUM, WHOLE} and HELD in states and not case.enlarges(
+            [states.index(HELD)]):
+        return Outcome((HELD,) * len(states), (HELD,))
     if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
         return found
     if found.wishes or found.write is not None and SUM in (*found.takes, *found.gives):

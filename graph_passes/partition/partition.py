@@ -17,6 +17,7 @@ from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import batches
 from tf_poseidon.graph_passes.partition import dividing
+from tf_poseidon.graph_passes.partition import held
 from tf_poseidon.graph_passes.partition import naming
 from tf_poseidon.graph_passes.partition import packing
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
@@ -38,17 +39,19 @@ class Partitioned:
         graph_def: The GraphDef.
         fetches: The names of the fetches in it.
         report: The `report.Report`.
+        summands: Names of the nodes from which the resources of variables that hold summands come.
     """
 
     graph_def: graph_pb2.GraphDef
     fetches: tuple[str, ...]
     report: report_lib.Report
+    summands: frozenset[str]
 
 
 @garbage.unsearched()
 def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes: graph_lib.AddShapes,
               paths: Mapping[str, str] | None = None, kept: Sequence[str] = (), rows: int | None = None,
-              summands: Iterable[str] = (), runs_whole: bool = False) -> Partitioned:
+              summands: Iterable[str] = (), candidates: Iterable[str] = (), runs_whole: bool = False) -> Partitioned:
     """Returns the `Partitioned` graph.
 
     Args:
@@ -62,6 +65,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
         rows: The usual number of rows of a batch, None if unknown. It decides what is cheaper, and must be the same on
             all ranks.
         summands: Names of the nodes from which the resources of variables that hold summands come, see held.py.
+        candidates: The same of variables that hold summands if the graph needs none of them whole.
         runs_whole: Whether the whole graph runs in each step, as a function's does; small sums then travel together.
 
     Raises:
@@ -69,7 +73,14 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     """
     graph_def = batches.together(graph_def, fetches, add_shapes)
     sizes = sizes_lib.Sizes(graph_def, add_shapes, rows)
-    propagated = dividing.propagate(sizes, summands, (*fetches, *kept), row_loops.outcomes(sizes, (*fetches, *kept)))
+    loops = row_loops.outcomes(sizes, (*fetches, *kept))
+    summands, given = frozenset(summands) | held.candidates(sizes.graph, candidates), frozenset(summands)
+    while True:
+        propagated = dividing.propagate(sizes, summands, (*fetches, *kept), loops)
+        whole = held.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
+        if not whole:
+            break
+        summands -= whole
     writer = write_lib.GraphWriter(sizes, propagated, *naming.variables_of(propagated, sizes, paths or {}))
     nodes, fetched = writer.write(fetches, kept)
     for node in nodes:
@@ -82,7 +93,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     report = report_lib.Report(
         tuple(exchanges), tuple(_whole(sizes, propagated, name) for name in propagated.without_rule),
         write_lib.num_by_rows(propagated), len(propagated.ordered))
-    return Partitioned(graph_def, tuple(fetched), report)
+    return Partitioned(graph_def, tuple(fetched), report, summands)
 
 
 def _whole(sizes: sizes_lib.Sizes, propagated: propagate_lib.Propagated, name: str) -> report_lib.WholeOp:

@@ -260,7 +260,7 @@ class _Propagation:
         if last != given:
             states, wish, stored = given
             case = Case(node, inputs, held_lib.as_summands(states), self._outputs[node.name], self._sizes, wish, stored)
-            outcome = held_lib.outcome(rules.applied(case, self._with_blocks), states)
+            outcome = held_lib.outcome(rules.applied(case, self._with_blocks), case, states)
             self._ruled[node.name] = given, outcome
         return outcome
 

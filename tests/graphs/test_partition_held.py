@@ -10,6 +10,7 @@ from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
+from tf_poseidon.graph_passes.partition import results
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12, 2)
@@ -45,6 +46,12 @@ def decayed(x, step, total):
 def with_a_whole_term(x, step, total):
     """Whole terms are added to whole values, as everywhere."""
     with tf.control_dependencies([total.assign_add(tf.reduce_sum(x, 0) + 1)]):
+        return tf.constant(1.0, tf.float64)
+
+
+def counted(x, step, total):
+    """A whole term is added to what it holds: rank 0's."""
+    with tf.control_dependencies([total.assign(total.read_value() + tf.cast(tf.shape(x)[0], tf.float64))]):
         return tf.constant(1.0, tf.float64)
 
 
@@ -116,7 +123,7 @@ def of_two_inputs(x, step, total, y):
 
 
 # By step: how many exchanges it has. One in a branch counts.
-STEPS = {added: 0, subtracted: 0, assigned_sum: 0, decayed: 0, with_a_whole_term: 1, whole: 0, squared: 1,
+STEPS = {added: 0, subtracted: 0, assigned_sum: 0, decayed: 0, with_a_whole_term: 1, counted: 0, whole: 0, squared: 1,
          accumulated: 1, looped: 0, carried: 0, chosen: 2, of_two_inputs: 0}
 
 
@@ -169,6 +176,65 @@ def test_variables_hold_summands(step_of):
         for got, want in zip(found, expected, strict=True):
             for rank in range(size):
                 np.testing.assert_array_equal(got[rank], want, err_msg=f"rank {rank} of {size}")
+
+
+def _mean(x, total, count):
+    """A metric, read when both of its variables are updated."""
+    with tf.control_dependencies([total.assign_add(tf.reduce_sum(x)), count.assign(
+            count.read_value() + tf.cast(tf.shape(x)[0], tf.float64))]):
+        return [total.read_value() / count.read_value()]
+
+
+def _largest(x, total, count):
+    with tf.control_dependencies([total.assign(tf.maximum(total.read_value(), tf.reduce_max(x)))]):
+        return [total.read_value(), tf.constant(2.0, tf.float64)]
+
+
+def _read_before(x, total, count):
+    before = total.read_value() + 1
+    with tf.control_dependencies([before, total.assign_add(tf.reduce_sum(x))]):
+        return [tf.identity(before), total.read_value()]
+
+
+def _with_rows(x, total, count):
+    with tf.control_dependencies([total.assign_add(tf.reduce_sum(x))]):
+        read = total.read_value()
+    return [tf.sqrt(read), tf.sqrt(read) * tf.reduce_max(x)]
+
+
+def _descended(x, total, count):
+    op = tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=tf.reduce_sum(x))
+    with tf.control_dependencies([op]):
+        other = tf.raw_ops.ResourceApplyGradientDescent(var=total.handle, alpha=tf.constant(0.1, tf.float64),
+                                                        delta=tf.reduce_sum(x))
+    with tf.control_dependencies([other]):
+        return [total.read_value()]
+
+
+# By program: (the outputs that are taken out, the variables that hold summands, the number of exchanges).
+RESULTS = {_mean: ({0}, {"total", "count"}, 0), _largest: ({0}, set(), 1), _read_before: ({1}, set(), 1),
+           _with_rows: ({0}, set(), 2), _descended: ({0}, set(), 2)}
+
+
+@pytest.mark.parametrize("program", RESULTS, ids=lambda program: program.__name__)
+def test_results_are_taken_out(program):
+    """Variables hold summands if the rest of the step needs none of them whole."""
+    with tf.Graph().as_default() as graph:
+        rows, = partitioning.rows(tf.compat.v1.placeholder(tf.float64, (None, FEATURES), name="x"))
+        variables = [tf.Variable(0.0, dtype=tf.float64, use_resource=True, name=name) for name in ("total", "count")]
+        initial = {variable.initializer.name for variable in variables}
+        fetches = [tf.identity(tensor).name for tensor in program(rows, *variables)]
+        updates = [operation.name for operation in graph.get_operations() if operation.name not in initial and any(
+            part in operation.type for part in ("Assign", "Apply"))]
+    names = {variable.handle.op.name for variable in variables}
+    flat = inline.inline(graph.as_graph_def(), [*fetches, *updates, "x"])
+    step, found = results.cut(flat, fetches, [*updates, "x"], names, set())
+    left = [fetch for i, fetch in enumerate(fetches) if i not in found.fetches]
+    partitioned = partition_lib.partition(step, left, grappler.add_shapes, candidates=names)
+    outputs, held, exchanges = RESULTS[program]
+    assert set(found.fetches) == outputs
+    assert partitioned.summands == held
+    assert len(partitioned.report.exchanges) == exchanges, partitioned.report
 
 
 def test_an_op_that_needs_it_whole_is_refused():

@@ -148,6 +148,11 @@ class Case:
             node = graph.node(node.input[0])
         return node.op == "Merge" and any(graph.node(tensor).op == "NextIteration" for tensor in graph.inputs(node))
 
+    def is_zero(self, i: int) -> bool:
+        """Whether an input is a constant of zeros, with which Python's `sum` begins."""
+        value = self._sizes.graph.constant(self.inputs[i])
+        return value is not None and not value.any()
+
     def all(self, takes: Mapping[int, State], gives: State, **options: Any) -> Outcome:
         """Returns an Outcome in which all outputs have one state, and inputs that `takes` does not name are whole.
 

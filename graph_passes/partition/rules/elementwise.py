@@ -50,7 +50,7 @@ def elementwise(case: Case) -> Outcome | None:
 
 
 def total(case: Case) -> Outcome | None:
-    """a + b + ...: a summand if all terms are, or if the others are accumulated by a loop.
+    """a + b + ...: a summand if all terms are, or if the others are accumulated by a loop, or zeros.
 
     Otherwise summands are summed over the ranks before whole terms, such as a regularizer's, are added.
     """
@@ -61,7 +61,7 @@ def total(case: Case) -> Outcome | None:
     if not partials or len(partials) + len(others) < len(case.states) or case.enlarges(
             [max(partials, key=lambda i: case.elements(case.shape(i)))]):
         return elementwise(case)
-    if all(case.accumulates(i) for i in others):
+    if all(case.accumulates(i) or case.is_zero(i) for i in others):
         return case.all(dict.fromkeys(range(len(case.inputs)), SUM), SUM)
     if len(partials) > 1 and case.node.op == "AddN":
         return case.all(dict.fromkeys(partials, SUM), WHOLE, write=_write_total)
