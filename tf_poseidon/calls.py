@@ -131,6 +131,12 @@ def joined(structure: Any) -> Any:
     return tf.nest.pack_sequence_as(structure, leaves)
 
 
+def without_missing(batch: Any) -> Any:
+    """Returns a batch of Keras, or what holds for all, in which parts that may be missing are None."""
+    optional = tf.experimental.Optional, tf.OptionalSpec
+    return tf.nest.map_structure(lambda part: None if isinstance(part, optional) else part, batch)
+
+
 def _dimension(tensor: tf.Tensor, name: str, mark: Mark | None) -> int | None:
     """Returns the dimension of a tensor's rows, None if it has none."""
     rank = tensor.shape.rank

@@ -1,32 +1,43 @@
-"""Which variables hold summands from step to step: those in which optimizers accumulate gradients.
+"""Which variables hold summands from step to step: their one-process value is the sum over all ranks.
 
-Each rank accumulates the gradients of its own rows; one synchronisation is enough when the sum is used.
+Those in which optimizers accumulate gradients do so for good: each rank accumulates the gradients of its own rows, and
+one synchronisation is enough when the sum is used. Those of metrics do so meanwhile: from the first step of a loop over
+batches to the moment where they are read.
 
 Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
+import threading
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
+from tf_poseidon.errors import JobError
 
 
 class Held:
     """The variables that hold summands."""
 
-    def __init__(self) -> None:
+    def __init__(self, communicator: Communicator | None) -> None:
+        self._communicator = communicator
         self._variables = {}  # by identity: (reference to the variable, whether a partitioned function uses it)
+        self._meanwhile: tuple[tf.Variable, ...] = ()
+        self._steps = 0  # since they hold summands
+        self._thread = 0  # in which these steps run
 
-    def add(self, variables: Iterable[tf.Variable], rank: int) -> None:
+    def add(self, variables: Iterable[tf.Variable]) -> None:
         """Makes variables hold summands. Their values have been the same on all ranks: only rank 0 keeps them."""
         for variable in variables:
             if not self.holds(variable):
                 self._variables[id(variable)] = weakref.ref(variable), False
-                if rank != 0:
+                if self._communicator.rank != 0:
                     variable.assign(tf.zeros_like(variable))
 
     def holds(self, variable: tf.Variable) -> bool:
@@ -42,12 +53,11 @@ class Held:
         """Returns the variables that a partitioned function uses as summands."""
         return [variable for variable in variables if self.holds(variable) and self._variables[id(variable)][1]]
 
-    def release(self, variables: Sequence[tf.Variable], communicator: Communicator, name: str) -> None:
+    def release(self, variables: Sequence[tf.Variable], name: str) -> None:
         """Makes variables whole, for a function that is not partitioned.
 
         Args:
             variables: Variables that hold summands.
-            communicator: This rank's communicator.
             name: The name of the function.
 
         Raises:
@@ -59,7 +69,89 @@ class Held:
                 f"The function '{name}' was not partitioned, but a partitioned one accumulates "
                 f"gradients in '{used[0].name.partition(':')[0]}', expected both or neither to be partitioned; give "
                 "all batches the same structure.")
-        waits = [communicator.submit(f"held/{name}/{i}", variable.numpy()) for i, variable in enumerate(variables)]
-        for variable, wait in zip(variables, waits):
-            variable.assign(wait())
+        for variable, value in zip(variables, self._sums(variables)):
             del self._variables[id(variable)]
+            variable.assign(value)
+
+    def meanwhile(self, variables: tuple[tf.Variable, ...], steps: int) -> None:
+        """Makes variables that are synchronised when they are read hold summands, before steps that need none whole.
+
+        Args:
+            variables: The variables; others that hold summands meanwhile become whole.
+            steps: The number of steps.
+        """
+        if variables is not self._meanwhile:
+            self.end()
+            self.add(variables)
+            for variable in variables:
+                variable.is_own = True
+            self._meanwhile, self._steps, self._thread = variables, 0, threading.get_ident()
+        self._steps += steps
+
+    def check_reader(self, variable: tf.Variable) -> None:
+        """Refuses to read a variable in another thread while it holds summands: ranks would read at different steps."""
+        if threading.get_ident() != self._thread and any(variable is each for each in self._meanwhile):
+            raise GraphError(
+                f"'{variable.name.partition(':')[0]}', a variable of a metric, was read in another thread while fit or "
+                "evaluate ran, where each rank has a part of it; read metrics in a callback's methods for batches.")
+
+    def whole(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+        """Returns the one-process values of variables of which some may hold summands meanwhile, on all ranks.
+
+        Raises:
+            JobError: If ranks have made different numbers of steps.
+        """
+        held = [variable for variable in variables if any(variable is each for each in self._meanwhile)]
+        if not held:
+            return [_own(variable) for variable in variables]
+        mine = np.zeros(self._communicator.size, np.int64)
+        mine[self._communicator.rank] = self._steps
+        wait = self._communicator.submit("held/steps", mine)
+        sums = self._sums(held)
+        steps = wait()
+        if (steps != steps[0]).any():
+            fewest, most = int(np.argmin(steps)), int(np.argmax(steps))
+            raise JobError(f"Rank {fewest} has made {steps[fewest]} steps, expected {steps[most]}: its data ended; "
+                           f"give all ranks as many batches as rank {most} has.")
+        values = {id(variable): value for variable, value in zip(held, sums)}
+        return [values[id(variable)] if id(variable) in values else _own(variable) for variable in variables]
+
+    def end(self) -> None:
+        """Makes the variables whole that hold summands meanwhile, on all ranks."""
+        values = self.whole(self._meanwhile)
+        variables, self._meanwhile = self._meanwhile, ()
+        for variable, value in zip(variables, values):
+            del self._variables[id(variable)]
+            variable.is_own = False
+            variable.assign(value)
+
+    @contextlib.contextmanager
+    def ends_after_errors(self) -> Iterator[None]:
+        """A context whose errors, which the program may catch if all ranks have them, leave these variables whole."""
+        try:
+            yield
+        except Exception as error:
+            if self._communicator.failure is None:
+                self._end_after(error)
+            raise
+
+    def _end_after(self, error: Exception) -> None:
+        mine = np.zeros(self._communicator.size, np.int64)
+        mine[self._communicator.rank] = len(self._meanwhile)
+        of_ranks = self._communicator.sum("held/error", mine)
+        if (of_ranks != of_ranks[0]).any():
+            first = int(np.argmin(of_ranks))
+            raise JobError(f"Rank {first} failed before its first step, and rank {int(np.argmax(of_ranks))} after it, "
+                           "so metrics cannot be read; let all ranks fail alike.") from error
+        self._steps = 0  # which may differ
+        self.end()
+
+    def _sums(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+        """Returns the sums of variables over all ranks; they share messages."""
+        waits = [self._communicator.submit(f"held/{i}", _own(variable)) for i, variable in enumerate(variables)]
+        return [wait() for wait in waits]
+
+
+def _own(variable: tf.Variable) -> np.ndarray:
+    """Returns what this rank has of a variable; reading one that is synchronised then would give its sum."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy()

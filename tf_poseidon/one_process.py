@@ -19,6 +19,7 @@ import logging
 import threading
 from typing import Any
 from typing import TYPE_CHECKING
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +28,7 @@ from tf_poseidon import agreement
 from tf_poseidon import calls
 from tf_poseidon import failures
 from tf_poseidon import graph_texts
+from tf_poseidon import held
 from tf_poseidon import ops
 from tf_poseidon import partitioning
 from tf_poseidon import step_verifier
@@ -94,6 +96,7 @@ class Steps:
         self._trains = trains
         self._accumulators = accumulators
         self._traces = {}
+        self._next = {}  # by function: its `_OnNext`
         self._plan = None  # of its last execution of several steps
         self._rows = None
         self._has_warned = False
@@ -120,10 +123,10 @@ class Steps:
             with inside(), self._extended.one_replica():
                 return function(*args, **kwargs)
         call = calls.Call(function, {}, args, kwargs)
-        return self._trace_of(function, call)(call.tensors)
+        return self._trace_of(function, call, reads_later=False)(call.tensors)
 
     def run_unrolled(self, function: Callable[..., Any], take: Callable[[int], list[Any]], number: int,
-                     specs: Sequence[tf.TypeSpec] = ()) -> Any:
+                     specs: Sequence[tf.TypeSpec] = (), reads_later: bool = False) -> Any:
         """Runs a step on each of several global batches, outside graphs; several steps at a time if that is possible.
 
         Args:
@@ -131,9 +134,11 @@ class Steps:
             take: Returns that many more batches; fewer, if there are no more.
             number: How many batches to take, and how many there usually are.
             specs: Same as in `calls.Call`.
+            reads_later: Whether the caller may read results later, all ranks after the same step. Variables that are
+                synchronised when they are read may then hold summands until they are.
 
         Returns:
-            The results of the last step; None if there is no batch.
+            The results of the last step; None if there is no batch. A `Pending`, if it has to be read.
         """
         result, left = None, []
         done, steps = 0, unroll.MOST_STEPS  # as long as no trace says how many run at a time
@@ -144,7 +149,7 @@ class Steps:
                 left += [calls.Call(function, {}, (batch,), {}, specs) for batch in take(wanted - len(left))]
             if not left:
                 break
-            traced = self._trace_of(function, left[0])
+            traced = self._trace_of(function, left[0], reads_later)
             steps = traced.unrolled_steps(number)
             is_whole = len(left) >= steps and all(call.key == left[0].key for call in left[:steps])
             now = left[:steps if is_whole else 1]
@@ -157,15 +162,37 @@ class Steps:
             left, done = left[len(now):], done + len(now)
         return result
 
+    def run_next(self, function: Callable[..., Any], iterator: tf.data.Iterator,
+                 strategy: tf.distribute.Strategy) -> Any:
+        """Runs a step on the next batch of an iterator, outside graphs; its results may be read later.
+
+        Args:
+            function: The step, which takes a batch.
+            iterator: The iterator.
+            strategy: The job's strategy, in whose scope the step is traced.
+
+        Returns:
+            Its results; a `Pending`, if they have to be read.
+
+        Raises:
+            tf.errors.OutOfRangeError: If there is no batch.
+        """
+        if function not in self._next:
+            self._next[function] = _OnNext(lambda call: self._trace_of(function, call, reads_later=True), function)
+        concrete, traced = self._next[function].of(iterator, strategy)
+        traced.before(1)
+        return traced.pending(concrete(iterator))
+
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
         explain(error, self._traces.values(), self._extended.communicator)
 
-    def _trace_of(self, function: Callable[..., Any], call: calls.Call) -> "Trace":
-        if call.key not in self._traces:
-            self._traces[call.key] = trace(as_step(function), call, self._extended, self._rows, self._trains,
-                                           self._accumulators)
-        return self._traces[call.key]
+    def _trace_of(self, function: Callable[..., Any], call: calls.Call, reads_later: bool) -> "Trace":
+        key = call.key, reads_later
+        if key not in self._traces:
+            self._traces[key] = trace(as_step(function), call, self._extended, self._rows, self._trains,
+                                      self._accumulators, reads_later)
+        return self._traces[key]
 
     def _check_eager_code(self, name: str) -> None:
         used = self._extended.held.used(self._accumulators())
@@ -177,6 +204,32 @@ class Steps:
         if not self._has_warned and self._extended.rank == 0:
             _log.warning("'%s' runs eagerly, where there is no graph to partition. %s", name, _WHOLE)
         self._has_warned = True
+
+
+class _OnNext:
+    """A step on the next batch of an iterator, in one graph."""
+
+    def __init__(self, trace_of: Callable[[calls.Call], "Trace"], function: Callable[..., Any]) -> None:
+        self._trace_of = trace_of
+        self._step = function
+        self._function = tf.function(self._run, autograph=False)
+        self._traces = {}  # by ConcreteFunction: the `Trace` in it
+        self._of = weakref.WeakKeyDictionary()  # by iterator: what `of` returns
+        self._last: Trace | None = None
+
+    def of(self, iterator: tf.data.Iterator, strategy: tf.distribute.Strategy
+           ) -> "tuple[tf.types.experimental.ConcreteFunction, Trace]":
+        """Returns the function that takes an iterator, and the `Trace` of the step in it."""
+        if iterator not in self._of:
+            with strategy.scope():
+                concrete = self._function.get_concrete_function(iterator)
+            self._of[iterator] = concrete, self._traces.setdefault(concrete, self._last)
+        return self._of[iterator]
+
+    def _run(self, iterator: tf.data.Iterator) -> Any:
+        call = calls.Call(self._step, {}, (calls.without_missing(iterator.get_next()),), {})
+        self._last = self._trace_of(call)
+        return self._last(call.tensors)
 
 
 def current_steps() -> Steps | None:
@@ -195,21 +248,24 @@ class Trace:
         report: The `report.Report`, None if the function runs as traced.
     """
 
-    def __init__(self, name: str, traced: tf.types.experimental.ConcreteFunction | None = None,
+    def __init__(self, name: str, extended: "Extended", traced: tf.types.experimental.ConcreteFunction | None = None,
                  partitioned: partitioning.Partitioned | None = None,
                  verifier: step_verifier.StepVerifier | None = None) -> None:
         """Makes a trace.
 
         Args:
             name: The function's name.
+            extended: The `Extended` of the job's strategy.
             traced: The traced ConcreteFunction; None if it need not be kept.
             partitioned: The `Partitioned` function; None if the traced one runs.
             verifier: Compares both, in verify mode.
         """
         self.name = name
         self.report = partitioned and partitioned.report
+        self._held = extended.held
         self._traced = traced
         self._partitioned = partitioned
+        self._results = partitioned and partitioned.results
         self._verifier = verifier
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
@@ -231,10 +287,44 @@ class Trace:
             self._partitioned.order)
 
     def run(self, inputs: Sequence[Sequence[tf.Tensor]]) -> Any:
-        """Runs the function as often as there are inputs, in one graph; returns the results of the last run."""
+        """Runs the function as often as there are inputs, in one graph.
+
+        Returns:
+            The results of the last run; a `Pending` if they have to be read.
+        """
+        self.before(len(inputs))
         if len(inputs) == 1:
-            return self(inputs[0])
-        return self._partitioned.unrolled(len(inputs))(*(tensor for tensors in inputs for tensor in tensors))
+            return self.pending(self(inputs[0]))
+        return self.pending(self._partitioned.unrolled(len(inputs))(
+            *(tensor for tensors in inputs for tensor in tensors)))
+
+    def before(self, steps: int) -> None:
+        """Prepares variables for a number of runs outside graphs."""
+        self._held.meanwhile(self._results.held if self._results else (), steps)
+
+    def pending(self, returned: Any) -> Any:
+        """Returns the results of a run, given what the function has returned; a `Pending` if they have to be read."""
+        return Pending(self._results, returned, self._held) if self._results else returned
+
+
+class Pending:
+    """The results of a step, which are computed when they are read."""
+
+    def __init__(self, results: partitioning.Results, others: Sequence[tf.Tensor], variables: held.Held) -> None:
+        """Makes pending results.
+
+        Args:
+            results: The `partitioning.Results`.
+            others: What the step has returned.
+            variables: The `held.Held` of the job.
+        """
+        self._results = results
+        self._others = others
+        self._variables = variables
+
+    def read(self) -> Any:
+        """Returns the results; all ranks call this after the same step, and before the next one."""
+        return self._results.read(self._variables.whole(self._results.variables), self._others)
 
 
 def explain(error: Exception, traces: Iterable[Trace], communicator: Communicator) -> None:
@@ -248,7 +338,8 @@ def explain(error: Exception, traces: Iterable[Trace], communicator: Communicato
 
 
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,
-          trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list) -> Trace:
+          trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
+          reads_later: bool = False) -> Trace:
     """Traces a function for a call, and partitions it.
 
     Args:
@@ -259,6 +350,7 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
         trains: Whether it may train: then ranks compare what it exchanges, and `strategy.plan` shows it.
         accumulators: Called after the function is traced, returns the `tf.Variable`s in which it accumulates
             gradients; these will hold summands.
+        reads_later: Same as in `Steps.run_unrolled`.
 
     Returns:
         A `Trace`.
@@ -270,6 +362,7 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
     # All ranks trace one function after the other, so functions of one name, of which a process that trains one model
     # after the other has ever more, can use the same exchanges.
     name = call.name
+    extended.held.end()
     extended.broadcast_new_variables()
     # Outside the strategy's scope, the context in which the function runs is the program's own.
     in_scope = tf.distribute.get_strategy().extended is extended
@@ -277,14 +370,17 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
     function = traced(function, call, extended.one_replica if in_scope else contextlib.nullcontext)
     with tf.init_scope():
         extended.broadcast_new_variables()  # of a model that its first step builds
-        extended.held.add(accumulators(), extended.rank)
+        extended.held.add(accumulators())
         variables = [variable for _, variable in partitioning.variables_of(function.graph)]
-        held = [variable for variable in variables if extended.held.holds(variable)]
+        summands = [variable for variable in variables if extended.held.holds(variable)]
         _share([variable for variable in variables if not extended.held.holds(variable)], extended.communicator, name)
         job = partitioning.Job(extended.size, extended.wire_dtype, extended.graph_pass.strict, extended.verifier)
         problem, partitioned = "", None
         try:
-            partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, held, trains)
+            candidates = _read_later(variables) if reads_later and isinstance(
+                function.structured_outputs, dict) else None
+            partitioned = partitioning.Partitioned(function, job, call.rows() if rows is None else rows, summands,
+                                                   trains, candidates)
         except Exception as error:  # whatever goes wrong, the unmodified function computes the same
             problem = f"{type(error).__name__}: {error}"
         text = ["it is not partitioned"] if partitioned is None else [
@@ -295,16 +391,22 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
             _check_trained(function, extended.communicator, name)
             _check_same(function, comparison, name)
             _refuse(call.name, _problem_of_ranks(problem, extended.communicator, name) or difference, extended)
-            extended.held.release(held, extended.communicator, name)
-            return Trace(name, function)
-        extended.held.use(held)
+            extended.held.release(summands, name)
+            return Trace(name, extended, function)
+        extended.held.use(summands)
     if trains:
         extended.graph_pass.expect(partitioned.whole, partitioned.has_sites)
-    if extended.verifier is not None and (verifier := _step_verifier(function, call.name, extended, held)):
-        return Trace(name, function, partitioned, verifier)
+    if extended.verifier is not None and (verifier := _step_verifier(
+            function, call.name, extended, summands)):
+        return Trace(name, extended, function, partitioned, verifier)
     # The graph and its operations refer to each other where Python's collector cannot see it; a graph takes tens of MB.
     tf_compat.dismantle(function.graph)
-    return Trace(name, partitioned=partitioned)
+    return Trace(name, extended, partitioned=partitioned)
+
+
+def _read_later(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables that may hold summands until they are read outside of steps, as those of metrics."""
+    return [variable for variable in variables if getattr(variable, "can_be_own", False)]
 
 
 def _step_verifier(function: tf.types.experimental.ConcreteFunction, name: str, extended: "Extended",

@@ -14,6 +14,7 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.framework import graph_pb2
@@ -33,6 +34,7 @@ from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import markers
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.graph_passes.partition import results as results_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
@@ -92,6 +94,14 @@ class _Interface:
                             for step in range(steps) for dtype, shape, name in self.arguments),
             controls=tuple(unroll_lib.renamed(name, step) for step in range(steps) for name in self.controls))
 
+    def of_step(self, traced: tf.types.experimental.ConcreteFunction, results: "Results",
+                graph_def: graph_pb2.GraphDef) -> "_Interface":
+        """Returns the interface of a function without its results."""
+        left = [tensor for i, tensor in enumerate(traced.graph.outputs) if i not in results.numbers]
+        gone = results.reads - {node.name for node in graph_def.node}
+        return dataclasses.replace(self, function_type=tf_compat.returning(self.function_type, left),
+                                   controls=tuple(name for name in self.controls if name not in gone))
+
     @property
     def shared(self) -> set[str]:
         """The names of the captured inputs' placeholders."""
@@ -114,13 +124,15 @@ class Partitioned:
 
     Attributes:
         report: The `report.Report`.
+        results: The `Results` of its last step; None if it returns all of them itself.
         agreement_text: The text that must be the same on all ranks before they run it.
         whole: The `planning.WholeOp`s.
         has_sites: Whether it synchronises anything.
     """
 
     def __init__(self, traced: tf.types.experimental.ConcreteFunction, job: Job, rows: int | None,
-                 held: Sequence[tf.Variable] = (), trains: bool = True) -> None:
+                 held: Sequence[tf.Variable] = (), trains: bool = True,
+                 candidates: Sequence[tf.Variable] | None = None) -> None:
         """Partitions a function.
 
         Args:
@@ -129,6 +141,8 @@ class Partitioned:
             rows: Usual number of rows of a global batch, None if unknown.
             held: Variables that hold summands.
             trains: Whether ranks compare what it exchanges, and verify it if the job has a verifier.
+            candidates: Variables that hold summands if the function needs none of them whole, except for its results:
+                what it returns from these variables alone is then computed by `results`. None if it returns all.
 
         Raises:
             PoseidonError: If it cannot be partitioned.
@@ -137,11 +151,14 @@ class Partitioned:
         self._job = job
         self._rows = rows
         self._trains = trains
-        partitioned = _partitioned(traced, rows, held)
+        partitioned, self.results = _partitioned(traced, rows, held, candidates)
+        if self.results is not None:
+            self._interface = self._interface.of_step(traced, self.results, partitioned.graph_def)
         self.report = partitioned.report
         self.whole = tuple(planning.WholeOp(op.node, op.op, op.bytes.per_row) for op in self.report.whole)
         self.has_sites = any(node.op in own.OPS for node in partitioned.graph_def.node)
-        self.agreement_text = "\n".join([self.report.agreement_text(), *graph_texts.lines(partitioned.graph_def)])
+        self.agreement_text = "\n".join([self.report.agreement_text(), *graph_texts.lines(partitioned.graph_def), *(
+            [] if self.results is None else self.results.lines)])
         self._trained = {exchange.site for exchange in self.report.exchanges if exchange.variable}
         self._set_wire_dtype(partitioned.graph_def)
         self._variables = {step_lib.variable_path(variable): variable for _, variable in variables_of(traced.graph)}
@@ -291,24 +308,96 @@ def lines_of(function: tf.types.experimental.ConcreteFunction) -> list[str]:
     return [*graph_texts.lines(graph_def, with_inputs=False), *graph_texts.lines(graph_def)]
 
 
-def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None,
-                 held: Sequence[tf.Variable]) -> partition_lib.Partitioned:
-    """Returns the `partition.Partitioned` graph of a ConcreteFunction.
+class Results:
+    """What a function returns from variables alone: metrics' results. They are computed when they are read.
+
+    Attributes:
+        held: The variables that hold summands from step to step.
+        variables: The variables from which they are computed.
+        numbers: Which of the function's outputs they are.
+        reads: Names of the nodes by which the function would read these variables.
+        lines: Lines that are the same where they are computed alike.
+    """
+
+    def __init__(self, traced: tf.types.experimental.ConcreteFunction, cut: results_lib.Results,
+                 held: Sequence[tf.Variable], variables: Mapping[str, tf.Variable]) -> None:
+        """Makes results.
+
+        Args:
+            traced: The function's ConcreteFunction.
+            cut: The `results.Results` of its graph.
+            held: The variables that hold summands.
+            variables: The function's variables, by name of their resource.
+        """
+        self.held = tuple(held)
+        sources = sorted(set(cut.reads.values()))
+        self.variables = tuple(variables[source] for source in sources)
+        self.numbers = frozenset(cut.fetches)
+        self.reads = cut.reads.keys()
+        self.lines = graph_texts.lines(cut.graph_def)
+        self._function_type = traced.function_type
+        names = _names(traced.graph)
+        captures = {names[internal.op.name]: external for external, internal in traced.graph.captures}
+        captures = {_full(node.name): captures[node.name] for node in cut.graph_def.node if node.name in captures}
+
+        def compute(*values: tf.Tensor) -> list[tf.Tensor]:
+            by_source = dict(zip(sources, values, strict=True))
+            inputs = {_full(name): by_source[source] for name, source in cut.reads.items()} | captures
+            return tf.import_graph_def(_without(cut.graph_def, inputs), inputs, list(cut.fetches.values()), name="")
+
+        self._compute = tf.function(compute, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(variable.shape, variable.dtype) for variable in self.variables)) if sources else None
+
+    def read(self, values: Sequence[np.ndarray], others: Sequence[tf.Tensor]) -> Any:
+        """Returns what the function does.
+
+        Args:
+            values: The whole values of `variables`.
+            others: What the function itself has returned.
+        """
+        computed = iter(() if self._compute is None else self._compute(*map(tf.constant, values)))
+        rest = iter(others)
+        number = len(self.numbers) + len(others)
+        return self._function_type.pack_output(
+            [next(computed if i in self.numbers else rest) for i in range(number)])
+
+
+def _partitioned(traced: tf.types.experimental.ConcreteFunction, rows: int | None, held: Sequence[tf.Variable],
+                 candidates: Sequence[tf.Variable] | None) -> tuple[partition_lib.Partitioned, Results | None]:
+    """Returns the `partition.Partitioned` graph of a ConcreteFunction, and its `Results` if they are not part of it.
 
     Args:
         traced: The function.
         rows: Usual number of rows of a batch, None if unknown.
-        held: Variables that hold summands.
+        held, candidates: Same as in `Partitioned`.
     """
     graph_def, outputs, variables = flat(traced)
+    cut = None
+    if candidates is not None:
+        names = _names(traced.graph)
+        ends = [*(operation.name for operation in traced.graph.control_outputs),
+                *(names.get(tensor.op.name, tensor.op.name) for tensor in traced.graph.inputs)]
+        graph_def, cut = results_lib.cut(graph_def, outputs, ends, _named(variables, candidates), set(names.values()))
+        outputs = [output for i, output in enumerate(outputs) if i not in cut.fetches]
     graph_def = markers.together(graph_def)
     if not any(node.op == sizes_lib.ROWS for node in graph_def.node):
         raise GraphError("None of its inputs has rows that could be divided among ranks: they are ragged, sparse "
                          "or scalars.")
     paths = {name: step_lib.variable_path(variable) for name, variable in variables.items()}
-    summands = [name for name, variable in variables.items() if any(variable is each for each in held)]
-    return partition_lib.partition(graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=summands,
-                                   runs_whole=True)
+    partitioned = partition_lib.partition(
+        graph_def, outputs, grappler.add_shapes, paths, rows=rows, summands=_named(variables, held),
+        candidates=_named(variables, candidates or ()), runs_whole=True)
+    if cut is None:
+        return partitioned, None
+    now = [variable for name, variable in variables.items() if name in partitioned.summands
+           and not any(variable is each for each in held)]
+    return partitioned, Results(traced, cut, now, variables)
+
+
+def _named(variables: Mapping[str, tf.Variable], wanted: Iterable[tf.Variable]) -> list[str]:
+    """Returns the names of the wanted variables' resources."""
+    identities = {id(variable) for variable in wanted}
+    return [name for name, variable in variables.items() if id(variable) in identities]
 
 
 def flat(traced: tf.types.experimental.ConcreteFunction) -> tuple[

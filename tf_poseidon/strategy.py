@@ -338,7 +338,7 @@ class Extended(tf_compat.one_device_extended()):
         self.wire_dtype = training.wire_dtype
         self.global_batch_norm = training.global_batch_norm
         self.graph_pass = None  # the grappler.GraphPass of a job of several processes
-        self.held = held.Held()
+        self.held = held.Held(communicator)
         self._new_variables = []
         self._num_datasets, self._method = 0, ""
         # By split dataset: the dataset of global batches that it was made from, None if there is none.

@@ -131,12 +131,18 @@ class OnRead(_Distributed):
     Before its first step, and in functions of one process, all ranks have the same.
     """
 
-    is_own = False  # whether a step uses it
+    is_own = False  # whether each rank has its own
+    _is_in_graphs = False  # whether a graph reads it that is not of a step, nor of one process
 
     def of_step(self, step: step_lib.Step, value: tf.Tensor, replaces: bool) -> tf.Tensor:
         """Returns what a step assigns, or adds unless it `replaces` the value: nothing that a padding row gives."""
         self.become_own()
         return step.select(value, self.value() if replaces else tf.zeros_like(value))
+
+    @property
+    def can_be_own(self) -> bool:
+        """Whether it may hold summands in a loop over batches, and be whole behind it: whatever reads it, knows."""
+        return self.aggregation == _SUM and not self.is_own and not self._is_in_graphs
 
     def outside_steps(self, value: tf.Tensor) -> tf.Tensor:
         is_summand = self.is_own and self.aggregation == _SUM and self.extended.rank != 0
@@ -150,7 +156,7 @@ class OnRead(_Distributed):
                 return  # a tf.function has just created it, and will be traced again
             self.is_own = True
             if self.aggregation == _SUM:  # functions of one process then take it for a summand, too
-                self.extended.held.add([self], self.extended.rank)
+                self.extended.held.add([self])
 
     @tf.autograph.experimental.do_not_convert
     def _read_variable_op(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -161,8 +167,11 @@ class OnRead(_Distributed):
         if step_lib.current() is not None:
             self.become_own()
             return value
+        if not tf.executing_eagerly():
+            self._is_in_graphs = True
         if not self.is_own:
             return value
+        self.extended.held.check_reader(self)
         site = step_lib.unique_site(self.site("read"))
         if self.aggregation == _SUM:
             return ops.all_reduce(value, site)

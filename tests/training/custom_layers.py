@@ -80,6 +80,41 @@ class Positives(keras.metrics.Metric):
         return self.count
 
 
+class Largest(keras.metrics.Metric):
+    """A metric that adds nothing up."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(y_true - y_pred))))
+
+    def result(self):
+        return self.value
+
+
+class OwnResults(keras.Model):
+    """Returns from its test step what Keras does not: of metrics alone, of rows alone, of both."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.sums = keras.metrics.Sum(name="sums")
+        self.steps = keras.metrics.Sum(name="steps")
+        self.largest = Largest()
+
+    def test_step(self, batch):
+        x, y = batch
+        error = y - self(x, training=False)
+        before = self.sums.result()
+        self.sums.update_state(tf.square(error))
+        self.steps.update_state(1.0)
+        self.largest.update_state(y, self(x, training=False))
+        mean = self.sums.result() / self.steps.result()
+        return {"mean": {"half": mean / 2, "root": tf.sqrt(mean)}, "rows": tf.reduce_sum(error),
+                "both": mean + tf.reduce_max(error), "before": before, "largest": self.largest.result()}
+
+
 class Gan(keras.Model):
     """Two models, each with its optimizer, and a loss that is computed twice."""
 

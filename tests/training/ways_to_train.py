@@ -1,6 +1,7 @@
 """Ways to train that are not in the table: scenarios that give the result of one process."""
 
 import contextlib
+import json
 import logging
 import tempfile
 from unittest import mock
@@ -9,6 +10,7 @@ from custom_layers import CanonicalStep
 from custom_layers import Gan
 from custom_layers import LossOfRows
 from custom_layers import NoisyDense
+from custom_layers import OwnResults
 from custom_layers import OwnStep
 from custom_layers import PenaltyInLoss
 from custom_layers import Positives
@@ -328,6 +330,75 @@ def logs_of_batches(strategy):
     return {"logs": np.concatenate(seen)}
 
 
+def exchanges(strategy, method, *args, **kwargs):
+    """Returns what a method returns, and the number of this rank's exchanges in it."""
+    def count():
+        return sum(counts["count"] for counts in strategy.stats()["sites"].values())
+
+    before = count()
+    found = method(*args, verbose=0, **kwargs)
+    return found, count() - before
+
+
+def metrics_that_are_read_later(strategy):
+    """Steps of evaluate exchange no metrics that only add up, whatever their state is."""
+    with strategy.scope():
+        model = keras.Model(*two_in_two_out())
+        model.compile(
+            OPTIMIZERS["sgd"](), "mse", metrics=[["mae", keras.metrics.R2Score()], ["mse"]],
+            weighted_metrics=[[keras.metrics.CosineSimilarity()], [keras.metrics.MeanSquaredError(name="weighted")]])
+        own = OwnResults(*dense())
+        own.compile()
+        classes = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
+        classes.compile(OPTIMIZERS["sgd"](), "categorical_crossentropy", metrics=[
+            "accuracy", keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.F1Score(average="macro"),
+            keras.metrics.OneHotMeanIoU(num_classes=3, name="iou")])
+    results = {}
+    x, y = make_data(model)
+    weights = [np.arange(ROWS) % 3, np.arange(ROWS) % 5]
+    results["weighted"] = model.evaluate(x, y, sample_weight=weights, batch_size=BATCH, verbose=0)
+    results["two"], _ = exchanges(strategy, model.evaluate, x, y, batch_size=BATCH)
+    _, few = exchanges(strategy, model.evaluate, x, y, batch_size=BATCH, steps=1)
+    _, many = exchanges(strategy, model.evaluate, x, y, batch_size=BATCH)
+    assert few == many
+    x, y = make_data(own)
+    for rows in (ROWS, BATCH + 1):
+        found = own.evaluate(x[:rows], y[:rows], batch_size=BATCH, verbose=0, return_dict=True)
+        results |= {f"own/{rows}/{name}": value for name, value in found.items()}
+    x, y = make_data(classes)
+    y = np.eye(3)[y.argmax(1)]
+    history = classes.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0, shuffle=False)
+    return result(classes, **flat(history), **results)
+
+
+def metrics_shown_and_left(strategy):
+    """A progress bar shows metrics while evaluate runs; those that an error leaves behind are whole."""
+    model, x, y = small(strategy, metrics=["mae"])
+    shown = []
+    update = keras.utils.Progbar.update
+
+    def note(bar, current, values=None, finalize=None):
+        shown.append([value for _, value in values or ()])
+        return update(bar, current, values, finalize)
+
+    with mock.patch.object(keras.utils.Progbar, "update", note):
+        model.evaluate(x, y, batch_size=BATCH, verbose=1)
+    first, last = (np.array(json.loads(communicated(strategy, json.dumps(shown)))[i]) for i in (0, -1))
+
+    def batches():
+        yield x[:BATCH], y[:BATCH]
+        yield x[BATCH:BATCH + 1], y[BATCH:BATCH + 1]
+        raise ValueError("no more")
+
+    specs = tuple(tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in (x, y))
+    data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+    try:
+        model.evaluate(data, verbose=0)
+    except tf.errors.OpError:
+        left = [variable.numpy() for metric in model.metrics for variable in metric.variables]
+    return {"first": first, "last": last, "left": left, "again": model.evaluate(x, y, verbose=0)}
+
+
 def random_layers(strategy):
     """Random numbers are those of one process: of dropout, of noise, of augmentation."""
     with strategy.scope():
@@ -420,6 +491,7 @@ WAYS = {way.__name__: way for way in (
     regularized, scaled_gradients_of_transposed_kernel, train_step_without_keras_loss,
     canonical_train_step, unusual_metrics, other_seeds, built_by_first_batch, generator, py_dataset,
     own_batches_of_each_rank, own_batches_in_executions_of_three_steps, own_batches_in_eager_steps, predictions,
-    predictions_of_two_outputs, on_batch, gan, metrics_with_weights, logs_of_batches, random_layers,
+    predictions_of_two_outputs, on_batch, gan, metrics_with_weights, logs_of_batches,
+    metrics_that_are_read_later, metrics_shown_and_left, random_layers,
     pass_that_fails_on_one_rank, ragged_rows, float8, callbacks_that_decide, terminated_on_nan, saved_and_loaded,
     weights_of_rank_0, losses_with_additions, unusual_predictions)} | LOOPS | RECIPES

@@ -48,6 +48,8 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer._eval_epoch_iterator", _PAST),
     Name("keras.src.trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter._dataset", _PAST),
     Name("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter._shuffle", _PAST),
+    Name("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", "add up metrics when they are read",
+         ("self", "logs")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
 ))
 
@@ -59,6 +61,12 @@ _COUNTED = {
     "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
 }
+
+
+def reads_logs_at_end(model: Any) -> bool:
+    """Whether `fit` and `evaluate` take the logs of an epoch from Keras' own method."""
+    owner = next(each for each in type(model).__mro__ if "_get_metrics_result_or_logs" in vars(each))
+    return owner.__module__.startswith("keras.")
 
 
 def value(variable: Any) -> "tf.Variable":

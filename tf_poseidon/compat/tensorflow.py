@@ -91,6 +91,9 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_EAGER}.polymorphic_function.concrete_function", "ConcreteFunction.function_type", _TRACED),
     Name("tensorflow.core.function.polymorphism.function_type", "FunctionType", _TRACED),
     Name("tensorflow.core.function.polymorphism.function_type", "Parameter", _TRACED),
+    Name("tensorflow.core.function.polymorphism.function_type", "FunctionType.pack_output", _TRACED,
+         ("self", "flat_values")),
+    Name("tensorflow.core.function.trace_type.trace_type_builder", "from_value", _TRACED, ("value",)),
     Name(f"{_PYTHON}.ops.control_flow_v2_func_graphs", "CondBranchFuncGraph",
          "refuse exchanges that only some ranks would take part in"),
     Name(f"{_FRAMEWORK}.ops", "Graph.experimental_acd_manager", "let gradients travel out of program order"),
@@ -190,6 +193,13 @@ def repeated(function_type: Any, times: int) -> Any:
                   for i in range(times) for parameter in function_type.parameters.values()]
     return TABLE["function_type.FunctionType"](parameters, function_type.captures,
                                                return_annotation=function_type.output)
+
+
+def returning(function_type: Any, tensors: "Sequence[tf.Tensor]") -> Any:
+    """Returns the type of a function that takes another function's arguments, and returns a tuple of such tensors."""
+    output = TABLE["trace_type_builder.from_value"](tuple(tensors))
+    return TABLE["function_type.FunctionType"](list(function_type.parameters.values()), function_type.captures,
+                                               return_annotation=output)
 
 
 def run_independently(operation: "tf.Operation") -> None:

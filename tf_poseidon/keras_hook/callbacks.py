@@ -7,6 +7,7 @@ can be written, the last has ranks agree on what the others have decided or rest
 Tests: tests/training/test_training.py, tests/training/test_saving.py, tests/training/test_summary.py.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Set
 import logging
@@ -30,8 +31,10 @@ _WRITERS = tuple(
     for name in ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint",
                  "RemoteMonitor", "TensorBoard") if hasattr(keras.callbacks, name))
 
-# Classes whose batch methods never stop training; their subclasses may.
-_PASSIVE = {*_WRITERS, keras.callbacks.History, keras.callbacks.ProgbarLogger, summary.Summary}
+# Classes whose batch methods read no logs; their subclasses may.
+_UNSEEING = {keras.callbacks.History, keras.callbacks.ProgbarLogger, summary.Summary}
+# The same of those that never stop training.
+_PASSIVE = {*_WRITERS, *_UNSEEING}
 
 _BATCH_METHODS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -41,14 +44,15 @@ _BATCH_METHODS = {
 _STOP = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def coordinate(callbacks: Any, communicator: Communicator,
-               method: str) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
+def coordinate(callbacks: Any, communicator: Communicator, method: str,
+               verbose: Any) -> keras.callbacks.CallbackList | list[keras.callbacks.Callback]:
     """Returns the callbacks that this rank runs.
 
     Args:
         callbacks: The user's argument of fit, evaluate or predict.
         communicator: This rank's communicator.
         method: Name of that method.
+        verbose: The user's argument.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if any(isinstance(callback, _Agree) for callback in callbacks.callbacks):
@@ -58,10 +62,13 @@ def coordinate(callbacks: Any, communicator: Communicator,
     if communicator.rank != 0:
         callbacks = [callback for callback in callbacks if not isinstance(callback, _WRITERS)]
     mine = {
-        **{phase: any(_acts_on_batches(c, phase) for c in callbacks) for phase in _STOP},
+        **{phase: any(_acts_on_batches(c, phase, _PASSIVE) for c in callbacks) for phase in _STOP},
+        **{f"logs of {phase}": any(_acts_on_batches(c, phase, _UNSEEING) and not _writes_epochs(c) for c in callbacks)
+           for phase in _STOP},
         "restore": resuming.has_backup(callbacks),
         "write in epochs": any(getattr(c, "save_freq", "epoch") not in ("epoch", False)
                                for c in callbacks),
+        "show progress": verbose in ("auto", 1) and communicator.rank == 0,
     }
     # Users may give callbacks to a single rank.
     sums = communicator.sum(f"callbacks of {method}", np.array(list(mine.values()), np.int64))
@@ -70,8 +77,25 @@ def coordinate(callbacks: Any, communicator: Communicator,
     return [_Complete(communicator, needs), *callbacks, *writes, _Agree(communicator, needs)]
 
 
-def _acts_on_batches(callback: keras.callbacks.Callback, phase: str) -> bool:
-    return type(callback) not in _PASSIVE and any(
+def needs_of(callbacks: keras.callbacks.CallbackList | list[keras.callbacks.Callback]) -> Set[str]:
+    """Returns what the callbacks of all ranks need, given what `coordinate` has returned.
+
+    Among it are "logs of train", "logs of test": after a batch; and "show progress": of the method that has called it.
+    """
+    is_nested = isinstance(callbacks, keras.callbacks.CallbackList)  # evaluate, called by fit, shows nothing
+    *_, last = (each for each in (callbacks.callbacks if is_nested else callbacks) if isinstance(each, _Agree))
+    return last.needs - {"show progress"} if is_nested else last.needs
+
+
+def _writes_epochs(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback of Keras that writes files reads nothing before the end of an epoch."""
+    frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
+    return type(callback) in _WRITERS and frequency in ("epoch", False)
+
+
+def _acts_on_batches(callback: keras.callbacks.Callback, phase: str, others: Collection[type]) -> bool:
+    """Whether a callback has a method for batches, unless its class is one of others."""
+    return type(callback) not in others and any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(keras.callbacks.Callback, name)
         for name in _BATCH_METHODS[phase])
 
@@ -98,11 +122,16 @@ class _Complete(keras.callbacks.Callback):
 
 
 class _Agree(keras.callbacks.Callback):
-    """Runs last: makes all ranks begin with the state of rank 0, and stop if one of them stops."""
+    """Runs last: makes all ranks begin with the state of rank 0, and stop if one of them stops.
+
+    Attributes:
+        needs: What the callbacks of all ranks need.
+    """
 
     def __init__(self, communicator: Communicator, needs: Set[str]) -> None:
         super().__init__()
         self._communicator = communicator
+        self.needs = needs
         self._restores = "restore" in needs
         # Batch methods are defined only if they are needed: each costs a small exchange.
         for phase in needs.intersection(_STOP):
@@ -175,9 +204,9 @@ def compare_state(model: keras.Model, when: str) -> None:
 
 def common_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of a model and of its optimizers that are the same on all ranks."""
-    local = {id(v) for v in _held_accumulators(model)}
+    held = model.distribute_strategy.extended.held
     candidates = (*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-    return list({id(v): v for v in candidates if id(v) not in local}.values())
+    return list({id(v): v for v in candidates if not held.holds(keras_compat.value(v))}.values())
 
 
 def share_accumulators(model: keras.Model, communicator: Communicator) -> None:

@@ -27,6 +27,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
+from tf_poseidon.keras_hook import reading
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import unrolling
 from tf_poseidon.keras_hook.common import is_ours
@@ -48,12 +49,16 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         if is_outermost:  # fit calls evaluate
             stack.enter_context(strategy.extended.in_method(method))
             descriptions.compare(model, method, bound.arguments, is_new, strategy.extended.communicator)
-        callbacks = callbacks_lib.coordinate(
-            bound.arguments.get("callbacks"), strategy.extended.communicator, method=method)
+        callbacks = callbacks_lib.coordinate(bound.arguments.get("callbacks"), strategy.extended.communicator, method,
+                                             bound.arguments.get("verbose", "auto"))
         bound.arguments["callbacks"] = callbacks
+        if is_outermost:
+            strategy.extended.held.end()
+        stack.enter_context(reading.loop(model, _PHASES[method], callbacks_lib.needs_of(callbacks)))
         if strategy.rank != 0:
             bound.arguments["verbose"] = 0
         if is_outermost:
+            stack.enter_context(strategy.extended.held.ends_after_errors())
             stack.enter_context(_noting_errors(strategy, method))
         if method == "fit":
             stack.enter_context(resuming.in_fit(model, bound.arguments, callbacks))
@@ -65,6 +70,7 @@ def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **kwa
     strategy, method = check_model(model), original.__name__
     with _only_thread(model, method):
         _check_function(model, method)
+        strategy.extended.held.end()
         calls = _calls.setdefault(model, collections.Counter())
         calls[method] += 1
         if calls[method] == 1:
@@ -213,19 +219,39 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
     def running(batches: Any) -> Any:
         try:
             with steps.current(data.usual_rows(batches)):
-                if step is not None and unrolling.applies(model, batches):
-                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution)
+                loop = reading.current(model, "train" if trains else "test")
+                if step is None or _stays_in_keras(model, batches):
+                    result = function(batches)
+                elif unrolling.applies(model):
+                    result = unrolling.execute(steps, step, strategy, batches, model.steps_per_execution,
+                                               loop is not None)
+                elif loop is not None:
+                    result = steps.run_next(step, batches, strategy)
                 else:
                     result = function(batches)
         except Exception as error:
             steps.explain(error)
             raise
+        if loop is not None:
+            result = loop.logs(result)
         if trains and (number := next(calls)) % comparing.EVERY == 0:
             callbacks_lib.compare_state(model, f"the end of call {number} of its steps")
         return result
 
     running.runs_steps = True
     return running
+
+
+def _stays_in_keras(model: keras.Model, batches: Any) -> bool:
+    """Whether the steps of a train or test function need the graph that Keras makes for them, or run eagerly."""
+    return model.run_eagerly or tf.config.functions_run_eagerly() or not isinstance(batches, tf.data.Iterator)
+
+
+def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
+    """Reads metrics and logs after the last step of a loop over batches."""
+    if is_ours(model.distribute_strategy):
+        model.distribute_strategy.extended.held.end()
+    return resuming.results(original, model, reading.read(logs))
 
 
 def make_iterator(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_poseidon import calls
 from tf_poseidon import data
 from tf_poseidon import one_process
 from tf_poseidon.communicator import Communicator
@@ -19,15 +20,13 @@ from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
 
 
-def applies(model: keras.Model, batches: Any) -> bool:
-    """Whether the steps of a model's train or test function run outside of the graph that Keras makes for them."""
-    runs_eagerly = model.run_eagerly or tf.config.functions_run_eagerly()
-    is_verified = model.distribute_strategy.extended.verifier is not None  # which compares steps outside of graphs
-    return (model.steps_per_execution > 1 or is_verified) and not runs_eagerly and isinstance(batches, tf.data.Iterator)
+def applies(model: keras.Model) -> bool:
+    """Whether several steps of a model are an execution, or verify mode compares steps outside of graphs."""
+    return model.steps_per_execution > 1 or model.distribute_strategy.extended.verifier is not None
 
 
 def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strategy, iterator: tf.data.Iterator,
-            number: int) -> Any:
+            number: int, reads_later: bool) -> Any:
     """Takes batches from an iterator, and runs a step for each; returns the results of the last step.
 
     Args:
@@ -36,16 +35,17 @@ def execute(steps: one_process.Steps, step: Any, strategy: tf.distribute.Strateg
         strategy: The `PoseidonStrategy`.
         iterator: The iterator.
         number: The number of batches. Fewer are taken when they end.
+        reads_later: Same as in `Steps.run_unrolled`, whose results these are.
 
     Raises:
         StopIteration: If there are none.
         JobError: If ranks have different numbers of batches. Those that are taken together, up to 8, have not run then.
     """
     batches = _Batches(iterator, strategy.extended.communicator)
-    specs = _joined(_without_missing(iterator.element_spec))
+    specs = _joined(calls.without_missing(iterator.element_spec))
     specs = [spec for spec in tf.nest.flatten(specs, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
     with strategy.scope():
-        results = steps.run_unrolled(step, batches.take, number, specs)
+        results = steps.run_unrolled(step, batches.take, number, specs, reads_later)
     # The end of the data is noticed by an execution without batches; an error that all ranks have, after these steps.
     if batches.error is not None and not (batches.taken and isinstance(batches.error, StopIteration)):
         raise batches.error
@@ -77,7 +77,7 @@ class _Batches:
             return batches
         while len(batches) < number and self.error is None:
             try:
-                batches.append(_without_missing(next(self._iterator)))
+                batches.append(calls.without_missing(next(self._iterator)))
             except Exception as error:
                 self.error = error
         if self._communicator is not None:
@@ -121,9 +121,3 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
 def _joined(specs: Any) -> Any:
     """Returns the specs of batches whose ranks' rows are joined."""
     return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, data.Rows.Spec) else spec, specs)
-
-
-def _without_missing(batch: Any) -> Any:
-    """Returns a batch, or what holds for all, in which parts that may be missing are None, as Keras has it."""
-    optional = tf.experimental.Optional, tf.OptionalSpec
-    return tf.nest.map_structure(lambda part: None if isinstance(part, optional) else part, batch)
