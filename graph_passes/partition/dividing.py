@@ -1,4 +1,4 @@
-"""Finds the states of a graph, as `propagate` does, but divides products of whole tensors among the ranks.
+"""Finds the states of a graph, as `cuts` does, but divides products of whole tensors among the ranks.
 
 Requires: a flat graph, and sizes. Ensures: products and convolutions whose inputs are whole, but have a size for each
 row, such as noise that a step draws, or what an op without a rule has made, take this rank's part of the rows, unless
@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import cuts
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
 from tf_poseidon.graph_passes.partition import rules
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
@@ -38,17 +39,17 @@ _OPERATIONS_PER_BYTE = 800
 _ROUNDS = 5
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (),
+def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (), kept: Iterable[str] = (),
               row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
-    """Returns the `Propagated` states of a graph; the arguments are those of `propagate.propagate`."""
-    summands, fetches, row_loops = list(summands), list(fetches), row_loops or {}
-    whole = propagate_lib.propagate(sizes, summands, fetches, row_loops=row_loops)
+    """Returns the `Propagated` states of a graph; the arguments are those of `cuts.propagate`."""
+    summands, fetches, kept, row_loops = list(summands), list(fetches), list(kept), row_loops or {}
+    whole = cuts.propagate(sizes, summands, fetches, kept, row_loops=row_loops)
     dividing = {name: outcome for name, outcome in _candidates(sizes, whole).items() if name not in row_loops}
     for _ in range(_ROUNDS):
         if not dividing:
             break
-        found = propagate_lib.propagate(sizes, summands, fetches, dividing, row_loops)
-        worse = set(_Regions(sizes, whole, found, dividing).that_do_not_pay(fetches))
+        found = cuts.propagate(sizes, summands, fetches, kept, dividing, row_loops)
+        worse = set(_Regions(sizes, whole, found, dividing).that_do_not_pay((*fetches, *kept)))
         if not worse:
             return found
         dividing = {name: outcome for name, outcome in dividing.items() if name not in worse}

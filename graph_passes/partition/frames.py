@@ -29,6 +29,11 @@ class Frame:
     name: str = ""
     outer: "Frame | None" = None
 
+    @property
+    def depth(self) -> int:
+        """The number of loops that it is in, itself included."""
+        return 0 if self.outer is None else 1 + self.outer.depth
+
     def within(self, other: "Frame") -> bool:
         """Whether this is the other frame, or inside it."""
         frame: Frame | None = self
@@ -47,7 +52,7 @@ def find_frames(ordered: Iterable[node_def_pb2.NodeDef]) -> dict[str, Frame]:
     frames: dict[str, Frame] = {}
     for node in ordered:
         inputs = [frames[name] for name in map(graph_lib.node_of, node.input) if name in frames]
-        frame = max(inputs, key=_depth, default=ROOT)
+        frame = max(inputs, key=lambda frame: frame.depth, default=ROOT)
         if node.op in ENTERS:
             frame = Frame(node.attr["frame_name"].s.decode(), frame)
         elif node.op in EXITS:
@@ -78,10 +83,3 @@ def needed(nodes: Mapping[str, node_def_pb2.NodeDef], names: Iterable[str], fram
         if frames.get(name, ROOT) != ROOT:
             queue += by_loop.pop(frames[name].name, ())
     return found
-
-
-def _depth(frame: Frame) -> int:
-    depth = 0
-    while frame.outer is not None:
-        frame, depth = frame.outer, depth + 1
-    return depth

@@ -76,7 +76,7 @@ def partition(graph_def: graph_pb2.GraphDef, fetches: Sequence[str], add_shapes:
     loops = row_loops.outcomes(sizes, (*fetches, *kept))
     summands, given = frozenset(summands) | held.candidates(sizes.graph, candidates), frozenset(summands)
     while True:
-        propagated = dividing.propagate(sizes, summands, (*fetches, *kept), loops)
+        propagated = dividing.propagate(sizes, summands, fetches, kept, loops)
         whole = held.made_whole(sizes.graph, propagated.states, propagated.outcomes, (*fetches, *kept)) - given
         if not whole:
             break

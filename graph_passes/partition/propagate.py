@@ -13,10 +13,10 @@ import collections
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 import dataclasses
 import itertools
 
-import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.core.framework import types_pb2
@@ -45,11 +45,11 @@ from tf_poseidon.graph_passes.partition.states import State
 from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
-_MERGES = ("Merge", "RefMerge")
+MERGES = ("Merge", "RefMerge")
 _BACK = ("NextIteration", "RefNextIteration")
-_HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
+HANDS_OVER = (*_BACK, *frames_lib.ENTERS)
 # Ops that are examined even if all their inputs are whole.
-_SPECIAL = frozenset((*rules.ALWAYS, *_MERGES, *_HANDS_OVER))
+_SPECIAL = frozenset((*rules.ALWAYS, *MERGES, *HANDS_OVER))
 # The types that PoseidonAllGather takes.
 GATHERED = frozenset((
     types_pb2.DT_HALF, types_pb2.DT_BFLOAT16, types_pb2.DT_FLOAT, types_pb2.DT_DOUBLE, types_pb2.DT_INT8,
@@ -58,8 +58,6 @@ GATHERED = frozenset((
 # Prefixes of the names of ops that update variables.
 UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter", "Apply", "SparseApply", "ScatterAdd",
            "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax")
-# Ops that return a multiple of a summand, or the summand itself.
-_SCALES = ("Mul", "RealDiv", "Neg", "Identity", "IdentityN")
 # How often a Merge or a stack may change its state before it is made whole.
 _CHANGES = 3
 # The number of passes over the graph in which changed states reset the summands that are needed whole.
@@ -90,19 +88,20 @@ class Propagated:
     markers: dict[str, str | None]
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str] = (),
-              dividing: Mapping[str, Outcome] | None = None,
-              row_loops: Mapping[str, Outcome] | None = None) -> Propagated:
-    """Returns the `Propagated` states of a graph.
+def propagate(sizes: Sizes, summands: Iterable[str] = (), dividing: Mapping[str, Outcome] | None = None,
+              row_loops: Mapping[str, Outcome] | None = None, whole: Set[str] = frozenset(),
+              run_whole: Set[str] = frozenset()) -> Propagated:
+    """Returns the `Propagated` states of a graph, in which summands become whole as late as possible.
 
     Args:
         sizes: Its `Sizes`.
         summands: Names of the nodes from which the resources of variables that hold summands come.
-        fetches: Names of the tensors or nodes that are read outside of the graph.
         dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
         row_loops: By name of a node, how it runs for a loop over rows, see row_loops.py.
+        whole: Names of summands that become whole earlier.
+        run_whole: Names of nodes that run whole, on inputs that are gathered.
     """
-    arguments = sizes, frozenset(summands), frozenset(map(graph_lib.node_of, fetches)), dividing or {}, row_loops or {}
+    arguments = sizes, frozenset(summands), dividing or {}, row_loops or {}, whole, run_whole
     propagated = _Propagation(*arguments).run()
     # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised, they
     # would be gathered where they are widest.
@@ -114,13 +113,12 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 
 class _Propagation:
 
-    def __init__(self, sizes: Sizes, summands: frozenset[str], fetched: frozenset[str],
-                 dividing: Mapping[str, Outcome], row_loops: Mapping[str, Outcome],
+    def __init__(self, sizes: Sizes, summands: Set[str], dividing: Mapping[str, Outcome],
+                 row_loops: Mapping[str, Outcome], whole: Set[str], run_whole: Set[str],
                  with_blocks: bool = True) -> None:
         self._sizes = sizes
         self._with_blocks = with_blocks
         self._dividing = dividing
-        self._fetched = fetched
         self._graph = sizes.graph
         self._ordered = self._graph.ordered
         self._frames = frames_lib.find_frames(self._ordered)
@@ -131,6 +129,7 @@ class _Propagation:
         # By node: (the last arguments of its rule, its result).
         self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
+        self._become_whole = whole
         # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
@@ -139,7 +138,7 @@ class _Propagation:
         self._merges: dict[str, State] = {}  # the states of Merges
         self._changes: collections.Counter[str] = collections.Counter()
         self._lists = lists_lib.Lists(self._graph)
-        self._kept_whole: set[str] = set()  # nodes whose outputs cannot be gathered
+        self._kept_whole = set(run_whole)  # also nodes whose outputs cannot be gathered
         self._wishes: dict[str, State] = {}  # the states of lists, by the node that makes them
         self._refused: set[str] = set()  # nodes that cannot make a list in the desired state
         self._stores = stores_lib.Stores(self._graph)
@@ -151,8 +150,6 @@ class _Propagation:
 
     def run(self) -> Propagated:
         self._settle()
-        if self._cut_earlier():
-            self._settle()
         while True:
             markers = markers_lib.find(self._ordered, self._inputs, self.seen, self._outcomes, self._stores)
             mixing = markers_lib.mixing(self._ordered, self._inputs, self.seen, self._outcomes, markers)
@@ -196,9 +193,9 @@ class _Propagation:
             concerned.append(node)
             if node.name in self._row_loops:
                 outcome = self._row_loops[node.name]
-            elif node.op in _MERGES:
+            elif node.op in MERGES:
                 outcome = self._merge(node, inputs, before)
-            elif node.op in _HANDS_OVER and any(reader.op in _MERGES for reader in self._graph.consumers(node.name)):
+            elif node.op in HANDS_OVER and any(reader.op in MERGES for reader in self._graph.consumers(node.name)):
                 outcome = self._hand_over(node, inputs)
             else:
                 outcome = self._outcome(node, inputs)
@@ -212,7 +209,7 @@ class _Propagation:
 
     def seen(self, tensor: str, states: Mapping[str, State] | None = None) -> State:
         """Returns the state in which readers see a tensor."""
-        if tensor in self._forced:
+        if tensor in self._forced or tensor in self._become_whole:
             return WHOLE
         return (self._states if states is None else states).get(tensor, WHOLE)
 
@@ -289,7 +286,7 @@ class _Propagation:
 
     def _hand_over(self, node: node_def_pb2.NodeDef, inputs: Sequence[str]) -> Outcome:
         """Enter and NextIteration return the state of the Merge that they feed: no conversion may come in between."""
-        states = {self._merges.get(merge.name) for merge in self._graph.consumers(node.name) if merge.op in _MERGES}
+        states = {self._merges.get(merge.name) for merge in self._graph.consumers(node.name) if merge.op in MERGES}
         state = states.pop() if len(states) == 1 else WHOLE
         if state is None or not (state == self.seen(inputs[0]) or self._can_become(
                 inputs[0], self.seen(inputs[0]), state)):
@@ -320,7 +317,7 @@ class _Propagation:
     def _before_merge(self, tensor: str) -> str:
         """Returns the input of an Enter or NextIteration that feeds a Merge; for other ops, the tensor itself."""
         node = self._graph.node(tensor)
-        return self._inputs[node.name][0] if node.op in _HANDS_OVER else tensor
+        return self._inputs[node.name][0] if node.op in HANDS_OVER else tensor
 
     def _common(self, inputs: Sequence[str], states: Sequence[State]) -> State:
         """Returns the state that all inputs of a Merge can have."""
@@ -346,7 +343,7 @@ class _Propagation:
                 self._forced.add(tensor)
             elif takes is not None and takes != state and isinstance(state, Rows):
                 again |= self._gather(tensor, state)
-        if node.name in self._row_loops or node.name in self._kept_whole or node.op not in _MERGES:
+        if node.name in self._row_loops or node.name in self._kept_whole or node.op not in MERGES:
             return again
         if any(self._graph.node(tensor).op in _BACK for tensor in inputs):
             handed = [self._before_merge(tensor) for tensor in inputs]
@@ -354,12 +351,12 @@ class _Propagation:
             again |= found != self._merges[node.name] and self._changes[node.name] <= _CHANGES
         # Its inputs must have its state.
         return again | any(self.seen(tensor) != self._merges[node.name] for tensor in inputs
-                           if self._graph.node(tensor).op in _HANDS_OVER and self._can_hand(tensor, node))
+                           if self._graph.node(tensor).op in HANDS_OVER and self._can_hand(tensor, node))
 
     def _is_settled(self, node: node_def_pb2.NodeDef) -> bool:
         """Whether a node is no Merge, and hands nothing to one, whose state may change."""
-        merges = [node] if node.op in _MERGES else [] if node.op not in _HANDS_OVER else [
-            reader for reader in self._graph.consumers(node.name) if reader.op in _MERGES]
+        merges = [node] if node.op in MERGES else [] if node.op not in HANDS_OVER else [
+            reader for reader in self._graph.consumers(node.name) if reader.op in MERGES]
         return all(self._changes[merge.name] > _CHANGES for merge in merges)
 
     def _gather(self, tensor: str, state: Rows) -> bool:
@@ -399,80 +396,6 @@ class _Propagation:
 
     def _is_list(self, tensor: str) -> bool:
         return lists_lib.is_list(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor)))
-
-    def _cut_earlier(self) -> bool:
-        """Makes a summand whole itself if it is smaller than everything that its readers compute from it."""
-        costs, changed = {}, False
-        readers = collections.defaultdict(set)
-        for node in self._ordered:
-            for tensor in self._inputs[node.name]:
-                if self._states.get(tensor) == SUM:
-                    readers[tensor].add(node.name)
-        for node in reversed(self._ordered):
-            for i in range(self._outputs[node.name]):
-                name = tensor_of(node.name, i)
-                if self._states.get(name) != SUM or node.op in _MERGES:
-                    continue
-                own = self._bytes(name)
-                if name in self._forced:
-                    costs[name] = own
-                    continue
-                later = [cost for reader in readers[name] for tensor in self._made_of(name, reader)
-                         if self._states.get(tensor) == SUM and (cost := costs.get(tensor, 0))]
-                if len(later) > 1 and own < sum(later):
-                    self._forced.add(name)
-                    changed = True
-                costs[name] = min(own, sum(later))
-        return changed | self._cut_before_scaling(readers)
-
-    def _made_of(self, tensor: str, reader: str) -> list[str]:
-        """Returns the tensors that a node computes from a summand."""
-        if self._graph.nodes[reader].op != "IdentityN":
-            return [tensor_of(reader, 0)]
-        return [tensor_of(reader, i) for i, each in enumerate(self._inputs[reader]) if each == tensor]
-
-    def _cut_before_scaling(self, readers: Mapping[str, set[str]]) -> bool:
-        """Makes a summand whole instead of its multiple: it is computed earlier.
-
-        Biases are recognised by the factors that they share with a kernel; multiples have their own factors. A cast to
-        a wider type that the graph undoes counts as a multiple: the sum is rounded anyway, and has fewer bytes.
-        """
-        changed, queue = False, [tensor for tensor in self._forced if self._states.get(tensor) == SUM]
-        while queue:
-            tensor = queue.pop()
-            node = self._graph.node(tensor)
-            if node.op not in _SCALES and not self._is_undone(node):
-                continue
-            inputs = self._inputs[node.name]
-            inputs = inputs[graph_lib.output_of(tensor):][:1] if node.op == "IdentityN" else inputs
-            summands = [each for each in inputs if self._states.get(each) == SUM]
-            if len(summands) != 1:
-                continue
-            before, = summands
-            alone = all(each in self._forced or not readers[each]
-                        for reader in readers[before] for each in self._made_of(before, reader))
-            if before not in self._forced and alone and self._bytes(before) <= self._bytes(tensor):
-                self._forced.add(before)
-                queue.append(before)
-                changed = True
-        return changed
-
-    def _is_undone(self, node: node_def_pb2.NodeDef) -> bool:
-        """Whether a node is a cast from half precision that all that reads it casts back."""
-        if node.op != "Cast" or node.attr["SrcT"].type not in graph_lib.HALVES or node.name in self._fetched:
-            return False
-        return all(reader.op == "Cast" and reader.attr["DstT"].type == node.attr["SrcT"].type
-                   for reader in self._graph.consumers(node.name))
-
-    def _bytes(self, tensor: str) -> float:
-        """Returns the bytes of a tensor, infinity if its shape is unknown."""
-        shape = self._sizes.shape(tensor)
-        if not sizes_lib.is_known(shape):
-            return float("inf")
-        product: float = tf.as_dtype(dtype_of(self._graph.node(tensor), graph_lib.output_of(tensor))).size
-        for size in shape:
-            product *= size.values[0]
-        return product
 
 
 def _home(markers: Iterable[node_def_pb2.NodeDef], frames: Mapping[str, frames_lib.Frame]) -> frames_lib.Frame:

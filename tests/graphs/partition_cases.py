@@ -212,7 +212,7 @@ ELEMENTWISE = [
     # Summands.
     *(Case(name, op(name), [summed(3), summed(3)], SUM) for name in ("Add", "AddV2", "Sub")),
     *(Case(name, op(name), [summed(2, 3), summed(3)], SUM) for name in ("AddV2", "Sub")),
-    *(Case(name, op(name), [summed(3), summed(2, 1)], "whole") for name in ("AddV2", "Sub")),
+    *(Case(name, op(name), [summed(3), summed(2, 1)], SUM) for name in ("AddV2", "Sub")),
     *(Case(name, op(name), [summed(3), of(3)], "whole") for name in ("AddV2", "Sub")),
     *(Case(name, op(name), [of(3), summed(3)], "whole") for name in ("AddV2", "Sub")),
     Case("AddN", lambda *xs: tf.add_n(xs), [summed(3), summed(3), summed(3)], SUM),
@@ -223,7 +223,7 @@ ELEMENTWISE = [
     Case("Neg", tf.negative, [summed(3, reduce="max")], "whole"),
     Case("Mul", op("Mul"), [summed(3), of(3)], SUM),
     Case("Mul", op("Mul"), [of(), summed(2, 3)], SUM),
-    Case("Mul", op("Mul"), [summed(), of(3)], "whole"),
+    Case("Mul", op("Mul"), [summed(), of(3)], SUM),
     Case("Mul", op("Mul"), [summed(3), summed(3)], "whole"),
     Case("Mul", lambda x: x * x, [summed(3)], "whole"),
     Case("Mul", op("Mul"), [ints(K, 3), summed(dtype="int32")], "rows(0)"),
@@ -250,7 +250,7 @@ ELEMENTWISE = [
     Case("Cast", lambda x: tf.cast(x, tf.bool), [summed(3, dtype="int32")], "whole"),
     Case("Cast", lambda x: tf.cast(x, tf.half), [summed(3, dtype="float32")], "whole", tolerance=1e-2),
     Case("Identity", tf.identity, [summed(3)], SUM),
-    Case("Identity", tf.identity, [summed(3, reduce="min")], "partial(min)"),
+    Case("Identity", tf.identity, [summed(3, reduce="min")], "partial(min)", has_gradient=False),
     Case("IdentityN", lambda x, y, z: tf.identity_n([x, y, z])[1:], [of(K, 2), summed(3), of(2)], "rows(0)"),
     *(Case(name, op(name), [summed(3)], "whole") for name in ("ZerosLike", "OnesLike")),
     # Select.
@@ -403,7 +403,7 @@ CONTRACTIONS = [
     Case("MatMul", lambda x, y: tf.matmul(tf.reshape(x, [-1, 3]), y), [of(K, 2, 3), of(3, 4)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3), of(3, 2)], SUM),
     Case("MatMul", tf.matmul, [of(2, 3), summed(3, 2)], SUM),
-    Case("MatMul", tf.matmul, [summed(2, 3), of(3, 4)], "whole"),
+    Case("MatMul", tf.matmul, [summed(2, 3), of(3, 4)], SUM),
     Case("MatMul", tf.matmul, [summed(2, 3), summed(3, 2)], "whole"),
     Case("MatMul", tf.matmul, [of(K, 3), summed(3, 2)], "rows(0)"),
     Case("MatMul", tf.matmul, [summed(2, 3, reduce="max"), of(3, 2)], "whole"),
@@ -518,10 +518,10 @@ SHAPES = [
         (of(K, 4), 1, "rows(0)"), (of(4, K), -2, "rows(1)"), (summed(4), 0, SUM))),
     *(Case("Tile", lambda x, n=times: tf.tile(x, n), [spec], state) for spec, times, state in (
         (of(K, 3), [1, 2], "rows(0)"), (of(K, 3), [2, 1], "rows(0)x2"), (summed(3), [1], SUM),
-        (summed(3), [2], "whole"))),
+        (summed(3), [2], SUM))),
     *(Case("Pad", lambda x, p=paddings: tf.pad(x, p), [spec], state) for spec, paddings, state in (
         (of(K, 3), [[0, 0], [1, 2]], "rows(0)"), (of(K, 3), [[1, 0], [0, 0]], "whole"),
-        (summed(3), [[1, 0]], "whole"))),
+        (summed(3), [[1, 0]], SUM))),
     *(Case("PadV2", lambda x, p=paddings: tf.pad(x, p, constant_values=7), [spec], state)
       for spec, paddings, state in (
           (of(2, K), [[0, 2], [0, 0]], "rows(1)"), (of(K, 3), [[0, 0], [1, 0]], "rows(0)"),
@@ -548,7 +548,7 @@ SHAPES = [
     *(Case("BroadcastTo", lambda x, s=shape: tf.raw_ops.BroadcastTo(input=x, shape=s(x)), [spec], state)
       for spec, shape, state in (
           (of(K, 1), lambda x: [tf.shape(x)[0], 3], "rows(0)"), (of(K), lambda x: [3, tf.size(x)], "rows(1)"),
-          (summed(3), lambda x: [2, 3], "whole"), (of(K, 1), lambda x: [2, tf.shape(x)[0], 3], "rows(1)"))),
+          (summed(3), lambda x: [2, 3], SUM), (of(K, 1), lambda x: [2, tf.shape(x)[0], 3], "rows(1)"))),
     *(Case("ReverseV2", lambda x, a=axes: tf.reverse(x, a), [spec], state) for spec, axes, state in (
         (of(K, 3), [1], "rows(0)"), (of(K, 3), [-2], "whole"), (of(2, K, 3), [0, -1], "rows(1)"),
         (summed(3), [0], SUM))),
@@ -569,7 +569,7 @@ SHAPES = [
           (of(2, 3, K), lambda x: x[..., None, 0:1, :], "rows(3)", 0),
           (summed(4), lambda x: x[1:3], SUM, 0), (summed(4), lambda x: x[2], SUM, 0))),
     Case("StridedSliceGrad", lambda x: tf.raw_ops.StridedSliceGrad(
-        shape=[4], begin=[1], end=[3], strides=[1], dy=x), [summed(2)], "whole"),
+        shape=[4], begin=[1], end=[3], strides=[1], dy=x), [summed(2)], SUM),
     Case("StridedSliceGrad", lambda x: tf.raw_ops.StridedSliceGrad(
         shape=[2], begin=[0], end=[2], strides=[1], dy=x), [summed(2)], SUM),
 ]

@@ -126,6 +126,15 @@ WINDOWS = [
          [IMAGES, of(2, 2, 3, 2)],
          {"DepthwiseConv2dNative": "rows(0)", "DepthwiseConv2dNativeBackpropFilter": SUM,
           "DepthwiseConv2dNativeBackpropInput": "rows(0)"}, fewest=1),
+    # Linear in kernels that are summands, as those are that others were made of; and in summands of images.
+    Case("Conv2D", _conv2d(), [of(2, 4, 4, 3), summed(3, 3, 3, 2)], SUM),
+    Case("Conv2D", _conv2d(), [summed(2, 4, 4, 3), of(3, 3, 3, 2)], SUM),
+    Case("Conv2D", _conv2d(), [summed(2, 4, 4, 3), summed(3, 3, 3, 2)], "whole"),
+    Case("Conv2DBackpropInput", _transposed, [summed(3, 3, 3, 2), of(2, 4, 4, 2)], SUM),
+    Case("Conv2DBackpropFilter", lambda x, dy: raw.Conv2DBackpropFilter(
+        input=x, filter_sizes=[3, 3, 3, 2], out_backprop=dy, strides=[1, 1, 1, 1], padding="SAME"),
+         [of(2, 4, 4, 3), summed(2, 4, 4, 2)], SUM),
+    Case("Dilation2D", _dilation, [of(2, 4, 4, 3), summed(2, 2, 3)], "whole"),
     Case("Dilation2D Dilation2DBackpropFilter Dilation2DBackpropInput", _dilation, [IMAGES, of(2, 2, 3)],
          {"Dilation2D": "rows(0)", "Dilation2DBackpropFilter": SUM, "Dilation2DBackpropInput": "rows(0)"}),
     Case("MaxPool MaxPoolGrad", _max_pool, [IMAGES], "rows(0)"),
@@ -244,6 +253,7 @@ GATHERING = [
     Case("SparseSegmentMean", _sparse_segments("Mean"), [of(3, K)], "rows(1)"),
     Case("SparseSegmentSqrtN", _sparse_segments("SqrtN"), [of(3, K)], "rows(1)"),
     Case("ScatterNd", lambda i, x: tf.scatter_nd(i, x, [4, 3]), [_ids(K, 1), of(K, 3)], SUM),
+    Case("ScatterNd", lambda x: tf.scatter_nd([[1], [0], [1]], x, [4, 2]), [summed(3, 2)], SUM),
     Case("ScatterNd", lambda i, x: tf.scatter_nd(i, x, [4, 4]), [_ids(2, K, 2), of(2, K)], SUM),
     Case("ScatterNd", lambda x: tf.scatter_nd([[2], [0], [2]], x, tf.stack([4, 2, tf.shape(x)[2]])), [of(3, 2, K)],
          "rows(2)", fewest=1),

@@ -48,13 +48,13 @@ class Partitioned:
         report: Its report.
     """
 
-    def __init__(self, build, optimize=True, runs_whole=False):
+    def __init__(self, build, optimize=True, runs_whole=False, rows=None):
         """Builds and partitions a graph.
 
         Args:
             build: A function that builds it and returns its fetches; feeds are by the names of placeholders.
             optimize: Whether TensorFlow optimizes graphs before it runs them.
-            runs_whole: Same as in `partition.partition`.
+            runs_whole, rows: Same as in `partition.partition`.
         """
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -65,7 +65,7 @@ class Partitioned:
         self._config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
         keep = [*self._fetches, *self._initializers()]
         flat = inline.inline(self._graph.as_graph_def(), keep)
-        self.partitioned = partition_lib.partition(flat, self._fetches, grappler.add_shapes,
+        self.partitioned = partition_lib.partition(flat, self._fetches, grappler.add_shapes, rows=rows,
                                                    runs_whole=runs_whole)
         self.report = self.partitioned.report
 
@@ -112,13 +112,13 @@ def _of_rank(graph_def, rank):
     return result
 
 
-def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=False):
+def check(build, feeds, ranks=RANKS, tolerance=1e-12, optimize=True, runs_whole=False, rows=None):
     """Compares the results of ranks with those of one process, for one or several sets of feeds.
 
     Returns:
         The `Partitioned` graph.
     """
-    made = Partitioned(build, optimize, runs_whole)
+    made = Partitioned(build, optimize, runs_whole, rows)
     all_feeds = feeds if isinstance(feeds, list) else [feeds]
     all_expected = made.alone(all_feeds)
     for size in ranks:

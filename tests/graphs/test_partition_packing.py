@@ -82,8 +82,7 @@ def means_of_own_rows():
 # Elements of the exchanged sums.
 CASES = {
     metrics: [5], means_of_own_rows: [5], of_two_types: [2, 2], one_waits_for_rows: [1, 3], one_after_another: [1, 3],
-    in_a_branch: [1, 1, 2],
-    in_a_loop: [1, 3], after_a_loop: [3 + 2], large: [1200, 2]}
+    in_a_branch: [1, 1, 2], in_a_loop: [1, 2], after_a_loop: [3 + 2], large: [1200, 2]}
 
 
 @pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)

@@ -5,9 +5,6 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import grappler
-from tf_poseidon.graph_passes.partition import partition as partition_lib
-
 v1 = tf.compat.v1
 _WIDTH = 3
 
@@ -21,15 +18,6 @@ def _summed(size):
     return [tf.math.unsorted_segment_sum(values, ids, size), tf.math.unsorted_segment_sum(values * values, ids, size)]
 
 
-def _partitioned(size, usual_rows):
-    """Returns a `partitioning.Partitioned` for batches that usually have so many rows."""
-    made = partitioning.Partitioned(lambda: _summed(size))
-    graph_def = made._graph.as_graph_def()
-    made.partitioned = partition_lib.partition(graph_def, made._fetches, grappler.add_shapes, rows=usual_rows)
-    made.report = made.partitioned.report
-    return made
-
-
 @pytest.mark.parametrize("size, usual_rows, kinds", [
     (1000, 16, ["rows"]),  # 2 * 16 rows of a table of 1,000; their squares are made of them
     (10, 16, ["sum", "sum"]),
@@ -37,17 +25,11 @@ def _partitioned(size, usual_rows):
     (1000, None, ["sum", "sum"]),
 ])
 def test_what_is_cheaper_travels(size, usual_rows, kinds):
-    made = _partitioned(size, usual_rows)
+    made = partitioning.Partitioned(lambda: _summed(size), rows=usual_rows)
     assert [exchange.kind for exchange in made.report.exchanges] == kinds
     assert not made.report.whole
 
 
 def test_few_rows_of_a_large_table_are_those_of_one_process():
-    made = _partitioned(1000, 16)
     feeds = [{"x": np.random.default_rng(rows).normal(size=(rows, 2, _WIDTH))} for rows in (7, 1, 2)]
-    all_expected = made.alone(feeds)
-    for size in partitioning.RANKS:
-        for results, expected in zip(made.on_ranks(feeds, size), all_expected):
-            for values in results:
-                for value, want in zip(values, expected):
-                    np.testing.assert_allclose(value, want, rtol=1e-12, atol=1e-14)
+    partitioning.check(lambda: _summed(1000), feeds, rows=16)

@@ -4,7 +4,6 @@ Tests: tests/graphs/test_partition.py, tests/graphs/test_partition_families.py.
 """
 
 import collections.abc
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -21,6 +20,7 @@ from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition.sizes import Sizes
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import State
+from tf_poseidon.graph_passes.partition.states import SUM
 from tf_poseidon.graph_passes.partition.states import WHOLE
 
 if typing.TYPE_CHECKING:  # it imports the rules
@@ -164,6 +164,17 @@ class Case:
         return Outcome(tuple(takes.get(i, WHOLE) for i in range(len(self.inputs))),
                        (gives,) * self.num_outputs, **options)
 
+    def linear_in(self, *numbers: int) -> Outcome | None:
+        """Returns a summand if one input is a summand, in which the op is linear, and all others are whole; else None.
+
+        Args:
+            *numbers: The inputs in which the op is linear, each if the others are constant.
+        """
+        partials = [i for i, state in enumerate(self.states) if state != WHOLE]
+        if len(partials) != 1 or partials[0] not in numbers or self.states[partials[0]] != SUM:
+            return None
+        return self.all({partials[0]: SUM}, SUM)
+
     def rows_inputs(self) -> list[int]:
         """Returns the numbers of the inputs that have rows."""
         return [i for i, state in enumerate(self.states) if isinstance(state, Rows)]
@@ -173,24 +184,6 @@ class Case:
         if not sizes_lib.is_known(shape):
             return math.inf
         return math.prod(size.values[0] for size in shape)
-
-    def is_cheaper_gathered(self, i: int) -> bool:
-        """Whether, in a usual batch, gathering an input's rows costs less than summing the output.
-
-        Rows travel once, summands to a server and back.
-        """
-        rows, summand = self._sizes.usual_elements(self.inputs[i]), self._sizes.usual_elements(self.node.name)
-        return rows is not None and summand is not None and rows < 2 * summand
-
-    def is_added(self) -> bool:
-        """Whether the op's output is added to something else."""
-        return any(reader.op in ("Add", "AddV2", "AddN") for reader in self._sizes.graph.consumers(self.node.name))
-
-    def enlarges(self, partials: Iterable[int]) -> bool:
-        """Whether the outputs have more elements than the inputs with these numbers together."""
-        outputs = sum(self.elements(self.out_shape(i)) for i in range(self.num_outputs))
-        inputs = sum(self.elements(self.shape(i)) for i in partials)
-        return outputs > inputs or (math.isinf(outputs) and math.isinf(inputs))
 
 
 # The values of the tables; a rule returns None if the op needs whole inputs.

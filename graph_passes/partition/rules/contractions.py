@@ -11,7 +11,6 @@ from tf_poseidon.graph_passes.partition.rules.case import Outcome
 from tf_poseidon.graph_passes.partition.rules.case import Rule
 from tf_poseidon.graph_passes.partition.states import Rows
 from tf_poseidon.graph_passes.partition.states import SUM
-from tf_poseidon.graph_passes.partition.states import WHOLE
 
 # A label; dimensions that are multiplied with each other share one.
 Label = str | int | tuple[int, int]
@@ -30,12 +29,8 @@ def contraction(case: Case, terms: Sequence[Sequence[Label]], out: Sequence[Labe
     """
     if any(case.rank(i) is None for i in range(len(case.inputs))):
         return None
-    partials = [i for i, state in enumerate(case.states) if state == SUM]
-    if partials:
-        others = [state for i, state in enumerate(case.states) if i != partials[0]]
-        if all(state == WHOLE for state in others) and not case.enlarges(partials[:1]):
-            return case.all({partials[0]: SUM}, SUM)
-        return None
+    if SUM in case.states:
+        return case.linear_in(*range(len(case.inputs)))
     # The largest input keeps its rows; rows of others may be gathered.
     for leading in sorted(case.rows_inputs(), key=lambda i: -case.elements(case.shape(i))):
         label = terms[leading][case.dimension(leading)]

@@ -58,8 +58,7 @@ def total(case: Case) -> Outcome | None:
         return lists.added(case)
     partials = [i for i, state in enumerate(case.states) if state == SUM]
     others = [i for i, state in enumerate(case.states) if state == WHOLE]
-    if not partials or len(partials) + len(others) < len(case.states) or case.enlarges(
-            [max(partials, key=lambda i: case.elements(case.shape(i)))]):
+    if not partials or len(partials) + len(others) < len(case.states):
         return elementwise(case)
     if all(case.accumulates(i) or case.is_zero(i) for i in others):
         return case.all(dict.fromkeys(range(len(case.inputs)), SUM), SUM)
@@ -83,17 +82,13 @@ def _write_total(writer: "NodeWriter") -> list[str]:
 
 def product(case: Case) -> Outcome | None:
     """a * b: a summand if one of them is a summand and the other is whole."""
-    for i in (0, 1):
-        if case.states[i] == SUM and case.states[1 - i] == WHOLE and not case.enlarges([i]):
-            return case.all({i: SUM}, SUM)
-    return elementwise(case)
+    return case.linear_in(0, 1) or elementwise(case)
 
 
 def quotient(case: Case) -> Outcome | None:
     """a / b: a summand if a is, except that quotients of integers are rounded."""
-    if case.states == (SUM, WHOLE) and case_lib.is_inexact(case.attr("T").type) and not case.enlarges([0]):
-        return case.all({0: SUM}, SUM)
-    return elementwise(case)
+    linear = case.linear_in(0) if case_lib.is_inexact(case.attr("T").type) else None
+    return linear or elementwise(case)
 
 
 def select(case: Case) -> Outcome | None:
@@ -114,9 +109,7 @@ def select(case: Case) -> Outcome | None:
 
 def linear(case: Case) -> Outcome | None:
     """A linear op of one input: a summand if that is."""
-    if case.states[0] == SUM:
-        return case.all({0: SUM}, SUM)
-    return elementwise(case)
+    return case.linear_in(0) or elementwise(case)
 
 
 def passed_on(case: Case) -> Outcome:

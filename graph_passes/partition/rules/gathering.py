@@ -28,10 +28,8 @@ def gather(case: Case) -> Outcome | None:
         return None
     axis, batch = int(axis) % rank, case.attr("batch_dims").i
     batch += index_rank if batch < 0 else 0
-    if params == SUM and indices == WHOLE and not case.enlarges([0]):
-        return case.all({0: SUM}, SUM)
     if isinstance(params, Partial) or isinstance(indices, Partial):
-        return None
+        return case.linear_in(0)
     for state in (params, indices):
         if isinstance(state, Rows) and state.dimension < batch:
             d = state.dimension
@@ -63,8 +61,8 @@ def gather_of_variable(case: Case) -> Outcome | None:
 def gather_nd(case: Case) -> Outcome | None:
     """GatherNd(params, indices): the last dimension of indices is an index."""
     rank = case.rank(1)
-    if case.states[0] == SUM and case.states[1] == WHOLE and not case.enlarges([0]):
-        return case.all({0: SUM}, SUM)
+    if linear := case.linear_in(0):
+        return linear
     if not isinstance(case.states[1], Rows) or rank is None or case.dimension(1) == rank - 1:
         return None
     return case.all({1: case.states[1]}, case.states[1])
@@ -89,11 +87,8 @@ def segments(case: Case) -> Outcome | None:
     rank, id_rank = case.rank(0), case.rank(1)
     if rank is None or id_rank is None:
         return None
-    is_sum = case.node.op == "UnsortedSegmentSum"
-    if data == SUM and ids == WHOLE and is_sum and not case.enlarges([0]):
-        return case.all({0: SUM}, SUM)
     if isinstance(data, Partial) or isinstance(ids, Partial):
-        return None
+        return case.linear_in(0) if case.node.op == "UnsortedSegmentSum" else None
     dimension = data.dimension if isinstance(data, Rows) else ids.dimension if isinstance(ids, Rows) else None
     if dimension is None:
         return None
@@ -101,9 +96,6 @@ def segments(case: Case) -> Outcome | None:
         return case.all({0: Rows(dimension)}, Rows(dimension - id_rank + 1))
     if not case_lib.same_size(case.sizes(0)[dimension], case.sizes(1)[dimension]):
         return None
-    if is_sum and case.is_cheaper_gathered(0) and not case.is_added():
-        # Few rows of a large table. If another summand is added, the sum travels dense anyway.
-        return case.all({}, WHOLE)
     return case.all({0: Rows(dimension), 1: Rows(dimension)}, Partial(_REDUCES[case.node.op]))
 
 
@@ -117,6 +109,8 @@ def scatter(case: Case) -> Outcome | None:
     """ScatterNd(indices, updates, shape): rows with their own indices are summed."""
     if case.attr("T").type not in _SUMMED:
         return None
+    if case.states[1] == SUM:
+        return case.linear_in(1)
     rows = _rows_of_updates(case, 0, 1)
     outcome = None if rows is None else case.all({0: rows, 1: rows}, SUM)
     if outcome or case.states[0] != WHOLE or not isinstance(case.states[1], Rows) or None in (

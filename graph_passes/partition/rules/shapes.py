@@ -187,7 +187,7 @@ def untouched(case: Case) -> Outcome | None:
     """Changes other dimensions than the rows, whose number stays the same."""
     state, out = case.states[0], case.out_shape()
     if state == SUM and case.node.op in ("Tile", "Pad"):
-        return None if case.enlarges([0]) else case.all({0: SUM}, SUM)
+        return case.linear_in(0)
     if not isinstance(state, Rows) or out is None or case.rank(0) != len(out):
         return None
     if not case_lib.same_size(case.sizes(0)[state.dimension], out[state.dimension]):
@@ -221,6 +221,8 @@ def cut(case: Case) -> Outcome | None:
 def broadcast(case: Case) -> Outcome | None:
     """BroadcastTo(x, shape): dimensions are aligned at the last one."""
     state, out = case.states[0], case.out_shape()
+    if state == SUM:
+        return case.linear_in(0)
     if not isinstance(state, Rows) or out is None or case.rank(0) is None:
         return None
     dimension = state.dimension + len(out) - len(case.sizes(0))
@@ -338,7 +340,7 @@ def strided_slice_gradient(case: Case) -> Outcome | None:
     """StridedSliceGrad(shape, begin, end, strides, dy): dy within zeros of that shape."""
     state, out = case.states[4], case.out_shape()
     if state == SUM:
-        return None if case.enlarges([4]) else case.all({4: SUM}, SUM)
+        return case.linear_in(4)
     if not isinstance(state, Rows) or out is None:
         return None
     for kept in _strided(case, len(out)) or ():

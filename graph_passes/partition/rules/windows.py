@@ -36,6 +36,11 @@ def images(*numbers: int, local: int | None = None) -> Rule:
     return rule
 
 
+def linear(rule: Rule, *numbers: int) -> Rule:
+    """Returns a rule that also gives summands; `numbers` are the inputs in which the op is linear."""
+    return lambda case: case.linear_in(*numbers) or rule(case)
+
+
 def pixels(case: Case) -> Outcome | None:
     """Changes colours, the last dimension, pixel by pixel."""
     state, rank = case.states[0], case.rank(0)
@@ -99,13 +104,15 @@ def _channels(case: Case, i: int) -> int:
 
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 _TRANSPOSED = ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
+_OF_FILTERS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_CONVOLUTIONS, "Dilation2D"), images(0)),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter",
-                     "Dilation2DBackpropFilter"), filters),
+    **dict.fromkeys(_CONVOLUTIONS, linear(images(0), 0, 1)),
+    **dict.fromkeys(_OF_FILTERS, linear(filters, 0, 2)),
+    **dict.fromkeys(_TRANSPOSED, linear(images(2, local=0), 1, 2)),
+    "Dilation2D": images(0),
+    "Dilation2DBackpropFilter": filters,
     "Dilation2DBackpropInput": images(0, 2),
-    **dict.fromkeys(_TRANSPOSED, images(2, local=0)),
     **dict.fromkeys(("MaxPool", "MaxPoolV2", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN", "DepthToSpace",
                      "SpaceToDepth", "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea",
                      "ResizeNearestNeighborGrad", "ExtractImagePatches", "ExtractVolumePatches"), images(0)),
