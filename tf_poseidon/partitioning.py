@@ -100,6 +100,7 @@ class _Interface:
         left = [tensor for i, tensor in enumerate(traced.graph.outputs) if i not in results.numbers]
         gone = results.reads - {node.name for node in graph_def.node}
         return dataclasses.replace(self, function_type=tf_compat.returning(self.function_type, left),
+                                   outputs=tuple((tensor.dtype, tensor.shape) for tensor in left),
                                    controls=tuple(name for name in self.controls if name not in gone))
 
     @property
