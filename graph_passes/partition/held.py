@@ -118,8 +118,7 @@ def outcome(found: Outcome | None, case: Case, states: Sequence[State]) -> Outco
         case: The `Case` of `as_summands(states)`.
         states: The states.
     """
-    if case.node.op in _ADD and set(states) <= {HELD, SUM, WHOLE} and HELD in states and not case.enlarges(
-            [states.index(HELD)]):
+    if case.node.op in _ADD and set(states) <= {HELD, SUM, WHOLE} and HELD in states:
         return Outcome((HELD,) * len(states), (HELD,))
     if found is None or not any(state == HELD and takes in (None, SUM) for state, takes in zip(states, found.takes)):
         return found
