@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _COUNTS = "resume what callbacks have counted"
 _PAST = "read past the data that a backup was trained on"
+_ONCE = "trace the first step once"
 _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 
 TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
@@ -51,6 +52,9 @@ TABLE = Table("Keras", supported.KERAS, f"install '{supported.KERAS}'", (
     Name("keras.src.trainers.trainer", "Trainer._get_metrics_result_or_logs", "add up metrics when they are read",
          ("self", "logs")),
     Name("keras.src.models.sequential", "Sequential._functional", "explain Sequential models by their inputs"),
+    Name("keras.src.ops.function", "Function._outputs_struct", _ONCE),
+    Name("keras.src.trainers.trainer", "Trainer._compile_metrics", _ONCE),
+    Name("keras.src.layers.layer", "Layer._flatten_layers", _ONCE, ("self", "include_self", "recursive")),
 ))
 
 
@@ -131,6 +135,24 @@ def set_callback_state(callback: Any, state: dict[str, Any]) -> None:
 def build_metrics(model: Any, batch: Any) -> None:
     """Makes the metrics of a compiled model, and what else it lacks for a batch."""
     model._symbolic_build(data_batch=batch)
+
+
+def outputs(model: Any) -> Any:
+    """Returns what the `call` of a built Functional or Sequential model returns; None for other models."""
+    functional = getattr(model, "_functional", model)
+    return functional._outputs_struct if type(model).call.__module__.startswith("keras.") and hasattr(
+        functional, "_outputs_struct") else None
+
+
+def are_layers_built(model: Any) -> bool:
+    """Whether all layers of a model are built."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
+def unbuilt_metrics(model: Any) -> Any:
+    """Returns the metrics that were given to `compile`, None if there are none, or they are built."""
+    metrics = model._compile_metrics
+    return None if metrics is None or metrics.built else metrics
 
 
 def validates(model: Any, epoch: int, frequency: Any) -> bool:

@@ -24,6 +24,7 @@ from tf_poseidon import one_process
 from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import GraphError
+from tf_poseidon.keras_hook import building
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
@@ -220,6 +221,8 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
         try:
             with steps.current(data.usual_rows(batches)):
                 loop = reading.current(model, "train" if trains else "test")
+                if step is not None and isinstance(batches, tf.data.Iterator):
+                    building.build(model, batches.element_spec, trains)
                 if step is None or _stays_in_keras(model, batches):
                     result = function(batches)
                 elif unrolling.applies(model):
