@@ -12,10 +12,10 @@ single row, which is tried where integers are limited by others. When the graph 
 Tests: tests/graphs/test_sizes.py, tests/graphs/test_partition.py, tests/graphs/test_partition_dividing.py.
 """
 
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
-from concurrent import futures
 import dataclasses
 import math
 from typing import TypeGuard
@@ -30,6 +30,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import inference
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
@@ -162,7 +163,7 @@ class Sizes:
         self._any = _Generic(self.graph)
         if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
             # TensorFlow infers nothing about elements that are taken from a stack, not even their rank.
-            self._any = _with_elements(self._any, add_shapes)
+            self._any = _with_elements(self._any, inference.Inference(self.graph, add_shapes))
         self._generic, self._one_row = _generic_graphs(self.graph, add_shapes)
         self._shapes: dict[str, Shape | None] = {}
 
@@ -449,11 +450,6 @@ def rows_nodes(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph_def.node if node.op == ROWS]
 
 
-def _inferred(graph_def: graph_pb2.GraphDef, add_shapes: graph_lib.AddShapes) -> graph_lib.Graph:
-    """Returns the `Graph` of a GraphDef, with the shapes that TensorFlow infers."""
-    return graph_lib.Graph(graph_def, add_shapes(graph_def, alone=True))
-
-
 def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> tuple[list[_Generic], _Generic | None]:
     """Returns (the `_Generic`s of a graph for several numbers of rows, the one for one row if sizes may be limited).
 
@@ -461,26 +457,29 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
     """
     markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
-    without_rows = _with_placeholders(graph)
+    without_rows, infer = _with_placeholders(graph), inference.Inference(graph, add_shapes)
 
     def make(rows: int, unknown: int | None) -> _Generic:
-        generic = _Generic(_inferred(_with_rows(without_rows, graph, rows, unknown), add_shapes), markers)
-        valued = _with_values(generic, add_shapes)
-        shown = _with_elements(valued, add_shapes)
-        return shown if shown is valued else _with_values(shown, add_shapes)
+        valued = _with_values(_Generic(infer(_with_rows(without_rows, graph, rows, unknown)), markers), infer)
+        shown = _with_elements(valued, infer)
+        return shown if shown is valued else _with_values(shown, infer)
 
     is_limited = any(_limits_integers(graph, node) for node in graph.graph_def.node)
     trials = (*_TRIALS, _ONE_ROW) if is_limited else _TRIALS
-    # In parallel: TensorFlow releases Python's lock while it infers shapes.
-    with futures.ThreadPoolExecutor(len(trials)) as pool:
-        made = [pool.submit(make, *trial) for trial in trials]
-        futures.wait(made)
-        if any(isinstance(found.exception(), PoseidonError) for found in made[:_LARGE]):
-            # Lengths that were assumed equal are different.
-            made = [pool.submit(make, rows, None) for rows, _ in trials]
-    generic = [found.result() for found in made[:_LARGE]]
-    small = [None if isinstance(found.exception(), PoseidonError) else found.result() for found in made[_LARGE:]]
-    return [*generic, *(found for found in small[:1] if found)], small[1] if len(small) > 1 else None
+    found = [_or_none(make, *trial) for trial in trials]
+    if None in found[:_LARGE]:  # lengths that were assumed equal are different
+        found = [*(make(rows, None) for rows, _ in trials[:_LARGE]),
+                 *(_or_none(make, rows, None) for rows, _ in trials[_LARGE:])]
+    known = [generic for generic in found[:len(_TRIALS)] if generic is not None]
+    return known, found[-1] if is_limited else None
+
+
+def _or_none(make: Callable[..., _Generic], rows: int, unknown: int | None) -> _Generic | None:
+    """Returns what `make` does; None if a graph cannot run with that many rows."""
+    try:
+        return make(rows, unknown)
+    except PoseidonError:
+        return None
 
 
 def _limits_integers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
@@ -493,7 +492,7 @@ def _limits_integers(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool
     return not any(value is not None and value.size and np.all(value == 1) for value in values)
 
 
-def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
+def _with_elements(generic: _Generic, infer: inference.Inference) -> _Generic:
     """Returns a `_Generic` in which elements taken from lists have the shapes, or values, of those put into them.
 
     They are read through a node that has that shape or value, named by `_shown`. An element may be computed from one
@@ -503,7 +502,7 @@ def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Gener
         return generic
     doubted: set[str] = set()  # names of nodes for which that was wrong
     while True:
-        result = _with_guessed_elements(generic, add_shapes, doubted)
+        result = _with_guessed_elements(generic, infer, doubted)
         keepers = _keepers(result.graph)
         wrong = {node.name for node in generic.graph.graph_def.node
                  if node.op in keepers and node.name not in doubted and _shown(node.name) in result.graph.nodes
@@ -513,7 +512,7 @@ def _with_elements(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Gener
         doubted |= wrong
 
 
-def _with_guessed_elements(generic: _Generic, add_shapes: graph_lib.AddShapes, doubted: Collection[str]) -> _Generic:
+def _with_guessed_elements(generic: _Generic, infer: inference.Inference, doubted: Collection[str]) -> _Generic:
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
         keepers = _keepers(graph)
@@ -546,7 +545,7 @@ def _with_guessed_elements(generic: _Generic, add_shapes: graph_lib.AddShapes, d
             else:
                 writer.constant("", value.astype(tf.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
-        generic = _Generic(_inferred(result, add_shapes), generic.markers)
+        generic = _Generic(infer(result), generic.markers)
     return generic
 
 
@@ -565,7 +564,7 @@ def _num_known(shape: graph_lib.Shape | None) -> int:
     return -1 if shape is None else sum(size is not None for size in shape)
 
 
-def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic:
+def _with_values(generic: _Generic, infer: inference.Inference) -> _Generic:
     """Returns a `_Generic` in which known integers are constants, so that TensorFlow can infer shapes from them."""
     for _ in range(_MAX_NESTING):
         graph, known = generic.graph, {}
@@ -589,7 +588,7 @@ def _with_values(generic: _Generic, add_shapes: graph_lib.AddShapes) -> _Generic
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = _Generic(_inferred(result, add_shapes), generic.markers)
+        generic = _Generic(infer(result), generic.markers)
     return generic
 
 

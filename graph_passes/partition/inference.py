@@ -1,0 +1,111 @@
+"""Infers the shapes of a graph for several numbers of rows, each time only those that may depend on the number.
+
+Requires: a flat graph with the shapes that hold for any number of rows. Ensures: the shapes are those that TensorFlow
+infers for the whole graph.
+
+A node whose inputs and outputs have known shapes has the same for each number of rows. If shapes that are unknown are
+computed from it, only its own shape matters to them, unless it computes integers, which may become sizes. So a
+placeholder stands for it, and nothing before it is inferred again.
+
+Tests: tests/graphs/test_sizes.py.
+"""
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import node_def_pb2
+from tensorflow.core.framework import types_pb2
+
+from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.partition import lists as lists_lib
+from tf_poseidon.graph_passes.partition import stores as stores_lib
+
+# Types whose values may become sizes, and those whose shapes say too little for a placeholder.
+_VALUES = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
+_HANDLES = (types_pb2.DT_VARIANT, types_pb2.DT_RESOURCE)
+# Ops of numbers that are no integers, whose values become sizes.
+_MEASURED = ("Range", "LinSpace")
+# Nodes that are cheaper to infer than to replace.
+_GIVEN = ("Const", "Placeholder")
+
+
+class Inference:
+    """Infers the shapes of variants of a graph, which have more nodes, or other inputs with rows."""
+
+    def __init__(self, graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> None:
+        """Makes an inference.
+
+        Args:
+            graph: The `graph.Graph`, with the shapes that hold for any number of rows.
+            add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
+        """
+        self._graph = graph
+        self._add_shapes = add_shapes
+        self._placeholders: dict[str, int] = {}  # by name of a node for which one stands: the type of its output
+        self._inferred = {node.name for node in graph.graph_def.node if self._may_change(node)}
+        # It ends, since each name enters the queue once.
+        queue = [graph.nodes[name] for name in self._inferred]
+        while queue:
+            node = queue.pop()
+            for name in map(graph_lib.node_of, graph.inputs(node)):
+                read = graph.nodes[name]
+                if name in self._inferred:
+                    continue
+                dtype = None if node.op in _MEASURED or _gives_values(node) else _type_for_placeholder(read)
+                if dtype is not None:
+                    self._placeholders[name] = dtype
+                else:
+                    self._inferred.add(name)
+                    queue.append(read)
+        self._known: graph_lib.Shapes = {
+            node.name: [graph.shape(f"{node.name}:{i}" if i else node.name)
+                        for i in range(len(node.attr["_output_shapes"].list.shape))]
+            for node in graph.graph_def.node if node.name not in self._inferred}
+
+    def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Graph:
+        """Returns the `graph.Graph` of a variant, with its shapes."""
+        inferred = graph_pb2.GraphDef(versions=graph_def.versions)
+        if graph_def.HasField("library"):
+            inferred.library.CopyFrom(graph_def.library)
+        for node in graph_def.node:
+            if node.name not in self._known:
+                added = inferred.node.add()
+                added.CopyFrom(node)
+                waits = [tensor for tensor in node.input if graph_lib.is_control(tensor)]
+                if not self._known.keys().isdisjoint(map(graph_lib.node_of, waits)):
+                    added.input[:] = graph_lib.data_inputs(node)
+        for name, dtype in self._placeholders.items():
+            if name not in self._inferred:
+                placeholder = inferred.node.add(name=name, op="Placeholder")
+                placeholder.attr["dtype"].type = dtype
+                graph_lib.set_attribute(placeholder.attr["shape"], "shape", self._known[name][0])
+        return graph_lib.Graph(graph_def, self._known | self._add_shapes(inferred, alone=True))
+
+    def _may_change(self, node: node_def_pb2.NodeDef) -> bool:
+        """Whether some shapes of a node are unknown, or may become known by what is put into a list or a stack."""
+        outputs = len(node.attr["_output_shapes"].list.shape) if "_output_shapes" in node.attr else 0
+        tensors = [*self._graph.inputs(node), *(f"{node.name}:{i}" if i else node.name for i in range(outputs))]
+        return node.op in lists_lib.TAKES or node.op in stores_lib.TAKES or any(
+            not graph_lib.is_known(self._graph.shape(tensor)) and not _is_resource(self._graph.node(tensor))
+            for tensor in tensors)
+
+
+def _type_for_placeholder(node: node_def_pb2.NodeDef) -> int | None:
+    """Returns the type of a node's output if a placeholder may stand for it; else None."""
+    op = tf_compat.op_def(node.op)
+    if node.op in _GIVEN or op is None or len(op.output_arg) != 1:
+        return None
+    output, = op.output_arg
+    dtype = output.type or node.attr[output.type_attr].type
+    return dtype if not output.number_attr and dtype not in (types_pb2.DT_INVALID, *_VALUES, *_HANDLES) else None
+
+
+def _gives_values(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node computes integers or truth values, or of types that are not known."""
+    op = tf_compat.op_def(node.op)
+    return op is None or any(output.type_list_attr or (output.type or node.attr[output.type_attr].type) in _VALUES
+                             for output in op.output_arg)
+
+
+def _is_resource(node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node gives a variable, whose own shape is that of a scalar."""
+    return node.op == "VarHandleOp" or node.op == "Placeholder" and node.attr["dtype"].type == types_pb2.DT_RESOURCE
