@@ -263,7 +263,9 @@ def _import(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str,
             controls: Iterable[str]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
     """Creates the nodes of a GraphDef in the default graph; returns its fetches, and the operations that always run."""
     tf_compat.define_functions(graph_def.library, graph)
-    tf.import_graph_def(_without(graph_def, inputs), inputs, name="")
+    imported = _without(graph_def, inputs)
+    read = {_full(tensor) for node in imported.node for tensor in graph_lib.data_inputs(node)}
+    tf.import_graph_def(imported, {name: tensor for name, tensor in inputs.items() if name in read}, name="")
     return [inputs[_full(fetch)] if _full(fetch) in inputs else graph.get_tensor_by_name(_full(fetch))
             for fetch in fetches], list(map(graph.get_operation_by_name, controls))
 

@@ -33,9 +33,10 @@ def plans(tmp_path_factory):
     return out
 
 
-def without_nodes(decision):
-    """Returns a decision without the names of nodes: TensorFlow numbers those of loops, and removes some."""
-    return {**vars(decision), "reason": re.sub(r" \(node '.*'\)", "", decision.reason)}
+def decisions_of(plan):
+    """Returns decisions by site, without the names of nodes: TensorFlow numbers those of loops, and removes some."""
+    return {decision.site: {**vars(decision), "reason": re.sub(r" \(node '.*'\)", "", decision.reason)}
+            for decision in plan.decisions}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,7 +54,8 @@ def test_explained_plan_is_the_executed_one(plans, name):
         return
     assert executed.operations == explained.operations
     assert executed.operations > 0
-    assert list(map(without_nodes, executed.decisions)) == list(map(without_nodes, explained.decisions))
+    # TensorFlow orders the nodes of a function, and those that it was called with, in different ways.
+    assert decisions_of(executed) == decisions_of(explained)
     assert executed.exchanges == explained.exchanges
 
 
@@ -157,7 +159,7 @@ def test_losses_of_several_outputs(outputs, loss):
     model = keras.Model(x, outputs(x))
     model.compile("sgd", loss)
     sites = {decision.site for decision in poseidon.explain(model, 8, 2).decisions}
-    assert sites > {variable.path for variable in model.trainable_variables}  # and losses
+    assert sites == {variable.path for variable in model.trainable_variables}  # losses are added up when logs are read
 
 
 def test_one_worker_sends_nothing():
@@ -233,8 +235,7 @@ def test_command(tmp_path):
     predictions = json.loads((tmp_path / "json").read_text())
     assert predictions["total_bytes"] == plan.total_bytes
     schemes = {v["name"]: v["scheme"] for v in predictions["variables"]}
-    assert schemes == {"wide/kernel": "sfb", "wide/bias": "sfb", "narrow/kernel": "ps", "narrow/bias": "ps",
-                       "loss/total": "ps"}
+    assert schemes == {"wide/kernel": "sfb", "wide/bias": "sfb", "narrow/kernel": "ps", "narrow/bias": "ps"}
 
 
 @pytest.mark.parametrize("status, arguments, message", [

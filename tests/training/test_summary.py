@@ -32,12 +32,12 @@ def test_text(arguments, says, says_not):
 
 
 def test_it_is_no_callback_for_which_ranks_agree_after_each_batch():
-    assert not callbacks._acts_on_batches(summary.Summary(), "train")
+    assert not callbacks._acts_on_batches(summary.Summary(), "train", callbacks._PASSIVE)
 
     class Other(summary.Summary):
         pass
 
-    assert callbacks._acts_on_batches(Other(), "train")
+    assert callbacks._acts_on_batches(Other(), "train", callbacks._PASSIVE)
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

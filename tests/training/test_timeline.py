@@ -557,7 +557,7 @@ def test_steps_that_were_partitioned(recorded):
     report = reports[0]["partitioned"]
     waited_for = {site for site, is_waited_for in report["exchanges"].items() if is_waited_for}
     assert {"mean", "variance", "value/noise", "max/StopGradient"} <= waited_for
-    assert {"weights", "Identity", "rows/kinds"} <= set(report["exchanges"]) - waited_for
+    assert {"weights", "loss", "rows/kinds"} <= set(report["exchanges"]) - waited_for
     sites = collections.Counter(
         e["args"]["site"] for (rank, row), events in rows_of(traces["partitioned"]).items() for e in events
         if rank == 0 and row not in ("compute", "calls", "rebuild"))

@@ -115,7 +115,10 @@ def explain(model: keras.Model, batch_size: int, workers: int, bandwidth_gbps: f
         if not model.trainable_variables:
             raise GraphError(f"The model '{model.name}' has no trainable variables, so there is nothing "
                              "to synchronise.")
-        partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model))
+        # As in `fit` without callbacks that read logs of batches.
+        metrics = [variable.value for variable in model.metrics_variables if variable.aggregation == "sum"]
+        partitioned = partitioning.Partitioned(step, job, batch_size * job.size, callbacks.accumulators(model),
+                                               candidates=metrics if model.compiled else None)
         graph_pass = grappler.GraphPass(session.RewriteSession(planner))
         graph_pass.expect(partitioned.whole, partitioned.has_sites)
         steps = partitioned.unrolled_steps(steps_per_execution) if steps_per_execution > 1 else 1
