@@ -17,6 +17,7 @@ from tensorflow.core.framework import tensor_shape_pb2
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import step
 from tf_poseidon.graph_passes.graph import graph as graph_lib
+from tf_poseidon.graph_passes.graph import inference
 
 _ROWS = "PoseidonRows"
 # The op that stands for PoseidonRows in the copy: its shapes have the planned number of rows.
@@ -37,7 +38,7 @@ def of(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, facts: step.Step
     if facts.rows is None:
         return graph
     try:
-        return graph_lib.Graph(graph.graph_def, add_shapes(with_sizes(graph.graph_def, facts), alone=True))
+        return graph.with_shapes(inference.Inference(graph, add_shapes)(with_sizes(graph.graph_def, facts)))
     except GraphError:  # the graph itself fixes another number of rows
         return graph
 

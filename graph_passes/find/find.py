@@ -25,7 +25,7 @@ class FindMarkers(passes.Pass):
         self._foreign_ranks = foreign_ranks
 
     def requires(self, known: passes.TrainingGraph) -> str:
-        return check.problem_of(known.graph.graph_def)
+        return check.problem_of(known.graph)
 
     def call(self, known: passes.TrainingGraph) -> passes.TrainingGraph:
         if self._foreign_ranks is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import copy
 import functools
 import math
 from typing import Any
@@ -140,6 +141,20 @@ class Graph:
         if len(shapes) <= output_of(tensor) or shapes[output_of(tensor)].unknown_rank:
             return None
         return tuple(d.size if d.size >= 0 else None for d in shapes[output_of(tensor)].dim)
+
+    def shapes(self, name: str) -> list[Shape | None]:
+        """Returns the shapes of all outputs of a node; none if they were never inferred."""
+        if self._given_shapes is not None:
+            return list(self._given_shapes[name])
+        attributes = self.nodes[name].attr
+        number = len(attributes["_output_shapes"].list.shape) if "_output_shapes" in attributes else 0
+        return [self.shape(f"{name}:{i}" if i else name) for i in range(number)]
+
+    def with_shapes(self, shapes: Shapes) -> "Graph":
+        """Returns a view of the same nodes with other shapes."""
+        result = copy.copy(self)
+        result._shapes, result._given_shapes = {}, shapes
+        return result
 
     def constant(self, tensor: str) -> np.ndarray | None:
         """Returns the value of a Const as an array; None if the tensor is not a Const."""

@@ -57,16 +57,14 @@ def propagate(sizes: Sizes, summands: Iterable[str] = (), fetches: Iterable[str]
 
     Args:
         sizes: Its `Sizes`.
-        summands, dividing, row_loops: Same as in `propagate.propagate`.
+        summands, dividing, row_loops: Same as in `propagate.Propagation`.
         fetches: Names of the tensors that must be whole.
         kept: Names of the nodes that may be read outside of the graph, and then must be whole.
     """
-    summands = list(summands)
-    late = propagate_lib.propagate(sizes, summands, dividing, row_loops)
+    propagation = propagate_lib.Propagation(sizes, summands, dividing, row_loops)
+    late = propagation.run()
     whole, gathered = _Network(sizes, late, fetches, kept).cut()
-    if not whole and not gathered:
-        return late
-    return propagate_lib.propagate(sizes, summands, dividing, row_loops, whole, gathered)
+    return propagation.run(whole, gathered) if whole or gathered else late
 
 
 class _Network:

@@ -88,67 +88,77 @@ class Propagated:
     markers: dict[str, str | None]
 
 
-def propagate(sizes: Sizes, summands: Iterable[str] = (), dividing: Mapping[str, Outcome] | None = None,
-              row_loops: Mapping[str, Outcome] | None = None, whole: Set[str] = frozenset(),
-              run_whole: Set[str] = frozenset()) -> Propagated:
-    """Returns the `Propagated` states of a graph, in which summands become whole as late as possible.
+class Propagation:
+    """Finds the states of a graph, in which summands become whole as late as possible, or earlier."""
 
-    Args:
-        sizes: Its `Sizes`.
-        summands: Names of the nodes from which the resources of variables that hold summands come.
-        dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
-        row_loops: By name of a node, how it runs for a loop over rows, see row_loops.py.
-        whole: Names of summands that become whole earlier.
-        run_whole: Names of nodes that run whole, on inputs that are gathered.
-    """
-    arguments = sizes, frozenset(summands), dividing or {}, row_loops or {}, whole, run_whole
-    propagated = _Propagation(*arguments).run()
-    # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised, they
-    # would be gathered where they are widest.
-    if any(node.op == own_lib.BEGINS and blocks.has_blocks(propagated.states.get(canonical(tensor)))
-           for node in propagated.ordered for tensor in sizes.graph.inputs(node)):
-        return _Propagation(*arguments, with_blocks=False).run()
-    return propagated
+    def __init__(self, sizes: Sizes, summands: Iterable[str] = (), dividing: Mapping[str, Outcome] | None = None,
+                 row_loops: Mapping[str, Outcome] | None = None) -> None:
+        """Makes a propagation.
 
-
-class _Propagation:
-
-    def __init__(self, sizes: Sizes, summands: Set[str], dividing: Mapping[str, Outcome],
-                 row_loops: Mapping[str, Outcome], whole: Set[str], run_whole: Set[str],
-                 with_blocks: bool = True) -> None:
+        Args:
+            sizes: The `Sizes` of the graph.
+            summands: Names of the nodes from which the resources of variables that hold summands come.
+            dividing: By name of a node, how it runs if all its inputs are whole; by default all such nodes run whole.
+            row_loops: By name of a node, how it runs for a loop over rows, see row_loops.py.
+        """
         self._sizes = sizes
-        self._with_blocks = with_blocks
-        self._dividing = dividing
+        self._dividing = dividing or {}
         self._graph = sizes.graph
         self._ordered = self._graph.ordered
         self._frames = frames_lib.find_frames(self._ordered)
         self._outputs = {node.name: num_outputs(self._graph, node) for node in self._ordered}
-        self._held = held_lib.outcomes(self._graph, self._ordered, summands)
+        self._held = held_lib.outcomes(self._graph, self._ordered, frozenset(summands))
         # Such loops read no variable that holds summands.
-        self._row_loops = {} if row_loops.keys() & self._held.keys() else dict(row_loops)
+        self._given_loops = {} if (row_loops or {}).keys() & self._held.keys() else dict(row_loops or {})
         # By node: (the last arguments of its rule, its result).
         self._ruled: dict[str, tuple[_Given, Outcome | None]] = {}
         self._inputs = {node.name: tuple(map(canonical, self._graph.inputs(node))) for node in self._ordered}
-        self._become_whole = whole
         # The outcome of a node that runs whole, as most nodes do.
         self._whole = {node.name: Outcome((WHOLE,) * len(self._inputs[node.name]),
                                           (WHOLE,) * self._outputs[node.name]) for node in self._ordered}
         self._inner = _home(sizes_lib.rows_nodes(self._graph.graph_def), self._frames)
+        self._lists = lists_lib.Lists(self._graph)
+        self._stores = stores_lib.Stores(self._graph)
+        self._with_blocks = True
+        self._begin(frozenset(), frozenset(), True)
+
+    def run(self, whole: Set[str] = frozenset(), run_whole: Set[str] = frozenset()) -> Propagated:
+        """Returns the `Propagated` states.
+
+        Args:
+            whole: Names of summands that become whole earlier.
+            run_whole: Names of nodes that run whole, on inputs that are gathered.
+        """
+        self._begin(whole, run_whole, True)
+        propagated = self._run()
+        # A rank's own rows are contiguous. If blocks become own, as in a batch normalisation that is not synchronised,
+        # they would be gathered where they are widest.
+        if any(node.op == own_lib.BEGINS and blocks.has_blocks(propagated.states.get(canonical(tensor)))
+               for node in propagated.ordered for tensor in self._graph.inputs(node)):
+            self._begin(whole, run_whole, False)
+            return self._run()
+        return propagated
+
+    def _begin(self, whole: Set[str], run_whole: Set[str], with_blocks: bool) -> None:
+        """Forgets what was found."""
+        if with_blocks != self._with_blocks:
+            self._ruled.clear()
+        self._with_blocks = with_blocks
+        self._row_loops = self._given_loops
+        self._become_whole = whole
         self._forced: set[str] = set()  # summands that some op needs whole
         self._merges: dict[str, State] = {}  # the states of Merges
         self._changes: collections.Counter[str] = collections.Counter()
-        self._lists = lists_lib.Lists(self._graph)
         self._kept_whole = set(run_whole)  # also nodes whose outputs cannot be gathered
         self._wishes: dict[str, State] = {}  # the states of lists, by the node that makes them
         self._refused: set[str] = set()  # nodes that cannot make a list in the desired state
-        self._stores = stores_lib.Stores(self._graph)
         self._stored: dict[stores_lib.Store, State | None] = {}  # the states of stacks and TensorArrays
         self._whole_stores = self._outer_stores()  # names of the nodes that make those that must be whole
         self._states: dict[str, State] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._without_rule: list[str] = []
 
-    def run(self) -> Propagated:
+    def _run(self) -> Propagated:
         self._settle()
         while True:
             markers = markers_lib.find(self._ordered, self._inputs, self.seen, self._outcomes, self._stores)

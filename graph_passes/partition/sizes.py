@@ -30,7 +30,7 @@ from tensorflow.core.framework import types_pb2
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.partition import inference
+from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import lists as lists_lib
 from tf_poseidon.graph_passes.partition import report as report_lib
 from tf_poseidon.graph_passes.partition import stores as stores_lib
@@ -163,7 +163,7 @@ class Sizes:
         self._any = _Generic(self.graph)
         if any(node.op in stores_lib.TAKES for node in self.graph.graph_def.node):
             # TensorFlow infers nothing about elements that are taken from a stack, not even their rank.
-            self._any = _with_elements(self._any, inference.Inference(self.graph, add_shapes))
+            self._any = _with_elements(self._any, _inference(self.graph, add_shapes))
         self._generic, self._one_row = _generic_graphs(self.graph, add_shapes)
         self._shapes: dict[str, Shape | None] = {}
 
@@ -450,6 +450,15 @@ def rows_nodes(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
     return [node for node in graph_def.node if node.op == ROWS]
 
 
+def _inference(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> inference.Inference:
+    return inference.Inference(graph, add_shapes, (*lists_lib.TAKES, *stores_lib.TAKES))
+
+
+def _inferred(graph_def: graph_pb2.GraphDef, infer: inference.Inference) -> graph_lib.Graph:
+    """Returns the `Graph` of a GraphDef, with the shapes that TensorFlow infers."""
+    return graph_lib.Graph(graph_def, infer(graph_def))
+
+
 def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> tuple[list[_Generic], _Generic | None]:
     """Returns (the `_Generic`s of a graph for several numbers of rows, the one for one row if sizes may be limited).
 
@@ -457,10 +466,10 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
     """
     markers = frozenset(node.name for node in rows_nodes(graph.graph_def))
 
-    without_rows, infer = _with_placeholders(graph), inference.Inference(graph, add_shapes)
+    without_rows, infer = _with_placeholders(graph), _inference(graph, add_shapes)
 
     def make(rows: int, unknown: int | None) -> _Generic:
-        valued = _with_values(_Generic(infer(_with_rows(without_rows, graph, rows, unknown)), markers), infer)
+        valued = _with_values(_Generic(_inferred(_with_rows(without_rows, graph, rows, unknown), infer), markers), infer)
         shown = _with_elements(valued, infer)
         return shown if shown is valued else _with_values(shown, infer)
 
@@ -545,7 +554,7 @@ def _with_guessed_elements(generic: _Generic, infer: inference.Inference, doubte
             else:
                 writer.constant("", value.astype(tf.as_dtype(dtype).as_numpy_dtype))
             result.node.extend(writer.nodes)
-        generic = _Generic(infer(result), generic.markers)
+        generic = _Generic(_inferred(result, infer), generic.markers)
     return generic
 
 
@@ -588,7 +597,7 @@ def _with_values(generic: _Generic, infer: inference.Inference) -> _Generic:
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = _Generic(infer(result), generic.markers)
+        generic = _Generic(_inferred(result, infer), generic.markers)
     return generic
 
 

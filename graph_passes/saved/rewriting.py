@@ -322,7 +322,7 @@ def _num_outputs(library: functions_lib.Library, node: node_def_pb2.NodeDef) -> 
 
 def _check_flat(graph_def: graph_pb2.GraphDef, library: functions_lib.Library) -> None:
     """Refuses graphs that TensorFlow cannot read, some of which would make it end the process."""
-    if problem := check.problem_of(graph_def):
+    if problem := check.problem_of(graph_lib.Graph(graph_def)):
         raise GraphError(f"The graph is not valid: {problem}.")
     check_types.check_types(graph_def, library)
 

@@ -106,7 +106,7 @@ def _waiting(node: node_def_pb2.NodeDef, control: str | None) -> node_def_pb2.No
 
 def problem_of(before: graph_pb2.GraphDef, after: graph_pb2.GraphDef, markers: tuple[Marker, ...]) -> str:
     """Returns "" if every marker is replaced and every other node is kept; else the problem, without a full stop."""
-    if problem := check.problem_of(after):
+    if problem := check.problem_of(graph_lib.Graph(after)):
         return problem
     nodes = {node.name: node for node in after.node}
     replaced = {marker.node for marker in markers}

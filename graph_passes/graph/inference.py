@@ -1,4 +1,4 @@
-"""Infers the shapes of a graph for several numbers of rows, each time only those that may depend on the number.
+"""Infers the shapes of a graph for certain numbers of rows, each time only those that may depend on the number.
 
 Requires: a flat graph with the shapes that hold for any number of rows. Ensures: the shapes are those that TensorFlow
 infers for the whole graph.
@@ -10,14 +10,14 @@ placeholder stands for it, and nothing before it is inferred again.
 Tests: tests/graphs/test_sizes.py.
 """
 
+from collections.abc import Collection
+
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.graph_passes.graph import graph as graph_lib
-from tf_poseidon.graph_passes.partition import lists as lists_lib
-from tf_poseidon.graph_passes.partition import stores as stores_lib
 
 # Types whose values may become sizes, and those whose shapes say too little for a placeholder.
 _VALUES = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
@@ -31,17 +31,17 @@ _GIVEN = ("Const", "Placeholder")
 class Inference:
     """Infers the shapes of variants of a graph, which have more nodes, or other inputs with rows."""
 
-    def __init__(self, graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> None:
+    def __init__(self, graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, refined: Collection[str] = ()) -> None:
         """Makes an inference.
 
         Args:
             graph: The `graph.Graph`, with the shapes that hold for any number of rows.
             add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
+            refined: Ops of whose outputs a variant may know more.
         """
-        self._graph = graph
         self._add_shapes = add_shapes
         self._placeholders: dict[str, int] = {}  # by name of a node for which one stands: the type of its output
-        self._inferred = {node.name for node in graph.graph_def.node if self._may_change(node)}
+        self._inferred = {node.name for node in graph.graph_def.node if node.op in refined or _has_unknown(graph, node)}
         # It ends, since each name enters the queue once.
         queue = [graph.nodes[name] for name in self._inferred]
         while queue:
@@ -56,13 +56,15 @@ class Inference:
                 else:
                     self._inferred.add(name)
                     queue.append(read)
-        self._known: graph_lib.Shapes = {
-            node.name: [graph.shape(f"{node.name}:{i}" if i else node.name)
-                        for i in range(len(node.attr["_output_shapes"].list.shape))]
-            for node in graph.graph_def.node if node.name not in self._inferred}
+        self._known: graph_lib.Shapes = {node.name: graph.shapes(node.name) for node in graph.graph_def.node
+                                         if node.name not in self._inferred}
 
-    def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Graph:
-        """Returns the `graph.Graph` of a variant, with its shapes."""
+    def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Shapes:
+        """Returns the shapes of a variant.
+
+        Raises:
+            PoseidonError: If TensorFlow finds that they are incompatible.
+        """
         inferred = graph_pb2.GraphDef(versions=graph_def.versions)
         if graph_def.HasField("library"):
             inferred.library.CopyFrom(graph_def.library)
@@ -78,15 +80,14 @@ class Inference:
                 placeholder = inferred.node.add(name=name, op="Placeholder")
                 placeholder.attr["dtype"].type = dtype
                 graph_lib.set_attribute(placeholder.attr["shape"], "shape", self._known[name][0])
-        return graph_lib.Graph(graph_def, self._known | self._add_shapes(inferred, alone=True))
+        return self._known | self._add_shapes(inferred, alone=True)
 
-    def _may_change(self, node: node_def_pb2.NodeDef) -> bool:
-        """Whether some shapes of a node are unknown, or may become known by what is put into a list or a stack."""
-        outputs = len(node.attr["_output_shapes"].list.shape) if "_output_shapes" in node.attr else 0
-        tensors = [*self._graph.inputs(node), *(f"{node.name}:{i}" if i else node.name for i in range(outputs))]
-        return node.op in lists_lib.TAKES or node.op in stores_lib.TAKES or any(
-            not graph_lib.is_known(self._graph.shape(tensor)) and not _is_resource(self._graph.node(tensor))
-            for tensor in tensors)
+
+def _has_unknown(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
+    """Whether a node has an input or an output of unknown shape."""
+    return not all(map(graph_lib.is_known, graph.shapes(node.name))) or any(
+        not graph_lib.is_known(graph.shape(tensor)) and not _is_resource(graph.node(tensor))
+        for tensor in graph.inputs(node))
 
 
 def _type_for_placeholder(node: node_def_pb2.NodeDef) -> int | None:
