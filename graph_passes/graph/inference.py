@@ -96,8 +96,10 @@ def _type_for_placeholder(node: node_def_pb2.NodeDef) -> int | None:
     if node.op in _GIVEN or op is None or len(op.output_arg) != 1:
         return None
     output, = op.output_arg
+    if output.number_attr or output.type_list_attr:
+        return None
     dtype = output.type or node.attr[output.type_attr].type
-    return dtype if not output.number_attr and dtype not in (types_pb2.DT_INVALID, *_VALUES, *_HANDLES) else None
+    return None if dtype in (*_VALUES, *_HANDLES) else dtype
 
 
 def _gives_values(node: node_def_pb2.NodeDef) -> bool:
