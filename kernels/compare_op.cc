@@ -1,13 +1,16 @@
-// Digests of tensors, and the op that notices by them when a rank is given other inputs than rank 0.
+// Digests of tensors, and the ops that notice by them when a rank is given other inputs than rank 0.
 //
 // Tests: tests/communicator/test_row_ops.py, tests/unit/test_data.py.
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/substitute.h"
 #include "process_communicator.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -16,6 +19,9 @@
 
 namespace poseidon {
 namespace {
+
+constexpr int kParts = 4;  // of a fingerprint
+using Fingerprint = std::array<int64_t, kParts>;
 
 using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
@@ -58,6 +64,50 @@ values: Numbers, bools or strings, of any number of bytes.
 digests: [number of values].
 )doc");
 
+REGISTER_OP("PoseidonFingerprint")
+    .Input("values: T")
+    .Output("fingerprint: int64")
+    .Attr("T: list(type) >= 0")
+    .Attr("structure: int")
+    .Attr("has_rows: bool")
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
+      context->set_output(0, context->Vector(kParts));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns what is compared of a batch: `structure`, its rows, a digest of its shapes, and one of its values.
+
+values: The parts of the batch: numbers, bools or strings.
+structure: A digest of how the parts belong together.
+has_rows: Whether the first dimension of the first part is that of the rows.
+fingerprint: [4]; rows are -1 if `has_rows` is false.
+)doc");
+
+REGISTER_OP("PoseidonCompareFirst")
+    .Input("index: int64")
+    .Input("values: T")
+    .Output("same_values: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("structure: int")
+    .Attr("has_rows: bool")
+    .Attr("texts: list(string)")
+    .Attr("site: string")
+    .SetIsStateful()
+    .SetIsDistributedCommunication()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns a batch; ends the job unless all ranks have the same first one.
+
+index: The number of the batch; those after the first, 0, are not compared.
+values, structure, has_rows: Same as in PoseidonFingerprint.
+texts: For each part of the fingerprint, what is said if it is the first that differs, with $0 and $1 in place of the
+  part of this rank and that of rank 0.
+site: A name that is the same on all ranks, and the same for no two nodes.
+)doc");
+
 // Returns a hash of everything that must be the same on all ranks.
 uint64_t Digest(const Tensor& value) {
   std::vector<int64_t> form = {value.dtype()};
@@ -73,6 +123,23 @@ uint64_t Digest(const Tensor& value) {
     digest = tensorflow::Hash64(texts(i).data(), texts(i).size(), digest);
   }
   return digest;
+}
+
+uint64_t Digest(const std::vector<int64_t>& numbers) {
+  return tensorflow::Hash64(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t));
+}
+
+// Returns the fingerprint of the inputs from number `first` on.
+Fingerprint FingerprintOf(OpKernelContext* context, int first, int64_t structure, bool has_rows) {
+  std::vector<int64_t> sizes, digests;
+  for (int i = first; i < context->num_inputs(); ++i) {
+    const Tensor& value = context->input(i);
+    sizes.push_back(value.dims());
+    for (int d = 0; d < value.dims(); ++d) sizes.push_back(value.dim_size(d));
+    digests.push_back(static_cast<int64_t>(Digest(value)));
+  }
+  const int64_t rows = has_rows && !sizes.empty() && sizes[0] > 0 ? sizes[1] : -1;
+  return {structure, rows, static_cast<int64_t>(Digest(sizes)), static_cast<int64_t>(Digest(digests))};
 }
 
 bool HasDigest(tensorflow::DataType type) {
@@ -172,6 +239,91 @@ class CompareKernel : public AsyncOpKernel {
   std::atomic<int64_t> calls_{0};
 };
 
+class FingerprintKernel : public OpKernel {
+ public:
+  explicit FingerprintKernel(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("structure", &structure_));
+    OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* result;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {kParts}, &result));
+    const Fingerprint fingerprint = FingerprintOf(context, 0, structure_, has_rows_);
+    std::copy(fingerprint.begin(), fingerprint.end(), result->flat<int64_t>().data());
+  }
+
+ private:
+  int64_t structure_;
+  bool has_rows_;
+};
+
+class CompareFirstKernel : public AsyncOpKernel {
+ public:
+  explicit CompareFirstKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("structure", &structure_));
+    OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
+    OP_REQUIRES_OK(context, context->GetAttr("texts", &texts_));
+    OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
+    OP_REQUIRES(context, texts_.size() == kParts,
+                absl::InvalidArgumentError(
+                    absl::StrCat("'texts' has ", texts_.size(), " elements, expected ", kParts, ".")));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 1));
+    if (context->input(0).scalar<int64_t>()() != 0) return done();
+    Communicator* communicator = CommunicatorOf(context, *this, site_);
+    if (!communicator || communicator->size() == 1) return done();
+    // Kept for ever after a failure, since the network may still use them.
+    auto* prints = new Fingerprints{FingerprintOf(context, 1, structure_, has_rows_), {}};
+    Exchange exchange;
+    exchange.site = site_;
+    exchange.dtype = DataType::kBytes;
+    exchange.count = sizeof(Fingerprint);
+    exchange.input = prints->own.data();
+    exchange.output = prints->first.data();
+    exchange.root = 0;
+    communicator->Submit(std::move(exchange), [this, context, communicator, prints,
+                                               done = std::move(done)](const std::string& error) {
+      if (error.empty()) {
+        const std::string difference = Compare(*prints, communicator->rank());
+        delete prints;
+        if (!difference.empty()) {
+          communicator->Abort(difference, /*seconds=*/0);
+          context->SetStatus(absl::AbortedError(difference));
+        }
+      } else {
+        context->SetStatus(absl::AbortedError(error));
+      }
+      done();
+    });
+  }
+
+ private:
+  struct Fingerprints {
+    Fingerprint own;
+    Fingerprint first;  // rank 0's
+  };
+
+  // Returns how a rank's batch differs, or an empty text: the first difference explains the others.
+  std::string Compare(const Fingerprints& prints, int rank) const {
+    for (int i = 0; i < kParts; ++i) {
+      if (prints.own[i] == prints.first[i]) continue;
+      return absl::StrCat("Rank ", rank, " has different data than rank 0: ",
+                          absl::Substitute(texts_[i], prints.own[i], prints.first[i]));
+    }
+    return "";
+  }
+
+  int64_t structure_;
+  bool has_rows_;
+  std::vector<std::string> texts_;
+  std::string site_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("PoseidonFingerprint").Device(tensorflow::DEVICE_CPU), FingerprintKernel);
+REGISTER_KERNEL_BUILDER(Name("PoseidonCompareFirst").Device(tensorflow::DEVICE_CPU), CompareFirstKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonDigests").Device(tensorflow::DEVICE_CPU), DigestsKernel);
 REGISTER_KERNEL_BUILDER(Name("PoseidonCompare").Device(tensorflow::DEVICE_CPU), CompareKernel);
 

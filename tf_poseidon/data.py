@@ -106,23 +106,23 @@ def split_dataset(dataset: tf.data.Dataset, rank: int, size: int, name: str) -> 
 
     @tf.autograph.experimental.do_not_convert
     def split(index: tf.Tensor, batch: Any) -> Any:
-        batch = _check_first(index, batch, rank, name)
+        batch = _check_first(index, batch, name)
         return split_batch(batch, rank, size, usual_total)
 
     return dataset.enumerate().map(split).prefetch(tf.data.AUTOTUNE)
 
 
-def global_dataset(dataset: tf.data.Dataset, rank: int, name: str) -> tf.data.Dataset:
+def global_dataset(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     """Returns a dataset of the global batches; ranks compare the first one.
 
     Args:
-        dataset, rank, name: Same as in `split_dataset`.
+        dataset, name: Same as in `split_dataset`.
 
     Raises:
         PoseidonError: Same as in `split_dataset`.
     """
     _check_batches(dataset)
-    checked = dataset.enumerate().map(_comparing_first(rank, name)).prefetch(tf.data.AUTOTUNE)
+    checked = dataset.enumerate().map(_comparing_first(name)).prefetch(tf.data.AUTOTUNE)
     batch_sizes[checked] = batch_size(dataset)
     return checked
 
@@ -266,21 +266,11 @@ def _slice_rows(leaf: Any, begin: tf.Tensor | int, length: tf.Tensor | int) -> A
 
 
 @functools.lru_cache  # each call of `fit` has its datasets under the same names, so only the first one traces this
-def _comparing_first(rank: int, name: str) -> Callable[[tf.Tensor, Any], Any]:
+def _comparing_first(name: str) -> Callable[[tf.Tensor, Any], Any]:
     """Returns a function that returns a batch, and compares the first one with rank 0's."""
-    return tf.function(lambda index, batch: _check_first(index, batch, rank, name), autograph=False)
+    return tf.function(lambda index, batch: _check_first(index, batch, name), autograph=False)
 
 
-def _check_first(index: tf.Tensor, batch: Any, rank: int, name: str) -> Any:
+def _check_first(index: tf.Tensor, batch: Any, name: str) -> Any:
     """Returns `batch`; compares the first one with rank 0's."""
-
-    def check() -> bool:
-        mine = fingerprints.fingerprint(batch)
-        text = fingerprints.difference(f"the first batch of {name}", mine, ops.broadcast(mine, f"{name}/first_batch"))
-        ops.abort_unless(text == "", f"Rank {rank} has different data than rank 0: " + text)
-        return True
-
-    passed = tf.cond(index == 0, check, lambda: True)
-    with tf.control_dependencies([passed]):  # no batch is returned before it is compared
-        return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch,
-                                     expand_composites=True)
+    return fingerprints.with_first_compared(index, batch, f"{name}/first_batch", f"the first batch of {name}")

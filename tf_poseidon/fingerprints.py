@@ -3,6 +3,7 @@
 Tests: tests/unit/test_data.py, tests/faults/test_failures.py.
 """
 
+from collections.abc import Sequence
 import hashlib
 from typing import Any
 
@@ -24,35 +25,60 @@ def fingerprint(batch: Any) -> tf.Tensor:
     Args:
         batch: The structure; None and `tf.experimental.Optional` belong to its structure.
     """
+    parts, structure, has_rows = _described(batch)
+    return ops.fingerprint(parts, structure, has_rows)
+
+
+def with_first_compared(index: tf.Tensor, batch: Any, site: str, what: str) -> Any:
+    """Returns a batch; ends the job unless the first one is that of rank 0.
+
+    Args:
+        index: The number of the batch, a scalar int64; others than 0 are not compared.
+        batch: A nested structure, as in `fingerprint`.
+        site: The name of the comparison, the same on all ranks.
+        what: What the first batch is.
+    """
+    parts, structure, has_rows = _described(batch)
+    if not parts:
+        return batch
+    same = iter(ops.compare_first(index, parts, structure, has_rows, _texts(what), site))
+    return tf.nest.map_structure(
+        lambda leaf: leaf if is_missing(leaf) else tf.nest.pack_sequence_as(
+            leaf, [next(same) for _ in tf.nest.flatten(leaf, expand_composites=True)], expand_composites=True), batch)
+
+
+def _described(batch: Any) -> tuple[list[tf.Tensor], int, bool]:
+    """Returns (the tensors of a batch, a digest of how they belong together, whether the first one has the rows)."""
     leaves = _leaves(batch)
-    parts = tf.nest.flatten(leaves, expand_composites=True)
     structure = repr((tf.nest.map_structure(lambda leaf: "." if is_missing(leaf) else "*", batch),
                       [(type(leaf).__name__, leaf.dtype.name) for leaf in leaves]))
-    shapes = tf.concat([tf.shape(part, tf.int64) for part in parts], 0) if parts else tf.constant([], tf.int64)
-    rows = tf.cast(num_rows(leaves[0]), tf.int64) if leaves and leaves[0].shape.rank != 0 else tf.constant(-1, tf.int64)
-    return tf.stack([
-        tf.constant(int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"), tf.int64), rows,
-        ops.digests([shapes])[0], ops.digests([ops.digests(parts)])[0]])
+    has_rows = bool(leaves) and isinstance(leaves[0], tf.Tensor) and leaves[0].shape.rank != 0
+    return (tf.nest.flatten(leaves, expand_composites=True),
+            int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"), has_rows)
 
 
-def difference(what: str, mine: tf.Tensor, of_rank_0: tf.Tensor) -> tf.Tensor:
+def difference(what: str, mine: Sequence[int], of_rank_0: Sequence[int]) -> str:
     """Returns how a rank's data differ from rank 0's and what to do about it, empty if they are the same.
 
     Args:
-        what: What the fingerprints are of, for example "the first batch of dataset 0".
+        what: What the fingerprints are of, for example "call 1 of train_on_batch".
         mine: The rank's `fingerprint`.
         of_rank_0: Rank 0's.
     """
-    texts = (
+    # The first difference explains the others.
+    said = (text.replace("$0", str(own)).replace("$1", str(first)).replace("$$", "$")
+            for text, own, first in zip(_texts(what), mine, of_rank_0, strict=True) if own != first)
+    return next(said, "")
+
+
+def _texts(what: str) -> list[str]:
+    """Returns what is said about each part of a fingerprint that differs; $0 and $1 are this rank's and rank 0's."""
+    what = what.replace("$", "$$")
+    return [
         f"{what} has other parts, or parts of other types. Give all ranks the same arguments.",
-        tf.strings.format(what + " has {} rows, rank 0's has {}. " + _GLOBAL + ": give all ranks the same data and the "
-                          "same batch size.", (mine[1], of_rank_0[1])),
+        f"{what} has $0 rows, rank 0's has $1. {_GLOBAL}: give all ranks the same data and the same batch size.",
         f"{what} has parts of other shapes. Give all ranks the same data, prepared alike.",
-        f"{what} has other values. {_GLOBAL}, so all must read the same data in the same order. {_SEED}.")
-    text = tf.constant("")
-    for number, each in reversed(list(enumerate(texts))):  # the first difference explains the others
-        text = tf.where(mine[number] == of_rank_0[number], text, each)
-    return text
+        f"{what} has other values. {_GLOBAL}, so all must read the same data in the same order. {_SEED}."]
 
 
 def compare(batch: Any, communicator: Communicator, what: str) -> None:
@@ -67,9 +93,8 @@ def compare(batch: Any, communicator: Communicator, what: str) -> None:
         PoseidonError: If it differs from rank 0's.
     """
     with tf.init_scope():
-        mine = fingerprint(batch)
-        of_rank_0 = communicator.broadcast(f"data/{what}", mine.numpy())
-        text = difference(what, mine, tf.constant(of_rank_0)).numpy().decode()
+        mine = fingerprint(batch).numpy()
+        text = difference(what, mine, communicator.broadcast(f"data/{what}", mine))
     if text:
         raise GraphError(f"Rank {communicator.rank} has different data than rank 0: {text}")
 

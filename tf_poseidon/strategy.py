@@ -554,7 +554,7 @@ class Extended(tf_compat.one_device_extended()):
         if one_process.is_inside():
             dataset = self._split_datasets.get(dataset) or dataset
             return dataset if dataset in self._split_datasets else data.global_dataset(
-                dataset, self.rank, self._dataset_name())
+                dataset, self._dataset_name())
         if dataset in self._split_datasets:
             return dataset
         split = data.split_dataset(dataset, self.rank, self.size, self._dataset_name())
