@@ -29,6 +29,7 @@ from tf_poseidon.graph_passes.find import operations
 from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.find import priorities
 from tf_poseidon.graph_passes.find import step
+from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.graph.graph import AddShapes
 from tf_poseidon.graph_passes.graph.graph import Graph
 from tf_poseidon.graph_passes.match import biases
@@ -117,6 +118,7 @@ class RewriteSession:
         return any(decision.scheme != "ps" for plans in self._plans.values() for plan in plans
                    for decision in plan.decisions)
 
+    @garbage.unsearched()
     def rewrite(self, graph_def: graph_pb2.GraphDef, by_policy: bool = False,
                 add_shapes: AddShapes | None = None) -> Outcome:
         """Rewrites a graph so that each gradient travels as the plan says.

@@ -37,6 +37,7 @@ from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shortened
+from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.partition import unroll
 from tf_poseidon.ops import library
 
@@ -337,6 +338,7 @@ def explain(error: Exception, traces: Iterable[Trace], communicator: Communicato
                      "each batch; to run it as it is written, start the program as one process, without a launcher.")
 
 
+@garbage.unsearched()
 def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", rows: int | None = None,
           trains: bool = True, accumulators: Callable[[], list[tf.Variable]] = list,
           reads_later: bool = False) -> Trace:

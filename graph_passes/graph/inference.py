@@ -5,7 +5,7 @@ infers for the whole graph.
 
 A node whose inputs and outputs have known shapes has the same for each number of rows. If shapes that are unknown are
 computed from it, only its own shape matters to them, unless it computes integers, which may become sizes. So a
-placeholder stands for it, and nothing before it is inferred again.
+placeholder stands for it, and nothing before it is inferred again. Graphs with loops are inferred as a whole.
 
 Tests: tests/graphs/test_sizes.py.
 """
@@ -41,7 +41,10 @@ class Inference:
         """
         self._add_shapes = add_shapes
         self._placeholders: dict[str, int] = {}  # by name of a node for which one stands: the type of its output
-        self._inferred = {node.name for node in graph.graph_def.node if node.op in refined or _has_unknown(graph, node)}
+        # What TensorFlow infers in a loop depends on more than the shapes of what enters it.
+        has_loops = any(node.op in ("NextIteration", "RefNextIteration") for node in graph.graph_def.node)
+        self._inferred = {node.name for node in graph.graph_def.node
+                          if has_loops or node.op in refined or _has_unknown(graph, node)}
         # It ends, since each name enters the queue once.
         queue = [graph.nodes[name] for name in self._inferred]
         while queue:
@@ -56,8 +59,9 @@ class Inference:
                 else:
                     self._inferred.add(name)
                     queue.append(read)
-        self._known: graph_lib.Shapes = {node.name: graph.shapes(node.name) for node in graph.graph_def.node
-                                         if node.name not in self._inferred}
+        shapes = {node.name: graph.shapes(node.name) for node in graph.graph_def.node}
+        self._known = {name: shapes[name] for name in shapes if name not in self._inferred}
+        self._before = {name: shapes[name] for name in self._inferred}
 
     def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Shapes:
         """Returns the shapes of a variant.
@@ -80,7 +84,12 @@ class Inference:
                 placeholder = inferred.node.add(name=name, op="Placeholder")
                 placeholder.attr["dtype"].type = dtype
                 graph_lib.set_attribute(placeholder.attr["shape"], "shape", self._known[name][0])
-        return self._known | self._add_shapes(inferred, alone=True)
+        shapes = self._add_shapes(inferred, alone=True)
+        # TensorFlow may take an unknown number of rows for the size 1 of another input: what follows is wrong, too.
+        if any(graph_lib.is_known(old) and old != new for name, known in self._before.items() if name in shapes
+               for old, new in zip(known, shapes[name], strict=True)):
+            return self._add_shapes(graph_def, alone=True)
+        return self._known | shapes
 
 
 def _has_unknown(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:

@@ -1,10 +1,14 @@
 """Sizes that follow from integers and lists where TensorFlow infers none; partitioned programs show most others."""
 
+import numpy as np
+import partition_cases
+import partition_table
 import partitioning
 import pytest
 import tensorflow as tf
 
 from tf_poseidon import grappler
+from tf_poseidon.graph_passes.graph import inference
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 
@@ -45,3 +49,32 @@ def test_sizes(build, shape):
     found = sizes.shape(name)
     assert shape == (None if found is None else [
         None if size is None else "rows" if size.per_row == 1 else size.constant for size in found])
+
+
+_CASES_OF_A_GRAPH = 100
+
+
+@pytest.mark.parametrize("first", range(0, len(partition_cases.CASES), _CASES_OF_A_GRAPH))
+def test_what_is_inferred_again_is_as_in_the_whole_graph(first):
+    graph = partition_table.Batch(partition_cases.CASES[first:first + _CASES_OF_A_GRAPH]).sizes.graph
+    with_rows = sizes_lib._with_rows(sizes_lib._with_placeholders(graph), graph, 5, 3)
+    inferring = inference.Inference(graph, grappler.add_shapes)
+    found = inferring(with_rows)
+    assert {name: list(found[name]) for name in found} == {
+        name: list(shapes) for name, shapes in grappler.add_shapes(with_rows, alone=True).items()}
+
+
+def test_what_cannot_change_is_not_inferred_again():
+    """Neither the gradients of weights, nor what is computed from them."""
+    with tf.Graph().as_default() as graph:
+        x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4], name="x"))
+        w = tf.constant(np.ones((4, 3), np.float32))
+        name = (w - 0.1 * tf.clip_by_norm(tf.gradients(tf.nn.relu(x @ w), w)[0], 1.0)).name
+    numbers = []
+
+    def add_shapes(graph_def, alone=False):
+        numbers.append(len(graph_def.node))
+        return grappler.add_shapes(graph_def, alone)
+
+    sizes_lib.Sizes(inline.inline(graph.as_graph_def(), [name]), add_shapes)
+    assert len(numbers) > 3 and max(numbers[1:]) < numbers[0] / 2

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_poseidon import keras_hook
 from tf_poseidon import supported
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.keras_hook import building
 
 
 @pytest.mark.parametrize("hook", keras_hook.HOOKS, ids=lambda hook: hook.name)
@@ -73,3 +74,53 @@ def test_hooks_leave_plain_keras_alone():
     finally:
         for owner, attribute, function in originals:
             setattr(owner, attribute, function)
+
+
+def _model(kind=keras.Sequential):
+    return kind([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+
+
+class _OwnStep(keras.Sequential):
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class _OwnSgd(keras.optimizers.SGD):
+
+    def apply(self, grads, trainable_variables=None):
+        return super().apply(grads[:1], trainable_variables[:1])
+
+
+class _Subclassed(keras.Model):
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("build, optimizer, builds", [
+    (_model, keras.optimizers.Adam, True), (_model, _OwnSgd, False), (_Subclassed, keras.optimizers.Adam, False),
+    (lambda: _model(_OwnStep), keras.optimizers.Adam, False)], ids=["plain", "own optimizer", "subclassed", "own step"])
+def test_what_a_step_would_create_is_built_before(build, optimizer, builds):
+    """It is built as the step would, so all variables have the same paths and shapes; what may differ is left to it."""
+    def variables(model):
+        return [(variable.path, variable.shape) for variable in (*model.optimizer.variables, *model.metrics_variables)]
+
+    models, x, y = [], tf.ones((8, 4)), tf.ones((8, 1))
+    for _ in range(2):
+        keras.backend.clear_session()
+        models.append(build())
+        models[-1].compile(optimizer(momentum=0.9) if optimizer is _OwnSgd else optimizer(),
+                           keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        if len(models) == 1:
+            before = variables(models[0])
+            dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+            building.build(models[0], dataset.element_spec, True)
+            assert models[0].optimizer.built == builds and (variables(models[0]) != before) == builds
+    if builds:
+        models[1].fit(x, y, verbose=0)
+        assert variables(models[0]) == variables(models[1])
