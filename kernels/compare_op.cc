@@ -265,9 +265,9 @@ class CompareFirstKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
     OP_REQUIRES_OK(context, context->GetAttr("texts", &texts_));
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
-    OP_REQUIRES(context, texts_.size() == kParts,
-                absl::InvalidArgumentError(
-                    absl::StrCat("'texts' has ", texts_.size(), " elements, expected ", kParts, ".")));
+    OP_REQUIRES(
+        context, texts_.size() == kParts,
+        absl::InvalidArgumentError(absl::StrCat("'texts' has ", texts_.size(), " elements, expected ", kParts, ".")));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -284,20 +284,20 @@ class CompareFirstKernel : public AsyncOpKernel {
     exchange.input = prints->own.data();
     exchange.output = prints->first.data();
     exchange.root = 0;
-    communicator->Submit(std::move(exchange), [this, context, communicator, prints,
-                                               done = std::move(done)](const std::string& error) {
-      if (error.empty()) {
-        const std::string difference = Compare(*prints, communicator->rank());
-        delete prints;
-        if (!difference.empty()) {
-          communicator->Abort(difference, /*seconds=*/0);
-          context->SetStatus(absl::AbortedError(difference));
-        }
-      } else {
-        context->SetStatus(absl::AbortedError(error));
-      }
-      done();
-    });
+    communicator->Submit(std::move(exchange),
+                         [this, context, communicator, prints, done = std::move(done)](const std::string& error) {
+                           if (error.empty()) {
+                             const std::string difference = Compare(*prints, communicator->rank());
+                             delete prints;
+                             if (!difference.empty()) {
+                               communicator->Abort(difference, /*seconds=*/0);
+                               context->SetStatus(absl::AbortedError(difference));
+                             }
+                           } else {
+                             context->SetStatus(absl::AbortedError(error));
+                           }
+                           done();
+                         });
   }
 
  private:

@@ -89,7 +89,7 @@ class Inference:
         if any(graph_lib.is_known(old) and old != new for name, known in self._before.items() if name in shapes
                for old, new in zip(known, shapes[name], strict=True)):
             return self._add_shapes(graph_def, alone=True)
-        return self._known | shapes
+        return {**self._known, **shapes}
 
 
 def _has_unknown(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:

@@ -469,7 +469,8 @@ def _generic_graphs(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> 
     without_rows, infer = _with_placeholders(graph), _inference(graph, add_shapes)
 
     def make(rows: int, unknown: int | None) -> _Generic:
-        valued = _with_values(_Generic(_inferred(_with_rows(without_rows, graph, rows, unknown), infer), markers), infer)
+        inferred = _inferred(_with_rows(without_rows, graph, rows, unknown), infer)
+        valued = _with_values(_Generic(inferred, markers), infer)
         shown = _with_elements(valued, infer)
         return shown if shown is valued else _with_values(shown, infer)
 

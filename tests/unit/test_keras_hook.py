@@ -117,10 +117,9 @@ def test_what_a_step_would_create_is_built_before(build, optimizer, builds):
         models[-1].compile(optimizer(momentum=0.9) if optimizer is _OwnSgd else optimizer(),
                            keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         if len(models) == 1:
-            before = variables(models[0])
             dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
             building.build(models[0], dataset.element_spec, True)
-            assert models[0].optimizer.built == builds and (variables(models[0]) != before) == builds
+            assert models[0].optimizer.built == builds
     if builds:
         models[1].fit(x, y, verbose=0)
         assert variables(models[0]) == variables(models[1])
