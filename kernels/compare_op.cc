@@ -65,44 +65,44 @@ digests: [number of values].
 )doc");
 
 REGISTER_OP("PoseidonFingerprint")
+    .Input("rows: int64")
     .Input("values: T")
     .Output("fingerprint: int64")
     .Attr("T: list(type) >= 0")
     .Attr("structure: int")
-    .Attr("has_rows: bool")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
       context->set_output(0, context->Vector(kParts));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Returns what is compared of a batch: `structure`, its rows, a digest of its shapes, and one of its values.
+Returns what is compared of a batch: `structure`, `rows`, a digest of its shapes, and one of its values.
 
+rows: How many rows it has.
 values: The parts of the batch: numbers, bools or strings.
 structure: A digest of how the parts belong together.
-has_rows: Whether the first dimension of the first part is that of the rows.
-fingerprint: [4]; rows are -1 if `has_rows` is false.
+fingerprint: [4].
 )doc");
 
 REGISTER_OP("PoseidonCompareFirst")
     .Input("index: int64")
+    .Input("rows: int64")
     .Input("values: T")
     .Output("same_values: T")
     .Attr("T: list(type) >= 1")
     .Attr("structure: int")
-    .Attr("has_rows: bool")
     .Attr("texts: list(string)")
     .Attr("site: string")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* context) {
-      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 1));
+      for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 2));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 Returns a batch; ends the job unless all ranks have the same first one.
 
 index: The number of the batch; those after the first, 0, are not compared.
-values, structure, has_rows: Same as in PoseidonFingerprint.
+rows, values, structure: Same as in PoseidonFingerprint.
 texts: For each part of the fingerprint, what is said if it is the first that differs, with $0 and $1 in place of the
   part of this rank and that of rank 0.
 site: A name that is the same on all ranks, and the same for no two nodes.
@@ -129,16 +129,16 @@ uint64_t Digest(const std::vector<int64_t>& numbers) {
   return tensorflow::Hash64(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t));
 }
 
-// Returns the fingerprint of the inputs from number `first` on.
-Fingerprint FingerprintOf(OpKernelContext* context, int first, int64_t structure, bool has_rows) {
+// Returns the fingerprint of a batch; input number `first` is its rows, and those behind it are its parts.
+Fingerprint FingerprintOf(OpKernelContext* context, int first, int64_t structure) {
   std::vector<int64_t> sizes, digests;
-  for (int i = first; i < context->num_inputs(); ++i) {
+  for (int i = first + 1; i < context->num_inputs(); ++i) {
     const Tensor& value = context->input(i);
     sizes.push_back(value.dims());
     for (int d = 0; d < value.dims(); ++d) sizes.push_back(value.dim_size(d));
     digests.push_back(static_cast<int64_t>(Digest(value)));
   }
-  const int64_t rows = has_rows && !sizes.empty() && sizes[0] > 0 ? sizes[1] : -1;
+  const int64_t rows = context->input(first).scalar<int64_t>()();
   return {structure, rows, static_cast<int64_t>(Digest(sizes)), static_cast<int64_t>(Digest(digests))};
 }
 
@@ -146,15 +146,21 @@ bool HasDigest(tensorflow::DataType type) {
   return tensorflow::DataTypeCanUseMemcpy(type) || type == tensorflow::DT_STRING;
 }
 
+// Refuses values that have no digest; they are the inputs from number `first` on.
+absl::Status CheckTypes(const OpKernel& kernel, int first) {
+  for (int i = first; i < kernel.num_inputs(); ++i) {
+    if (HasDigest(kernel.input_type(i))) continue;
+    return absl::InvalidArgumentError(absl::StrCat("Value ", i - first, " has type ",
+                                                   tensorflow::DataTypeString(kernel.input_type(i)),
+                                                   ", expected numbers, bools or strings."));
+  }
+  return absl::OkStatus();
+}
+
 class DigestsKernel : public OpKernel {
  public:
   explicit DigestsKernel(OpKernelConstruction* context) : OpKernel(context) {
-    for (int i = 0; i < num_inputs(); ++i) {
-      OP_REQUIRES(
-          context, HasDigest(input_type(i)),
-          absl::InvalidArgumentError(absl::StrCat("Value ", i, " has type ", tensorflow::DataTypeString(input_type(i)),
-                                                  ", expected numbers, bools or strings.")));
-    }
+    OP_REQUIRES_OK(context, CheckTypes(*this, 0));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -242,27 +248,26 @@ class CompareKernel : public AsyncOpKernel {
 class FingerprintKernel : public OpKernel {
  public:
   explicit FingerprintKernel(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, CheckTypes(*this, 1));
     OP_REQUIRES_OK(context, context->GetAttr("structure", &structure_));
-    OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
   }
 
   void Compute(OpKernelContext* context) override {
     Tensor* result;
     OP_REQUIRES_OK(context, context->allocate_output(0, {kParts}, &result));
-    const Fingerprint fingerprint = FingerprintOf(context, 0, structure_, has_rows_);
+    const Fingerprint fingerprint = FingerprintOf(context, 0, structure_);
     std::copy(fingerprint.begin(), fingerprint.end(), result->flat<int64_t>().data());
   }
 
  private:
   int64_t structure_;
-  bool has_rows_;
 };
 
 class CompareFirstKernel : public AsyncOpKernel {
  public:
   explicit CompareFirstKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, CheckTypes(*this, 2));
     OP_REQUIRES_OK(context, context->GetAttr("structure", &structure_));
-    OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
     OP_REQUIRES_OK(context, context->GetAttr("texts", &texts_));
     OP_REQUIRES_OK(context, context->GetAttr("site", &site_));
     OP_REQUIRES(
@@ -271,12 +276,12 @@ class CompareFirstKernel : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 1));
+    for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i + 2));
     if (context->input(0).scalar<int64_t>()() != 0) return done();
     Communicator* communicator = CommunicatorOf(context, *this, site_);
     if (!communicator || communicator->size() == 1) return done();
     // Kept for ever after a failure, since the network may still use them.
-    auto* prints = new Fingerprints{FingerprintOf(context, 1, structure_, has_rows_), {}};
+    auto* prints = new Fingerprints{FingerprintOf(context, 1, structure_), {}};
     Exchange exchange;
     exchange.site = site_;
     exchange.dtype = DataType::kBytes;
@@ -317,7 +322,6 @@ class CompareFirstKernel : public AsyncOpKernel {
   }
 
   int64_t structure_;
-  bool has_rows_;
   std::vector<std::string> texts_;
   std::string site_;
 };

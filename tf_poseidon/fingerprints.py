@@ -5,6 +5,7 @@ Tests: tests/unit/test_data.py, tests/faults/test_failures.py.
 
 from collections.abc import Sequence
 import hashlib
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -25,8 +26,7 @@ def fingerprint(batch: Any) -> tf.Tensor:
     Args:
         batch: The structure; None and `tf.experimental.Optional` belong to its structure.
     """
-    parts, structure, has_rows = _described(batch)
-    return ops.fingerprint(parts, structure, has_rows)
+    return ops.fingerprint(*_described(batch))
 
 
 def with_first_compared(index: tf.Tensor, batch: Any, site: str, what: str) -> Any:
@@ -38,23 +38,23 @@ def with_first_compared(index: tf.Tensor, batch: Any, site: str, what: str) -> A
         site: The name of the comparison, the same on all ranks.
         what: What the first batch is.
     """
-    parts, structure, has_rows = _described(batch)
+    rows, parts, structure = _described(batch)
     if not parts:
         return batch
-    same = iter(ops.compare_first(index, parts, structure, has_rows, _texts(what), site))
+    same = iter(ops.compare_first(index, rows, parts, structure, _texts(what), site))
     return tf.nest.map_structure(
         lambda leaf: leaf if is_missing(leaf) else tf.nest.pack_sequence_as(
             leaf, [next(same) for _ in tf.nest.flatten(leaf, expand_composites=True)], expand_composites=True), batch)
 
 
-def _described(batch: Any) -> tuple[list[tf.Tensor], int, bool]:
-    """Returns (the tensors of a batch, a digest of how they belong together, whether the first one has the rows)."""
+def _described(batch: Any) -> tuple[tf.Tensor, list[tf.Tensor], int]:
+    """Returns (the rows of a batch, -1 without any, its tensors, a digest of how they belong together)."""
     leaves = _leaves(batch)
     structure = repr((tf.nest.map_structure(lambda leaf: "." if is_missing(leaf) else "*", batch),
                       [(type(leaf).__name__, leaf.dtype.name) for leaf in leaves]))
-    has_rows = bool(leaves) and isinstance(leaves[0], tf.Tensor) and leaves[0].shape.rank != 0
-    return (tf.nest.flatten(leaves, expand_composites=True),
-            int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"), has_rows)
+    rows = tf.cast(num_rows(leaves[0]), tf.int64) if leaves and leaves[0].shape.rank != 0 else tf.constant(-1, tf.int64)
+    return (rows, tf.nest.flatten(leaves, expand_composites=True),
+            int.from_bytes(hashlib.blake2b(structure.encode(), digest_size=7).digest(), "big"))
 
 
 def difference(what: str, mine: Sequence[int], of_rank_0: Sequence[int]) -> str:
@@ -65,14 +65,15 @@ def difference(what: str, mine: Sequence[int], of_rank_0: Sequence[int]) -> str:
         mine: The rank's `fingerprint`.
         of_rank_0: Rank 0's.
     """
-    # The first difference explains the others.
-    said = (text.replace("$0", str(own)).replace("$1", str(first)).replace("$$", "$")
-            for text, own, first in zip(_texts(what), mine, of_rank_0, strict=True) if own != first)
-    return next(said, "")
+    number = next((i for i, (own, first) in enumerate(zip(mine, of_rank_0, strict=True)) if own != first), None)
+    if number is None:
+        return ""
+    values = {"0": str(mine[number]), "1": str(of_rank_0[number]), "$": "$"}
+    return re.sub(r"\$([01$])", lambda found: values[found[1]], _texts(what)[number])
 
 
 def _texts(what: str) -> list[str]:
-    """Returns what is said about each part of a fingerprint that differs; $0 and $1 are this rank's and rank 0's."""
+    """Returns what is said if a part of a fingerprint is the first that differs; $0 is this rank's, $1 rank 0's."""
     what = what.replace("$", "$$")
     return [
         f"{what} has other parts, or parts of other types. Give all ranks the same arguments.",

@@ -8,9 +8,7 @@ Tests: tests/training/test_training.py, tests/faults/test_failures.py.
 """
 
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
 import threading
 import weakref
 
@@ -73,12 +71,11 @@ class Held:
             del self._variables[id(variable)]
             variable.assign(value)
 
-    def meanwhile(self, variables: tuple[tf.Variable, ...], steps: int) -> None:
+    def meanwhile(self, variables: tuple[tf.Variable, ...]) -> None:
         """Makes variables that are synchronised when they are read hold summands, before steps that need none whole.
 
         Args:
             variables: The variables; others that hold summands meanwhile become whole.
-            steps: The number of steps.
         """
         if variables is not self._meanwhile:
             self.end()
@@ -86,6 +83,9 @@ class Held:
             for variable in variables:
                 variable.is_own = True
             self._meanwhile, self._steps, self._thread = variables, 0, threading.get_ident()
+
+    def count(self, steps: int) -> None:
+        """Counts steps that were made since; ranks compare how many when variables become whole."""
         self._steps += steps
 
     def check_reader(self, variable: tf.Variable) -> None:
@@ -125,26 +125,15 @@ class Held:
             variable.is_own = False
             variable.assign(value)
 
-    @contextlib.contextmanager
-    def ends_after_errors(self) -> Iterator[None]:
-        """A context whose errors, which the program may catch if all ranks have them, leave these variables whole."""
-        try:
-            yield
-        except Exception as error:
-            if self._communicator.failure is None:
-                self._end_after(error)
-            raise
+    def note_error(self) -> int:
+        """Lets ranks have made different numbers of steps, as when an error has ended a loop.
 
-    def _end_after(self, error: Exception) -> None:
-        mine = np.zeros(self._communicator.size, np.int64)
-        mine[self._communicator.rank] = len(self._meanwhile)
-        of_ranks = self._communicator.sum("held/error", mine)
-        if (of_ranks != of_ranks[0]).any():
-            first = int(np.argmin(of_ranks))
-            raise JobError(f"Rank {first} failed before its first step, and rank {int(np.argmax(of_ranks))} after it, "
-                           "so metrics cannot be read; let all ranks fail alike.") from error
-        self._steps = 0  # which may differ
-        self.end()
+        Returns:
+            How many variables hold summands meanwhile, the same on all ranks if they have failed alike; they become
+            whole when they are next used.
+        """
+        self._steps = 0
+        return len(self._meanwhile)
 
     def _sums(self, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
         """Returns the sums of variables over all ranks; they share messages."""

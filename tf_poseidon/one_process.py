@@ -181,8 +181,9 @@ class Steps:
         if function not in self._next:
             self._next[function] = _OnNext(lambda call: self._trace_of(function, call, reads_later=True), function)
         concrete, traced = self._next[function].of(iterator, strategy)
-        traced.before(1)
-        return traced.pending(concrete(iterator))
+        traced.before()
+        returned = concrete(iterator)
+        return traced.pending(returned, 1)
 
     def explain(self, error: Exception) -> None:
         """Says in an error that came while these steps ran which of them was partitioned."""
@@ -293,18 +294,19 @@ class Trace:
         Returns:
             The results of the last run; a `Pending` if they have to be read.
         """
-        self.before(len(inputs))
+        self.before()
         if len(inputs) == 1:
-            return self.pending(self(inputs[0]))
+            return self.pending(self(inputs[0]), 1)
         return self.pending(self._partitioned.unrolled(len(inputs))(
-            *(tensor for tensors in inputs for tensor in tensors)))
+            *(tensor for tensors in inputs for tensor in tensors)), len(inputs))
 
-    def before(self, steps: int) -> None:
-        """Prepares variables for a number of runs outside graphs."""
-        self._held.meanwhile(self._results.held if self._results else (), steps)
+    def before(self) -> None:
+        """Prepares variables for runs outside graphs."""
+        self._held.meanwhile(self._results.held if self._results else ())
 
-    def pending(self, returned: Any) -> Any:
-        """Returns the results of a run, given what the function has returned; a `Pending` if they have to be read."""
+    def pending(self, returned: Any, steps: int) -> Any:
+        """Returns the results of some steps, given what they have returned; a `Pending` if they have to be read."""
+        self._held.count(steps)
         return Pending(self._results, returned, self._held) if self._results else returned
 
 
@@ -364,7 +366,8 @@ def trace(function: Callable[..., Any], call: calls.Call, extended: "Extended", 
     # All ranks trace one function after the other, so functions of one name, of which a process that trains one model
     # after the other has ever more, can use the same exchanges.
     name = call.name
-    extended.held.end()
+    with tf.init_scope():
+        extended.held.end()
     extended.broadcast_new_variables()
     # Outside the strategy's scope, the context in which the function runs is the program's own.
     in_scope = tf.distribute.get_strategy().extended is extended

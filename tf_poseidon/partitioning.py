@@ -283,7 +283,6 @@ def _call(graph: tf.Graph, graph_def: graph_pb2.GraphDef, inputs: Mapping[str, t
     calling = graph_lib.with_nodes(graph_def, ())
     calling.library.function.append(functions_lib.with_graph(function_def, graph_def, returns, controls))
     tf_compat.define_functions(calling.library, graph)
-    calling.ClearField("library")  # what is defined need not be imported
     node = calling.node.add(name=NODES, op="StatefulPartitionedCall", input=list(inputs))
     node.attr["f"].func.name = function_def.signature.name
     node.attr["Tin"].list.type.extend(tensor.dtype.as_datatype_enum for tensor in inputs.values())

@@ -26,42 +26,49 @@ _HANDLES = (types_pb2.DT_VARIANT, types_pb2.DT_RESOURCE)
 _MEASURED = ("Range", "LinSpace")
 # Nodes that are cheaper to infer than to replace.
 _GIVEN = ("Const", "Placeholder")
+# The most elements of a tensor whose values may become sizes.
+_FEW = 256
 
 
 class Inference:
     """Infers the shapes of variants of a graph, which have more nodes, or other inputs with rows."""
 
-    def __init__(self, graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, refined: Collection[str] = ()) -> None:
+    def __init__(self, graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes, refined: Collection[str] = (),
+                 changes_known: bool = False) -> None:
         """Makes an inference.
 
         Args:
             graph: The `graph.Graph`, with the shapes that hold for any number of rows.
             add_shapes: A function that infers shapes, such as `grappler.add_shapes`.
             refined: Ops of whose outputs a variant may know more.
+            changes_known: Whether a variant has inputs of other sizes than those that are known.
         """
         self._add_shapes = add_shapes
         self._placeholders: dict[str, int] = {}  # by name of a node for which one stands: the type of its output
         # What TensorFlow infers in a loop depends on more than the shapes of what enters it.
-        has_loops = any(node.op in ("NextIteration", "RefNextIteration") for node in graph.graph_def.node)
-        self._inferred = {node.name for node in graph.graph_def.node
-                          if has_loops or node.op in refined or _has_unknown(graph, node)}
-        # It ends, since each name enters the queue once.
-        queue = [graph.nodes[name] for name in self._inferred]
-        while queue:
-            node = queue.pop()
-            for name in map(graph_lib.node_of, graph.inputs(node)):
-                read = graph.nodes[name]
-                if name in self._inferred:
+        nodes = graph.graph_def.node
+        is_whole = changes_known or any(node.op in ("NextIteration", "RefNextIteration") for node in nodes)
+        self._inferred = {node.name for node in nodes if is_whole or node.op in refined or _has_unknown(graph, node)}
+        # It ends, since each name enters the queue at most twice: for its shape, and for its values.
+        queue, valued = [(graph.nodes[name], False) for name in self._inferred], set[str]()
+        while queue and not is_whole:
+            node, is_valued = queue.pop()
+            is_valued |= node.op in _MEASURED or _gives_values(node)
+            for tensor in graph.inputs(node):
+                name = graph_lib.node_of(tensor)
+                if is_valued and name not in valued and (graph_lib.num_elements(graph.shape(tensor)) or 0) <= _FEW:
+                    valued.add(name)
+                elif name in self._inferred:
                     continue
-                dtype = None if node.op in _MEASURED or _gives_values(node) else _type_for_placeholder(read)
+                dtype = None if name in valued else _type_for_placeholder(graph.nodes[name])
                 if dtype is not None:
                     self._placeholders[name] = dtype
                 else:
                     self._inferred.add(name)
-                    queue.append(read)
-        shapes = {node.name: graph.shapes(node.name) for node in graph.graph_def.node}
+                    queue.append((graph.nodes[name], name in valued))
+        shapes = {node.name: graph.shapes(node.name) for node in nodes}
         self._known = {name: shapes[name] for name in shapes if name not in self._inferred}
-        self._before = {name: shapes[name] for name in self._inferred}
+        self._before = {name: shapes[name] for name in self._inferred if shapes[name]}
 
     def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Shapes:
         """Returns the shapes of a variant.
@@ -94,7 +101,10 @@ class Inference:
 
 def _has_unknown(graph: graph_lib.Graph, node: node_def_pb2.NodeDef) -> bool:
     """Whether a node has an input or an output of unknown shape."""
-    return not all(map(graph_lib.is_known, graph.shapes(node.name))) or any(
+    op, shapes = tf_compat.op_def(node.op), graph.shapes(node.name)
+    if not shapes and (op is None or op.output_arg):
+        return True
+    return not all(map(graph_lib.is_known, shapes)) or any(
         not graph_lib.is_known(graph.shape(tensor)) and not _is_resource(graph.node(tensor))
         for tensor in graph.inputs(node))
 

@@ -451,7 +451,10 @@ def rows_nodes(graph_def: graph_pb2.GraphDef) -> list[node_def_pb2.NodeDef]:
 
 
 def _inference(graph: graph_lib.Graph, add_shapes: graph_lib.AddShapes) -> inference.Inference:
-    return inference.Inference(graph, add_shapes, (*lists_lib.TAKES, *stores_lib.TAKES))
+    has_known_rows = any(
+        (shape := graph.shape(f"{marker.name}:{i}" if i else marker.name)) is not None and shape[dimension] is not None
+        for marker in rows_nodes(graph.graph_def) for i, dimension in enumerate(marker.attr["dimensions"].list.i))
+    return inference.Inference(graph, add_shapes, (*lists_lib.TAKES, *stores_lib.TAKES), has_known_rows)
 
 
 def _inferred(graph_def: graph_pb2.GraphDef, infer: inference.Inference) -> graph_lib.Graph:

@@ -64,6 +64,20 @@ def test_what_is_inferred_again_is_as_in_the_whole_graph(first):
         name: list(shapes) for name, shapes in grappler.add_shapes(with_rows, alone=True).items()}
 
 
+def _through_fractions(x):
+    return tf.zeros([tf.cast(tf.cast(tf.shape(x)[0], tf.float32) * 2.0, tf.int32), 3])
+
+
+@pytest.mark.parametrize("build, number", [(_through_fractions, [10, 3])])
+def test_sizes_that_are_computed_from_the_number_are_inferred_again(build, number):
+    with tf.Graph().as_default() as graph:
+        x, = partitioning.rows(tf.compat.v1.placeholder(tf.float32, [None, 4], name="x"))
+        name = build(x).op.name
+    graph = sizes_lib.Sizes(inline.inline(graph.as_graph_def(), [name]), grappler.add_shapes).graph
+    with_rows = sizes_lib._with_rows(sizes_lib._with_placeholders(graph), graph, 5, None)
+    assert list(inference.Inference(graph, grappler.add_shapes)(with_rows)[name][0]) == number
+
+
 def test_what_cannot_change_is_not_inferred_again():
     """Neither the gradients of weights, nor what is computed from them."""
     with tf.Graph().as_default() as graph:

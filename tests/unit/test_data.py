@@ -137,3 +137,9 @@ def test_what_differs_between_batches_is_said(other, text):
     prints = [fingerprints.fingerprint(batch) for batch in (other, PARTS)]
     said = fingerprints.difference("the batch", *(print.numpy() for print in prints))
     assert said.startswith(f"the batch {text}") if text else said == ""
+
+
+@pytest.mark.parametrize("make", [tf.ragged.constant, lambda rows: tf.sparse.from_dense(np.ones((len(rows), 2)))])
+def test_rows_of_other_tensors_are_counted(make):
+    prints = [fingerprints.fingerprint(make([[1, 2]] * rows)).numpy() for rows in (5, 2)]
+    assert "a$1b has 5 rows, rank 0's has 2" in fingerprints.difference("a$1b", *prints)

@@ -123,3 +123,35 @@ def test_what_a_step_would_create_is_built_before(build, optimizer, builds):
     if builds:
         models[1].fit(x, y, verbose=0)
         assert variables(models[0]) == variables(models[1])
+
+
+def _chosen_position():
+    """What is chosen is a position, of which the model does not know how many there are."""
+    x = keras.Input((None, 4))
+    return keras.Model(x, keras.layers.Softmax()(keras.layers.Flatten()(keras.layers.Dense(1)(x)))), ["accuracy"]
+
+
+def _nested(structure, metrics):
+    def build():
+        x = keras.Input((3, 4))
+        return keras.Model(x, structure(keras.layers.Dense(1, name="a")(x), keras.layers.Dense(1, name="b")(x))), metrics
+    return build
+
+
+@pytest.mark.parametrize("build", [
+    _chosen_position, _nested(lambda a, b: [a], ["mae"]), _nested(lambda a, b: [a, b], [["mae"], ["mse"]]),
+    _nested(lambda a, b: [[a, b]], [["mae"], ["mse"]]),
+    _nested(lambda a, b: [{"a": a, "b": b}], {"a": ["mae"], "b": ["mse"]})])
+def test_metrics_are_those_that_keras_chooses(build):
+    found = []
+    for is_built_before in (True, False):
+        model, metrics = build()
+        x = tf.ones((8, 3, 4))
+        labels = tf.nest.map_structure(lambda _: tf.zeros((8, 1)), model(x))
+        model.compile("sgd", "mse", metrics=metrics)
+        dataset = tf.data.Dataset.from_tensors((x, keras.tree.lists_to_tuples(labels)))
+        if is_built_before:
+            building.build(model, dataset.element_spec, True)
+        model.fit(dataset, verbose=0)
+        found.append([(type(metric), metric.name, [v.shape for v in metric.variables]) for metric in model.metrics])
+    assert found[0] == found[1]

@@ -140,8 +140,10 @@ def build_metrics(model: Any, batch: Any) -> None:
 def outputs(model: Any) -> Any:
     """Returns what the `call` of a built Functional or Sequential model returns; None for other models."""
     functional = getattr(model, "_functional", model)
-    return functional._outputs_struct if type(model).call.__module__.startswith("keras.") and hasattr(
-        functional, "_outputs_struct") else None
+    if not type(model).call.__module__.startswith("keras.") or not hasattr(functional, "_outputs_struct"):
+        return None
+    found = functional._outputs_struct
+    return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
 
 
 def are_layers_built(model: Any) -> bool:

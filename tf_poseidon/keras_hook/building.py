@@ -33,7 +33,10 @@ def build(model: keras.Model, element: Any, trains: bool) -> None:
     optimizer = model.optimizer if trains else None
     metrics = keras_compat.unbuilt_metrics(model) if kind.compute_metrics is keras.Model.compute_metrics else None
     with model.distribute_strategy.scope():
-        if metrics is not None and (labels := _symbolic(keras.utils.unpack_x_y_sample_weight(element)[1])) is not None:
+        # What Keras chooses by shapes, it chooses by those in the trace: of known sizes, these are the same.
+        labels = _symbolic(keras.utils.unpack_x_y_sample_weight(element)[1])
+        if metrics is not None and labels is not None and all(
+                None not in tensor.shape[1:] for tensor in keras.tree.flatten((labels, outputs))):
             metrics.build(labels, outputs)
         if optimizer is not None and not optimizer.built and model.trainable_weights and type(
                 optimizer).__module__.startswith("keras."):

@@ -59,7 +59,6 @@ def run(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: 
         if strategy.rank != 0:
             bound.arguments["verbose"] = 0
         if is_outermost:
-            stack.enter_context(strategy.extended.held.ends_after_errors())
             stack.enter_context(_noting_errors(strategy, method))
         if method == "fit":
             stack.enter_context(resuming.in_fit(model, bound.arguments, callbacks))
@@ -90,7 +89,9 @@ def _noting_errors(strategy: tf.distribute.Strategy, method: str) -> Iterator[No
     try:
         yield
     except Exception as error:
-        failures.note(error, method, strategy.extended.communicator)
+        held = strategy.extended.held.note_error()
+        what = f"{method}, {held} variables hold summands"
+        failures.note(error, what, strategy.extended.communicator)
         raise
 
 

@@ -230,31 +230,31 @@ def digests(values: Iterable[Any]) -> tf.Tensor:
         return library.load()[0].poseidon_digests(values=[tf.convert_to_tensor(value) for value in values])
 
 
-def fingerprint(values: Sequence[tf.Tensor], structure: int, has_rows: bool) -> tf.Tensor:
-    """Returns [4] int64: `structure`, the rows, a digest of all shapes, and one of all values.
+def fingerprint(rows: tf.Tensor, values: Sequence[tf.Tensor], structure: int) -> tf.Tensor:
+    """Returns [4] int64: `structure`, `rows`, a digest of all shapes, and one of all values.
 
     Args:
+        rows: How many rows they have, a scalar int64.
         values: Numbers, bools or strings.
         structure: A digest of how they belong together.
-        has_rows: Whether the first dimension of the first one is that of the rows.
     """
     with tf.device("CPU:0"):
-        return library.load()[0].poseidon_fingerprint(values=values, structure=structure, has_rows=has_rows)
+        return library.load()[0].poseidon_fingerprint(rows=rows, values=values, structure=structure)
 
 
-def compare_first(index: tf.Tensor, values: Sequence[tf.Tensor], structure: int, has_rows: bool, texts: Sequence[str],
+def compare_first(index: tf.Tensor, rows: tf.Tensor, values: Sequence[tf.Tensor], structure: int, texts: Sequence[str],
                   site: str) -> list[tf.Tensor]:
     """Returns `values`; ends the job unless their `fingerprint` is that of rank 0.
 
     Args:
         index: A scalar int64; if it is not 0, nothing is compared.
-        values, structure, has_rows: Same as in `fingerprint`.
+        rows, values, structure: Same as in `fingerprint`.
         texts: What is said about each part of the fingerprint that differs, with $0 for this rank's, $1 for rank 0's.
         site: A name that is the same on all ranks.
     """
     with tf.device("CPU:0"):
         return library.load()[0].poseidon_compare_first(
-            index=index, values=values, structure=structure, has_rows=has_rows, texts=texts, site=site)
+            index=index, rows=rows, values=values, structure=structure, texts=texts, site=site)
 
 
 def abort_unless(condition: tf.Tensor, reason: tf.Tensor | str) -> None:
