@@ -134,7 +134,8 @@ def _chosen_position():
 def _nested(structure, metrics):
     def build():
         x = keras.Input((3, 4))
-        return keras.Model(x, structure(keras.layers.Dense(1, name="a")(x), keras.layers.Dense(1, name="b")(x))), metrics
+        a, b = (keras.layers.Dense(1, name=name)(x) for name in "ab")
+        return keras.Model(x, structure(a, b)), metrics
     return build
 
 
