@@ -126,7 +126,11 @@ def end_data_on_rank_1(steps_per_execution: str) -> None:
     _stop_data_on_rank_1(int(steps_per_execution), None)
 
 
-def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None) -> None:
+def end_data_of_evaluate_on_rank_1() -> None:
+    _stop_data_on_rank_1(1, None, evaluates=True)
+
+
+def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None, evaluates: bool = False) -> None:
     strategy = poseidon.PoseidonStrategy()
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -143,7 +147,11 @@ def _stop_data_on_rank_1(steps_per_execution: int, error: Exception | None) -> N
             yield np.ones(4), np.ones(3)
 
     shapes = tf.TensorSpec(4), tf.TensorSpec(3)
-    model.fit(tf.data.Dataset.from_generator(rows, output_signature=shapes).batch(16), verbose=0)
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=shapes).batch(16)
+    if evaluates:
+        model.evaluate(dataset, steps=20, verbose=0)
+    else:
+        model.fit(dataset, verbose=0)
 
 
 def raise_while_tracing_on_rank_1() -> None:
