@@ -182,7 +182,7 @@ class Steps:
             self._next[function] = _OnNext(lambda call: self._trace_of(function, call, reads_later=True), function)
         concrete, traced = self._next[function].of(iterator, strategy)
         traced.before()
-        returned = concrete(iterator)
+        returned, _ = concrete(iterator)
         return traced.pending(returned, 1)
 
     def explain(self, error: Exception) -> None:
@@ -231,7 +231,8 @@ class _OnNext:
     def _run(self, iterator: tf.data.Iterator) -> Any:
         call = calls.Call(self._step, {}, (calls.without_missing(iterator.get_next()),), {})
         self._last = self._trace_of(call)
-        return self._last(call.tensors)
+        # A function that returns no tensor is optimised less by TensorFlow, and so rounds in another way.
+        return self._last(call.tensors), tf.constant(0)
 
 
 def current_steps() -> Steps | None:
