@@ -102,14 +102,15 @@ def measure(network, scope):
     keras.utils.set_random_seed(1)
     with scope:
         model = NETWORKS[network]()
-        metrics = [] if network == "gan" else ["accuracy"]
+        metrics = None if network == "gan" else ["accuracy"]
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=metrics)
     random = np.random.default_rng(0)
     rows = _ROWS * (_STEPS if network == "mlp" else 1)
     if network.startswith("transformer"):
         x = random.integers(0, _WORDS, (rows, _ROWS))
     else:
-        x = random.normal(size=(rows, *model.input_shape[1:])).astype("float32")
+        shape = (64,) if network == "gan" else model.input_shape[1:]
+        x = random.normal(size=(rows, *shape)).astype("float32")
     y = random.integers(0, _CLASSES, rows)
     found = {"first_fit_s": _seconds(lambda: model.fit(x[:_ROWS], y[:_ROWS], batch_size=_ROWS, verbose=0))}
     weights = model.get_weights()
