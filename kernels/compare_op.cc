@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,6 +173,37 @@ class DigestsKernel : public OpKernel {
   }
 };
 
+using Digests = std::vector<int64_t>;
+
+// Ends the job if `difference`, given this rank's digests and those of rank 0, says that they differ.
+void CompareWithRank0(OpKernelContext* context, Communicator* communicator, const std::string& site, Digests own,
+                      std::function<std::string(const Digests&, const Digests&)> difference,
+                      AsyncOpKernel::DoneCallback done) {
+  // Kept for ever after a failure, since the network may still use them.
+  auto* digests = new std::pair<Digests, Digests>(own, Digests(own.size()));
+  Exchange exchange;
+  exchange.site = site;
+  exchange.dtype = DataType::kBytes;
+  exchange.count = own.size() * sizeof(int64_t);
+  exchange.input = digests->first.data();
+  exchange.output = digests->second.data();
+  exchange.root = 0;
+  communicator->Submit(std::move(exchange), [context, communicator, digests, difference = std::move(difference),
+                                             done = std::move(done)](const std::string& error) {
+    if (error.empty()) {
+      const std::string text = difference(digests->first, digests->second);
+      delete digests;
+      if (!text.empty()) {
+        communicator->Abort(text, /*seconds=*/0);
+        context->SetStatus(absl::AbortedError(text));
+      }
+    } else {
+      context->SetStatus(absl::AbortedError(error));
+    }
+    done();
+  });
+}
+
 class CompareKernel : public AsyncOpKernel {
  public:
   explicit CompareKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -195,43 +227,21 @@ class CompareKernel : public AsyncOpKernel {
     if ((call & (call - 1)) != 0) return done();  // no power of two
     Communicator* communicator = CommunicatorOf(context, *this, site_);
     if (!communicator || communicator->size() == 1) return done();
-    // Kept for ever after a failure, since the network may still use them.
-    auto* digests = new Digests;
-    for (int i = 0; i < num_inputs(); ++i) digests->own.push_back(Digest(context->input(i)));
-    digests->first.resize(digests->own.size());
-    Exchange exchange;
-    exchange.site = "compare/" + site_;
-    exchange.dtype = DataType::kBytes;
-    exchange.count = digests->own.size() * sizeof(uint64_t);
-    exchange.input = digests->own.data();
-    exchange.output = digests->first.data();
-    exchange.root = 0;
-    communicator->Submit(std::move(exchange), [this, context, communicator, call, digests,
-                                               done = std::move(done)](const std::string& error) {
-      if (error.empty()) {
-        const std::string difference = Compare(*digests, communicator->rank(), call);
-        delete digests;
-        if (!difference.empty()) {
-          communicator->Abort(difference, /*seconds=*/0);
-          context->SetStatus(absl::AbortedError(difference));
-        }
-      } else {
-        context->SetStatus(absl::AbortedError(error));
-      }
-      done();
-    });
+    Digests own;
+    for (int i = 0; i < num_inputs(); ++i) own.push_back(static_cast<int64_t>(Digest(context->input(i))));
+    CompareWithRank0(
+        context, communicator, "compare/" + site_, std::move(own),
+        [this, communicator, call](const Digests& own, const Digests& first) {
+          return Difference(own, first, communicator->rank(), call);
+        },
+        std::move(done));
   }
 
  private:
-  struct Digests {
-    std::vector<uint64_t> own;
-    std::vector<uint64_t> first;  // rank 0's
-  };
-
   // Returns which value differs, or an empty text.
-  std::string Compare(const Digests& digests, int rank, int64_t call) const {
+  std::string Difference(const Digests& own, const Digests& first, int rank, int64_t call) const {
     for (size_t i = 0; i < names_.size(); ++i) {
-      if (digests.own[i] == digests.first[i]) continue;
+      if (own[i] == first[i]) continue;
       return absl::StrCat("Rank ", rank, " gives '", names_[i], "' another value than rank 0, in call ", call,
                           ". All ranks must give "
                           "a step the same global batches in the same order: seed what shuffles or generates the data "
@@ -280,43 +290,22 @@ class CompareFirstKernel : public AsyncOpKernel {
     if (context->input(0).scalar<int64_t>()() != 0) return done();
     Communicator* communicator = CommunicatorOf(context, *this, site_);
     if (!communicator || communicator->size() == 1) return done();
-    // Kept for ever after a failure, since the network may still use them.
-    auto* prints = new Fingerprints{FingerprintOf(context, 1, structure_), {}};
-    Exchange exchange;
-    exchange.site = site_;
-    exchange.dtype = DataType::kBytes;
-    exchange.count = sizeof(Fingerprint);
-    exchange.input = prints->own.data();
-    exchange.output = prints->first.data();
-    exchange.root = 0;
-    communicator->Submit(std::move(exchange),
-                         [this, context, communicator, prints, done = std::move(done)](const std::string& error) {
-                           if (error.empty()) {
-                             const std::string difference = Compare(*prints, communicator->rank());
-                             delete prints;
-                             if (!difference.empty()) {
-                               communicator->Abort(difference, /*seconds=*/0);
-                               context->SetStatus(absl::AbortedError(difference));
-                             }
-                           } else {
-                             context->SetStatus(absl::AbortedError(error));
-                           }
-                           done();
-                         });
+    const Fingerprint own = FingerprintOf(context, 1, structure_);
+    CompareWithRank0(
+        context, communicator, site_, {own.begin(), own.end()},
+        [this, communicator](const Digests& own, const Digests& first) {
+          return Difference(own, first, communicator->rank());
+        },
+        std::move(done));
   }
 
  private:
-  struct Fingerprints {
-    Fingerprint own;
-    Fingerprint first;  // rank 0's
-  };
-
   // Returns how a rank's batch differs, or an empty text: the first difference explains the others.
-  std::string Compare(const Fingerprints& prints, int rank) const {
+  std::string Difference(const Digests& own, const Digests& first, int rank) const {
     for (int i = 0; i < kParts; ++i) {
-      if (prints.own[i] == prints.first[i]) continue;
-      return absl::StrCat("Rank ", rank, " has different data than rank 0: ",
-                          absl::Substitute(texts_[i], prints.own[i], prints.first[i]));
+      if (own[i] == first[i]) continue;
+      return absl::StrCat("Rank ", rank,
+                          " has different data than rank 0: ", absl::Substitute(texts_[i], own[i], first[i]));
     }
     return "";
   }

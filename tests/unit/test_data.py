@@ -143,3 +143,8 @@ def test_what_differs_between_batches_is_said(other, text):
 def test_rows_of_other_tensors_are_counted(make):
     prints = [fingerprints.fingerprint(make([[1, 2]] * rows)).numpy() for rows in (5, 2)]
     assert "a$1b has 5 rows, rank 0's has 2" in fingerprints.difference("a$1b", *prints)
+
+
+def test_what_has_no_digest_is_refused():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Value 0 has type variant, expected numbers"):
+        fingerprints.fingerprint(tf.io.serialize_sparse(tf.sparse.eye(2), out_type=tf.variant))
