@@ -10,35 +10,39 @@ import json
 import pathlib
 
 from absl import app
+import bench_alternatives
 import matplotlib
 import matplotlib.pyplot as plt
 
 _RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results"
-_COMPUTED = "dense layers\n(computed)"
+_COMPUTED = {"mlp": "dense layers\n(computed)", "transformer_12": "12-layer transformer\n(computed)",
+             "mobilenet_v2": "MobileNetV2\n(computed)"}
 _MODELS = {("vgg19_22k", "titan_x"): "VGG19-22K\n(emulated)", ("vgg19", "titan_x"): "VGG19\n(emulated)",
-           ("resnet50", "titan_x_tf"): "ResNet-50\n(emulated)", ("mlp", None): _COMPUTED}
+           ("resnet50", "titan_x_tf"): "ResNet-50\n(emulated)", ("mlp", None): _COMPUTED["mlp"]}
 _NAMES = {"poseidon": "tf_poseidon", "horovod": "Horovod", "mwms": "MultiWorkerMirroredStrategy",
           "pytorch": "PyTorch DDP", "jax": "Keras on JAX"}
 
 
 def ratios():
     """Returns {model: {system: the time of a step as a multiple of poseidon's}}, on four hosts with 1 Gbit/s."""
-    found = {name: {} for name in _MODELS.values()}
+    found: dict[str, dict[str, float]] = {name: {} for name in (*_MODELS.values(), *_COMPUTED.values())}
     for job in json.loads((_RESULTS / "emulated.json").read_text()):
         run = job["run"]
         name = _MODELS.get((run["model"], run["profile"]))
         systems = {result["system"]: result["to_first"] for result in job["results"]}
         if name and (run["hosts"], run["gbps"]) == (4, 1) and "horovod" in systems:
             found[name] |= {system: ratio for system, ratio in systems.items() if system in _NAMES}
-    for system, result in json.loads((_RESULTS / "alternatives.json").read_text())["systems"].items():
-        found[_COMPUTED].setdefault(system, result["ratio"][1])
+    runs = json.loads((_RESULTS / "alternatives.json").read_text())["runs"]
+    for (network, gbps), systems in bench_alternatives.summary(runs).items():
+        if network in _COMPUTED and gbps == 1:
+            found[_COMPUTED[network]] |= {system: measures["ratio"][1] for system, measures in systems.items()}
     return found
 
 
 def main(_):
     matplotlib.use("agg")
     found = ratios()
-    figure, axes = plt.subplots(1, len(found), figsize=(10, 3), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(found), figsize=(12, 3), sharey=True, layout="constrained")
     for ax, (model, systems) in zip(axes, found.items()):
         values = [systems.get(system, 0) for system in _NAMES]
         bars = ax.barh(list(_NAMES.values()), values, color=["C0", *["lightgrey"] * (len(_NAMES) - 1)])
