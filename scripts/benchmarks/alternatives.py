@@ -9,8 +9,8 @@
 
 Each takes steps of SGD on the same batches. Rank 0 compares the weights after the first step with what its library
 computes in one process: by the mean over the ranks' parts of the batch, as batch normalisation is of each rank's rows;
-with JAX, where it is of all rows, from the whole batch. Each rank writes OUT.RANK.json: the time of each epoch after the
-first, the processor time that it took, and losses. scripts/benchmarks/bench_alternatives.py compares.
+with JAX, where it is of all rows, from the whole batch. Each rank writes OUT.RANK.json: the times of epochs after the
+first, the processor times that they took, and losses. scripts/benchmarks/bench_alternatives.py compares.
 """
 
 import dataclasses
