@@ -36,6 +36,7 @@ _ONE_DEVICE = f"{_PYTHON}.distribute.one_device_strategy"
 _DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
 
 _OVERRIDE = "act as a strategy of several processes"
+ITERATOR_RESOURCE = "_iterator_resource"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
 _KERNELS = "know whether all ranks have the same kernels"
@@ -134,6 +135,7 @@ TABLE = Table("TensorFlow", supported.TENSORFLOW, (
     Name(f"{_DATA}.structured_function", "StructuredFunctionWrapper.function", _EPOCHS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator", _ROWS),
     Name(f"{_DATA}.iterator_ops", "OwnedIterator._dataset", _ROWS),
+    Name(f"{_DATA}.iterator_ops", f"OwnedIterator.{ITERATOR_RESOURCE}", "free iterators without waiting for it"),
     Name(f"{_PYTHON}.saved_model.pywrap_saved_model.fingerprinting", "CreateFingerprintDef",
          "write the fingerprint of a SavedModel"),
     Name("tensorflow.tsl.profiler.protobuf.xplane_pb2", "XSpace", "write timelines for TensorBoard"),

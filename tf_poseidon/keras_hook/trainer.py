@@ -28,6 +28,7 @@ from tf_poseidon.keras_hook import building
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import descriptions
+from tf_poseidon.keras_hook import freeing
 from tf_poseidon.keras_hook import reading
 from tf_poseidon.keras_hook import resuming
 from tf_poseidon.keras_hook import unrolling
@@ -249,6 +250,11 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
 def _stays_in_keras(model: keras.Model, batches: Any) -> bool:
     """Whether the steps of a train or test function need the graph that Keras makes for them, or run eagerly."""
     return model.run_eagerly or tf.config.functions_run_eagerly() or not isinstance(batches, tf.data.Iterator)
+
+
+def enumerate_iterator(original: Callable[..., Iterator[Any]], iterator: Any) -> Iterator[Any]:
+    """Reads past what was trained before, and lets threads free the iterators."""
+    return freeing.steps(resuming.enumerate_iterator(original, iterator))
 
 
 def results(original: Callable[..., Any], model: keras.Model, logs: Any) -> Any:
