@@ -43,7 +43,7 @@ class Inference:
             refined: Ops of whose outputs a variant may know more.
             changes_known: Whether a variant has inputs of other sizes than those that are known.
         """
-        self._add_shapes = add_shapes
+        self._add_shapes, self._refined = add_shapes, refined
         self._placeholders: dict[str, int] = {}  # by name of a node for which one stands: the type of its output
         # What TensorFlow infers in a loop depends on more than the shapes of what enters it.
         nodes = graph.graph_def.node
@@ -69,6 +69,10 @@ class Inference:
         shapes = {node.name: graph.shapes(node.name) for node in nodes}
         self._known = {name: shapes[name] for name in shapes if name not in self._inferred}
         self._before = {name: shapes[name] for name in self._inferred if shapes[name]}
+
+    def of(self, graph: graph_lib.Graph) -> "Inference":
+        """Returns one for variants of a variant, with the same rows, in which less is unknown."""
+        return Inference(graph, self._add_shapes, self._refined)
 
     def __call__(self, graph_def: graph_pb2.GraphDef) -> graph_lib.Shapes:
         """Returns the shapes of a variant.

@@ -17,7 +17,9 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
+from typing import Any
 from typing import TypeGuard
 
 import numpy as np
@@ -47,6 +49,8 @@ _LIMITS = ("Maximum", "Minimum", "Max", "Min", "ClipByValue", "Select", "SelectV
 _MAX_NESTING = 5
 # Values with more elements are not followed.
 _MAX_ELEMENTS = 256
+# The most computations of values that are remembered.
+_MAX_EXECUTED = 4096
 # Types whose shapes say nothing about the contents of their elements.
 _HANDLES = (types_pb2.DT_VARIANT, types_pb2.DT_RESOURCE)
 _INTEGERS = (types_pb2.DT_INT32, types_pb2.DT_INT64, types_pb2.DT_BOOL)
@@ -317,6 +321,9 @@ class _Generic:
             reduced = {int(axis) % len(shape) for axis in axes.flatten()} if shape else set()
             return tuple(1 if d in reduced else size for d, size in enumerate(shape)
                          if d not in reduced or node.attr["keep_dims"].b)
+        if node.op == "Transpose":
+            shape, order = self.shape(inputs[0]), self.value(inputs[1])
+            return None if shape is None or order is None else tuple(shape[int(axis)] for axis in order)
         if node.op in _SHAPED:
             sizes = self.value(inputs[_SHAPED[node.op]])
             if sizes is not None and sizes.ndim == 1 and min(sizes, default=0) >= 0:
@@ -422,25 +429,33 @@ def _type_of(node: node_def_pb2.NodeDef, argument: op_def_pb2.OpDef.ArgDef) -> i
     return node.attr[argument.type_attr].type if argument.type_attr else 0
 
 
-def _execute(node: node_def_pb2.NodeDef, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+def _execute(node: node_def_pb2.NodeDef, values: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
     """Returns the outputs of a stateless op on the CPU, None if it fails."""
     op = tf_compat.op_def(node.op)
     assert op is not None  # `_is_small_integer`
-    attributes, inputs, rest = [], [], list(values)
+    attributes: list[Any] = []
     for attribute in op.attr:
         value = node.attr[attribute.name]
         kind = value.WhichOneof("value")
         if kind not in ("type", "i", "b", "s"):
             return None
         attributes += [attribute.name, getattr(value, kind)]
-    outputs = sum(node.attr[a.number_attr].i if a.number_attr else 1 for a in op.output_arg)
+    types = [_type_of(node, argument) for argument in op.input_arg
+             for _ in range(node.attr[argument.number_attr].i if argument.number_attr else 1)]
+    num_outputs = sum(node.attr[a.number_attr].i if a.number_attr else 1 for a in op.output_arg)
+    return _executed(node.op, num_outputs, tuple(attributes), tuple(
+        (value.tobytes(), value.dtype.str, value.shape, dtype) for value, dtype in zip(values, types, strict=True)))
+
+
+@functools.lru_cache(_MAX_EXECUTED)  # layers that are alike compute the same
+def _executed(op: str, num_outputs: int, attributes: tuple[Any, ...],
+              inputs: tuple[tuple[bytes, str, tuple[int, ...], int], ...]) -> Sequence[np.ndarray] | None:
+    """Returns the outputs of an op, None if it fails; inputs are (bytes, NumPy's type, shape, the op's type)."""
     try:
         with tf.init_scope(), tf.device("CPU:0"):
-            for argument in op.input_arg:
-                count = node.attr[argument.number_attr].i if argument.number_attr else 1
-                inputs += [tf.constant(value, _type_of(node, argument)) for value in rest[:count]]
-                rest = rest[count:]
-            return [output.numpy() for output in tf_compat.execute(node.op, outputs, inputs, attributes)]
+            tensors = [tf.constant(np.frombuffer(value, of_value).reshape(shape), dtype)
+                       for value, of_value, shape, dtype in inputs]
+            return [output.numpy() for output in tf_compat.execute(op, num_outputs, tensors, attributes)]
     except Exception:  # if TensorFlow cannot compute it, its value is unknown
         return None
 
@@ -601,7 +616,7 @@ def _with_values(generic: _Generic, infer: inference.Inference) -> _Generic:
             writer = graph_lib.Writer(_valued(tensor))
             writer.constant("", value)
             result.node.extend(writer.nodes)
-        generic = _Generic(_inferred(result, infer), generic.markers)
+        generic = _Generic(_inferred(result, infer.of(graph)), generic.markers)
     return generic
 
 

@@ -39,6 +39,8 @@ def element(first, second):
     (counts, ["rows", 5]), (lambda x: tf.reduce_sum(counts(x), -1), ["rows"]),
     (lambda x: tf.reduce_sum(counts(x), 0), [5]), (lambda x: tf.reduce_sum(counts(x), []), ["rows", 5]),
     (lambda x: tf.zeros(tf.shape(tf.reduce_sum(counts(x), -1, keepdims=True))), ["rows", 1]),
+    (lambda x: tf.transpose(x[..., None], tf.stack([tf.reduce_max(tf.stack([tf.shape(x)[1], 3])) - 3, 2, 0])),
+     [4, 1, "rows"]),
     (lambda x: element(x, lambda e: e + 1), ["rows", 4]), (lambda x: element(x, lambda e: x[:, 1:]), None),
     (lambda x: element(x, lambda e: tf.concat([e, x], 1)), None)])
 def test_sizes(build, shape):
