@@ -35,8 +35,10 @@ _FRAMEWORK = f"{_PYTHON}.framework"
 _ONE_DEVICE = f"{_PYTHON}.distribute.one_device_strategy"
 _DISTRIBUTE = f"{_PYTHON}.distribute.distribute_lib"
 
-_OVERRIDE = "act as a strategy of several processes"
+# The attribute in which an `OwnedIterator` holds what is freed with it.
 ITERATOR_RESOURCE = "_iterator_resource"
+
+_OVERRIDE = "act as a strategy of several processes"
 _ROWS = "know the batch size that gradients are planned for"
 _EPOCHS = "know which data a job that resumes must read past"
 _KERNELS = "know whether all ranks have the same kernels"

@@ -23,12 +23,9 @@ _freed_by_thread: weakref.WeakSet[tf.data.Iterator] = weakref.WeakSet()
 
 def steps(epoch: Iterator[Any]) -> Iterator[Any]:
     """Yields the steps of an epoch of Keras; threads free their iterators."""
-    known = None
     for step in epoch:
         *_, iterator = step
-        if iterator is not known:
-            free_by_thread(iterator)
-            known = iterator
+        free_by_thread(iterator)
         yield step
 
 
