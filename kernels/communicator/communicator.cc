@@ -29,9 +29,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Pauses between two looks at the network. They grow with the time since anything happened, so
-// that a short wait costs little latency and a long one little processor time.
-constexpr microseconds kSpin{30};
+constexpr microseconds kSpin{30};  // so long looks follow each other without a pause, where answers may be near
 constexpr microseconds kShortestPause{20};
 constexpr microseconds kLongestPauseCopying{50};  // nothing tells that a copy is done
 constexpr microseconds kLongestPauseWaiting{500};
@@ -49,6 +47,28 @@ void KeepForEver(std::unique_ptr<Protocol> protocol) {
   std::lock_guard<std::mutex> lock(mutex);
   kept.push_back(std::move(protocol));
 }
+
+// The time between two looks at the network. A look costs processor time that the model may need, a late look delays the
+// step. So pauses follow the flow: doubled when nothing came, halved when something did, which makes about two looks per
+// arrival at every rate. A submission starts over, for its answer may be as near as the network's latency.
+class Pauses {
+ public:
+  // The pause after a look.
+  Clock::duration After(bool has_submission, bool has_arrival, bool is_waiting, Clock::duration longest) {
+    const auto now = Clock::now();
+    if (has_submission || has_arrival) {
+      last_activity_ = now;
+      pause_ = has_submission || pause_ <= 2 * kShortestPause ? Clock::duration::zero() : pause_ / 2;
+    } else if (!is_waiting || pause_ > Clock::duration::zero() || now - last_activity_ >= kSpin) {
+      pause_ = std::clamp<Clock::duration>(2 * pause_, kShortestPause, longest);
+    }
+    return pause_;
+  }
+
+ private:
+  Clock::time_point last_activity_ = Clock::now();
+  Clock::duration pause_ = Clock::duration::zero();
+};
 
 }  // namespace
 
@@ -216,18 +236,22 @@ class Communicator::Impl {
   void Run(Protocol* protocol) {
     prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);  // the kernel's default is 50 us
     try {
-      auto last_activity = Clock::now(), last_check = last_activity;
+      Pauses pauses;
+      auto last_check = Clock::now();
       while (!IsOver(*protocol)) {
-        bool is_active = TakeInbox(protocol);
-        is_active = protocol->Poll() || is_active;
+        const bool has_submission = TakeInbox(protocol);
+        const bool has_arrival = protocol->Poll();
         protocol->Flush();
         const auto now = Clock::now();
-        if (is_active) last_activity = now;
         if (now - last_check > kDeadlineInterval) {
           last_check = now;
           protocol->CheckDeadlines();
         }
-        Pause(now - last_activity, is_active, *protocol);
+        const bool is_waiting = protocol->is_waiting();
+        Pause(pauses.After(has_submission, has_arrival, is_waiting,
+                           protocol->is_waiting_for_device() ? kLongestPauseCopying
+                           : is_waiting                      ? kLongestPauseWaiting
+                                                             : kLongestPauseIdle));
       }
       protocol->Close();
     } catch (const std::exception& e) {
@@ -254,6 +278,7 @@ class Communicator::Impl {
       has_told_failure_ = true;
       changed_.notify_all();
     }
+    if (!wants_goodbye_) return stop_;
     missing_goodbyes_ = protocol.MissingGoodbyes();
     return stop_ || (missing_goodbyes_.empty() && protocol.is_flushed());
   }
@@ -283,16 +308,8 @@ class Communicator::Impl {
     }
   }
 
-  void Pause(Clock::duration quiet, bool is_active, const Protocol& protocol) {
-    const bool is_waiting = protocol.is_waiting();
-    if (quiet < kSpin && (is_active || is_waiting)) {
-      if (!is_active) std::this_thread::yield();
-      return;
-    }
-    const auto longest = protocol.is_waiting_for_device() ? kLongestPauseCopying
-                         : is_waiting                     ? kLongestPauseWaiting
-                                                          : kLongestPauseIdle;
-    const auto pause = std::clamp<Clock::duration>(quiet / 4, kShortestPause, longest);
+  void Pause(Clock::duration pause) {
+    if (pause == Clock::duration::zero()) return std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     has_work_.wait_for(lock, pause, [&] {
       return stop_ || !inbox_.empty() || !wants_abort_.empty() || (wants_goodbye_ && !is_goodbye_taken_);
