@@ -16,7 +16,7 @@
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/hash.h"
+#include "xxh64.h"
 
 namespace poseidon {
 namespace {
@@ -113,21 +113,21 @@ site: A name that is the same on all ranks, and the same for no two nodes.
 uint64_t Digest(const Tensor& value) {
   std::vector<int64_t> form = {value.dtype()};
   for (int i = 0; i < value.dims(); ++i) form.push_back(value.dim_size(i));
-  uint64_t digest = tensorflow::Hash64(reinterpret_cast<const char*>(form.data()), form.size() * sizeof(int64_t));
+  uint64_t digest = Xxh64(reinterpret_cast<const char*>(form.data()), form.size() * sizeof(int64_t));
   // Each hash is the seed of the next one, and the length of the data is in it: how strings are divided counts.
   if (value.dtype() != tensorflow::DT_STRING) {
     const absl::string_view bytes = value.tensor_data();
-    return tensorflow::Hash64(bytes.data(), bytes.size(), digest);
+    return Xxh64(bytes.data(), bytes.size(), digest);
   }
   const auto texts = value.flat<tstring>();
   for (int64_t i = 0; i < texts.size(); ++i) {
-    digest = tensorflow::Hash64(texts(i).data(), texts(i).size(), digest);
+    digest = Xxh64(texts(i).data(), texts(i).size(), digest);
   }
   return digest;
 }
 
 uint64_t Digest(const std::vector<int64_t>& numbers) {
-  return tensorflow::Hash64(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t));
+  return Xxh64(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t));
 }
 
 // Returns the fingerprint of a batch; input number `first` is its rows, and those behind it are its parts.

@@ -96,6 +96,15 @@ def test_digests_depend_on_type_shape_and_all_bits(values):
     np.testing.assert_array_equal(of_any_shape(tf.constant(values)), digests[:1])
 
 
+@pytest.mark.parametrize("size, expected", [
+    (0, 0x0856b875086040a1), (3, 0xe7ba4fcc14e3bba7), (4, 0x76fcde38b4c11b63), (8, 0x03ac5f3acfb127cc),
+    (31, 0x413f00b25f2f5b30), (32, 0x9f12810ddcc46fd8), (100, 0x208fbb9c3d76d45a)])
+def test_digests_are_those_of_xxh64(size, expected):
+    # Of the package xxhash 4.1.0: xxh64(bytes, seed=xxh64(struct.pack("<2q", DT_UINT8, size))).
+    value = tf.constant(np.arange(size) * 7 % 256, tf.uint8)
+    assert int(ops.digests([value]).numpy().view(np.uint64)[0]) == expected
+
+
 def test_digests_of_texts_depend_on_where_each_ends():
     assert len(set(ops.digests([tf.constant(["ab", "c"]), tf.constant(["a", "bc"])]).numpy())) == 2
     assert ops.digests([]).shape == (0,)

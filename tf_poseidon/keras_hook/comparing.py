@@ -11,10 +11,12 @@ import weakref
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_poseidon import agreement
 from tf_poseidon import ops
 from tf_poseidon.communicator import Communicator
+from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
 
 # Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
@@ -63,6 +65,15 @@ def compare(model: keras.Model, variables: Sequence[keras.Variable], when: str) 
 
 
 def differ_from_rank_0(variables: Sequence[keras.Variable], communicator: Communicator) -> np.ndarray:
-    """Returns an array with 1 for each variable whose value on this rank differs from rank 0's, else 0."""
-    mine = ops.digests(variables).numpy()
+    """Returns an array with 1 for each variable whose value on this rank differs from rank 0's, else 0.
+
+    Args:
+        variables: Keras variables, as many on all ranks.
+        communicator: This rank's communicator.
+    """
+    if not variables:
+        return np.zeros([0], np.int64)
+    # For hundreds of variables three times as fast as to convert each to a tensor.
+    values = [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in map(keras_compat.value, variables)]
+    mine = ops.digests(values).numpy()
     return (mine != communicator.broadcast("state/digests", mine)).astype(np.int64)
