@@ -182,7 +182,7 @@ class BuildLibraries(build_ext.build_ext):
             sys.exit("tf_poseidon: no MPI to build against; run pip install mpich, or set MPICXX "
                      "to the compiler of your cluster's MPI.")
         # Not the wheel's mpicxx: it would write the path of this (perhaps temporary) environment
-        # into the library. tf_poseidon/engines/mpi.py finds libmpi when it runs.
+        # into the library. tf_poseidon/job/engines/mpi.py finds libmpi when it runs.
         return (shlex.split(os.environ.get("CXX", "g++")),
                 [*COMMUNICATOR_FLAGS, "-isystem", os.path.dirname(header)], [library], None)
 
@@ -246,7 +246,7 @@ if __name__ == "__main__":  # bazel/installed.py only asks what is installed, an
         ext_modules=[
             *(setuptools.Extension(f"tf_poseidon.ops.{SUPPORTED['library'](each.series)}", OP_SOURCES)
               for each in TENSORFLOWS),
-            setuptools.Extension("tf_poseidon.engines.libposeidon_mpi", MPI_SOURCES),
+            setuptools.Extension("tf_poseidon.job.engines.libposeidon_mpi", MPI_SOURCES),
         ],
         cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
     )

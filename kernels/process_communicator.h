@@ -25,7 +25,7 @@ inline Communicator* CommunicatorOf(tensorflow::OpKernelContext* context, const 
       context->SetStatus(
           absl::FailedPreconditionError(absl::StrCat(op.type_string(), " '", site, "' runs as rank ", rank,
                                                      ", which this process does not hold; call "
-                                                     "tf_poseidon.communicator.use_ranks_for_ops() first.")));
+                                                     "tf_poseidon.job.communicator.use_ranks_for_ops() first.")));
     }
     return communicator;
   }

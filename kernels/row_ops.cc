@@ -276,7 +276,7 @@ class PartKernel : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &contributes));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &is_first));
 
-    // As part_of_rank in tf_poseidon/data.py.
+    // As part_of_rank in tf_poseidon/data/datasets.py.
     const int64_t base = total / communicator->size(), extra = total % communicator->size();
     const int64_t count = base + (rank < extra ? 1 : 0);
     const bool is_padding = count == 0 && total > 0;

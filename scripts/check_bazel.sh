@@ -31,7 +31,7 @@ cp -r tf_poseidon "$package"
 cp -r graph_passes "$package"
 find "$package" -name '*.so' -delete
 cp "$folder"/bin/tf_poseidon/ops/*.so "$package/ops"
-cp "$folder"/bin/tf_poseidon/engines/*.so "$package/engines"
+cp "$folder"/bin/tf_poseidon/job/engines/*.so "$package/job/engines"
 
 cd "$folder/package"  # from where Python imports it, whatever is installed
 export TF_CPP_MIN_LOG_LEVEL=3
@@ -48,4 +48,4 @@ names = {name for path in sources for name in re.findall(r'REGISTER_OP\("(\w+)"'
 if missing := sorted(name for name in names if not hasattr(ops, name)):
     sys.exit(f"check_bazel: it lacks {', '.join(missing)}.")
 END
-"$PYTHON" -m tf_poseidon.cli selftest
+"$PYTHON" -m tf_poseidon selftest

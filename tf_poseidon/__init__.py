@@ -26,14 +26,14 @@ from tf_poseidon.planning import Plan
 
 # Modules of the names whose import loads TensorFlow; they are imported on first use.
 _LATE = {
-    "PoseidonStrategy": "strategy",
+    "PoseidonStrategy": "strategy.strategy",
     "Summary": "keras_hook.summary",
-    "calibrate": "calibration",
+    "calibrate": "job.calibration",
     "diff": "saved_graphs.differences",
-    "distribute": "distribution",
+    "distribute": "strategy.distribution",
     "enable": "drop_in",
     "explain": "keras_hook.explaining",
-    "load_ops": "job",
+    "load_ops": "job.load_ops",
     "rewrite_graph_def": "saved_graphs.rewriting",
     "rewrite_meta_graph": "saved_graphs.rewriting",
     "rewrite_saved_model": "saved_graphs.rewriting",

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import data
 from tf_poseidon import ops
-from tf_poseidon import step as step_lib
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
+from tf_poseidon.loops import step as step_lib
 
 _ROWS, _SAME = "rows", "same"
 # What a caller declares about a tensor: _ROWS, _SAME, or the dimension of its rows.
@@ -121,7 +121,7 @@ def _marks_of_parts(leaf: Any, name: str, mark: Mark | None) -> list[tuple[str, 
 def joined(structure: Any) -> Any:
     """Returns a structure with the batches that the strategy has split joined to global ones again."""
     def join(leaf: Any) -> Any:
-        if not isinstance(leaf, data.Rows):
+        if not isinstance(leaf, datasets.Rows):
             return leaf
         return ops.all_gather(leaf.value, step_lib.unique_site("distribute/inputs"), leaf.count > 0)
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_poseidon import agreement
-from tf_poseidon import calibration
-from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import options
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes import session as rewriting
+from tf_poseidon.job import agreement
+from tf_poseidon.job import calibration
+from tf_poseidon.job import engines
 from tf_poseidon.ops import library
 
 # Speed of a processor, if nothing was measured.

@@ -15,9 +15,9 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import JobError
+from tf_poseidon.job.communicator import Communicator
 
 
 class Held:

@@ -24,25 +24,25 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import agreement
 from tf_poseidon import calls
-from tf_poseidon import failures
 from tf_poseidon import graph_texts
 from tf_poseidon import held
 from tf_poseidon import ops
 from tf_poseidon import partitioning
 from tf_poseidon import step_verifier
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shortened
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.partition import unroll
+from tf_poseidon.job import agreement
+from tf_poseidon.job import failures
+from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.ops import library
 
 if TYPE_CHECKING:  # it imports this module
-    from tf_poseidon.strategy import Extended
+    from tf_poseidon.strategy.strategy import Extended
 
 _log = logging.getLogger("tf_poseidon")
 _thread = threading.local()

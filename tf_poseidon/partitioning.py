@@ -23,7 +23,6 @@ from tf_poseidon import graph_texts
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
-from tf_poseidon import step as step_lib
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.find import own
@@ -38,7 +37,8 @@ from tf_poseidon.graph_passes.partition import results as results_lib
 from tf_poseidon.graph_passes.partition import sizes as sizes_lib
 from tf_poseidon.graph_passes.partition import unroll as unroll_lib
 from tf_poseidon.graph_passes.partition import variables as variables_lib
-from tf_poseidon.verify import Verifier
+from tf_poseidon.job.verify import Verifier
+from tf_poseidon.loops import step as step_lib
 
 # The node of a partitioned function that calls its nodes.
 NODES = "nodes"

@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import rounding
-from tf_poseidon import step as step_lib
-from tf_poseidon.communicator import Communicator
+from tf_poseidon.base import rounding
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.partition import own as own_lib
 from tf_poseidon.graph_passes.partition import propagate as propagate_lib
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.loops import step as step_lib
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -8,7 +8,7 @@ import math
 
 import tensorflow as tf
 
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 
 

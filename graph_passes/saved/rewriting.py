@@ -20,7 +20,7 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.framework import types_pb2
 
 from tf_poseidon import planning
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session
 from tf_poseidon.graph_passes.find import step as step_lib

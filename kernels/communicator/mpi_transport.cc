@@ -41,7 +41,7 @@
 #include "tag_order.h"
 
 #ifdef POSEIDON_OWN_MPI
-// tf_poseidon/engines/mpi.py looks for this in the file: then it does not load the MPI of the mpich wheel.
+// tf_poseidon/job/engines/mpi.py looks for this in the file: then it does not load the MPI of the mpich wheel.
 extern "C" __attribute__((used, visibility("default"))) const char poseidon_own_mpi[] =
     "poseidon has an MPI of its own";
 #endif

@@ -22,7 +22,7 @@ import rich.table
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import communicator as communicator_lib
+from tf_poseidon.job import communicator as communicator_lib
 
 _JSON = flags.DEFINE_string("json", None, "File for the results.")
 _ROWS = flags.DEFINE_integer("rows", 4096, "Images of the epoch.", lower_bound=64)

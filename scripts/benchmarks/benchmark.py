@@ -48,9 +48,9 @@ import timing
 import zoo
 
 import tf_poseidon as poseidon
-from tf_poseidon import engines
 from tf_poseidon import ops
-from tf_poseidon import runtime
+from tf_poseidon.job import engines
+from tf_poseidon.job import runtime
 
 _MODEL = flags.DEFINE_enum("model", "mlp", list(zoo.MODELS), "What to train.")
 _SYSTEMS = flags.DEFINE_list("system", ["poseidon", "poseidon-ps"], "What to compare, separated by "

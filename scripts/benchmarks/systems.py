@@ -21,11 +21,11 @@ import numpy as np
 import tensorflow as tf
 import zoo
 
-from tf_poseidon import agreement
 from tf_poseidon import grappler
 from tf_poseidon import planning
-from tf_poseidon import runtime
 from tf_poseidon.graph_passes import session
+from tf_poseidon.job import agreement
+from tf_poseidon.job import runtime
 
 POLICIES = {"poseidon": "auto", "poseidon-ps": "ps", "poseidon-sfb": "sfb", "poseidon-paper": "paper"}
 PEERS = ("horovod", "mwms")

@@ -57,7 +57,7 @@ def _linked(markdown, path, page):
 
 
 def _help(match):
-    done = subprocess.run([sys.executable, "-m", "tf_poseidon.cli", *match[1].split()], check=True, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "tf_poseidon", *match[1].split()], check=True, capture_output=True,
                           text=True, env={**os.environ, "COLUMNS": "100"})
     return f"```text\n{done.stdout}```"
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon import partitioning
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook import comparing
 
 FAULT_TIME = "FAULT_TIME"
@@ -556,7 +556,7 @@ def meet_other_mpi() -> None:
 
 def miss_mpi() -> None:
     """With a transport whose MPI library does not exist."""
-    from tf_poseidon import mpi_library
+    from tf_poseidon.job.host import mpi_library
     name = f"{os.environ[FAULT_TIME]}.{os.getpid()}.so"
     with open(name, "wb") as file:
         file.write(mpi_library.TRANSPORT.read_bytes().replace(b"libmpi.so.12", b"libmpX.so.12"))
@@ -566,7 +566,7 @@ def miss_mpi() -> None:
 
 
 def have_no_shared_memory() -> None:
-    from tf_poseidon.engines import mpi
+    from tf_poseidon.job.engines import mpi
     mpi.os.statvfs = lambda _: os.statvfs_result((4096, 4096, 16384, 700, 700, *[0] * 5))
     note_fault()
     poseidon.PoseidonStrategy()

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import tf_poseidon as poseidon
-from tf_poseidon import rounding
+from tf_poseidon.base import rounding
 
 _NUMBERS = flags.DEFINE_list("numbers", list(gpu_setting.NUMBERS), "What to multiply with.")
 

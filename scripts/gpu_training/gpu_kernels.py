@@ -16,8 +16,8 @@ import gpu_device
 import gpu_outer_product as outer_product
 import gpu_setting
 
-from tf_poseidon import communicator
 from tf_poseidon import ops
+from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
 
 _SEED = flags.DEFINE_integer("seed", 0, "Of random cases.")

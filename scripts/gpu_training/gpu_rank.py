@@ -12,7 +12,7 @@ import numpy as np
 from tensorflow.python.eager import context
 
 import tf_poseidon as poseidon
-from tf_poseidon import rounding
+from tf_poseidon.base import rounding
 
 _POLICY = flags.DEFINE_string("policy", "auto", "Same as in PoseidonStrategy.")
 _NUMBERS = flags.DEFINE_string("numbers", "float32", "What to multiply with.")

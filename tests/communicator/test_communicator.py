@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tf_poseidon.communicator import join_loopback
-from tf_poseidon.communicator import join_sockets
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job.communicator import join_loopback
+from tf_poseidon.job.communicator import join_sockets
 from tf_poseidon.options import JobOptions
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64)

@@ -10,8 +10,8 @@ from test_communicator import in_parallel
 from test_communicator import job
 from test_communicator import transport  # noqa: F401  # a fixture: each test runs over each transport
 
-from tf_poseidon.communicator import join_sockets
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.job.communicator import join_sockets
 from tf_poseidon.options import JobOptions
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import communicator
 from tf_poseidon import ops
 from tf_poseidon.graph_passes.graph import devices
+from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
 
 

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 
-from tf_poseidon import communicator
-from tf_poseidon import data
 from tf_poseidon import grappler
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
 
 RANKS = [1, 2, 3, 5]
@@ -66,7 +66,7 @@ def parts(totals, size, names=None):
 @pytest.mark.parametrize("total", TOTALS)
 def test_parts_of_the_ranks(total, size):
     for rank, (part, contributes, is_first) in enumerate(parts([total, total], size)):
-        first, count = data.part_of_rank(total, rank, size)
+        first, count = datasets.part_of_rank(total, rank, size)
         if count > 0:
             assert part.tolist() == [total, first, count] and contributes
         elif total > 0:
@@ -77,7 +77,7 @@ def test_parts_of_the_ranks(total, size):
 
 
 def test_parts_of_small_batches():
-    """A table written by hand, independent of data.part_of_rank."""
+    """A table written by hand, independent of datasets.part_of_rank."""
     assert [part.tolist() for part, _, _ in parts([7], 3)] == [[7, 0, 3], [7, 3, 2], [7, 5, 2]]
     assert [part.tolist() for part, _, _ in parts([2], 3)] == [[2, 0, 1], [2, 1, 1], [2, 0, 1]]
     assert [bool(contributes) for _, contributes, _ in parts([2], 3)] == [True, True, False]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from tf_poseidon import communicator
+from tf_poseidon.job import communicator
 from tf_poseidon.ops import library
 from tf_poseidon.options import JobOptions
 

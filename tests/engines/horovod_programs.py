@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 
 import tf_poseidon as poseidon
 from tf_poseidon import planning
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 
 OPTIONS = dict(policy="sfb", merge=True)
 

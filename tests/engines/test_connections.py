@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tf_poseidon import connections
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import JobError
+from tf_poseidon.job.engines import connections
 
 KEY = bytes(range(32))
 

@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import agreement
 from tf_poseidon import drop_in
 from tf_poseidon import grappler
 from tf_poseidon import ops
 from tf_poseidon import planning
 from tf_poseidon.graph_passes import session
+from tf_poseidon.job import agreement
 from tf_poseidon.ops import library
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"

@@ -52,7 +52,7 @@ def test_jobs_leave_no_shared_memory():
 
 
 def test_room_for_shared_memory():
-    from tf_poseidon.engines import mpi
+    from tf_poseidon.job.engines import mpi
     mpi._check_shared_memory("/no/such/directory")
     mpi._check_shared_memory()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_poseidon import communicator
+from tf_poseidon.job import communicator
 
 
 @pytest.fixture(autouse=True, scope="module")

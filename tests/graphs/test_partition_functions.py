@@ -10,10 +10,10 @@ from tensorflow.python.framework import function as defun
 from tensorflow.python.ops import functional_ops
 
 from tf_poseidon import calls
-from tf_poseidon import communicator
 from tf_poseidon import one_process
 from tf_poseidon import partitioning
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.job import communicator
 
 F64 = tf.float64
 

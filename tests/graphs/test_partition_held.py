@@ -5,12 +5,12 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import communicator
 from tf_poseidon import grappler
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.partition import inline
 from tf_poseidon.graph_passes.partition import partition as partition_lib
 from tf_poseidon.graph_passes.partition import results
+from tf_poseidon.job import communicator
 
 # Batches of some steps: without rows, with fewer rows than ranks, uneven ones.
 BATCHES = (7, 1, 0, 12, 2)

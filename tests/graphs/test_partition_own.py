@@ -5,8 +5,8 @@ import partitioning
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import data
 from tf_poseidon import ops
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import PoseidonError
 
 CHANNELS = 3
@@ -59,7 +59,7 @@ def build(parts, form):
 
 def reference(form, size, x):
     """Returns the results of one process for each part of a batch separately."""
-    parts = [data.part_of_rank(len(x), rank, size) for rank in range(size)]
+    parts = [datasets.part_of_rank(len(x), rank, size) for rank in range(size)]
     with tf.Graph().as_default():
         results = build(parts, form)
         with tf.compat.v1.Session() as session:

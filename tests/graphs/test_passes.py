@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 import tiny_graphs
 
-from tf_poseidon import communicator
 from tf_poseidon import planning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import passes
@@ -21,6 +20,7 @@ from tf_poseidon.graph_passes.find import own
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.graph import provenance
 from tf_poseidon.graph_passes.write import rewrite as rewrite_lib
+from tf_poseidon.job import communicator
 
 GOLDEN = pathlib.Path(__file__).with_name("golden")
 BUILDERS = {builder.__name__: builder

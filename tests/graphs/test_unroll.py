@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from tf_poseidon import calls
-from tf_poseidon import communicator
 from tf_poseidon import one_process
 from tf_poseidon import partitioning
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import functions
 from tf_poseidon.graph_passes.graph import graph as graph_lib
 from tf_poseidon.graph_passes.partition import unroll
+from tf_poseidon.job import communicator
 
 STEPS = 3
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 
 v1 = tf.compat.v1
 

@@ -20,9 +20,9 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tf_poseidon as poseidon
-from tf_poseidon import files
 from tf_poseidon import grappler
 from tf_poseidon import planning
+from tf_poseidon.base import files
 from tf_poseidon.graph_passes.saved import rewriting as saved_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
 from tf_poseidon.ops import library

@@ -31,7 +31,7 @@ def test_transport_of_another_mpi(mpi, tmp_path):
     built = subprocess.run([sys.executable, *build], cwd=ROOT, env={**os.environ, "MPICXX": f"mpicxx.{mpi}"}, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert built.returncode == 0, built.stdout
-    start = [f"mpiexec.{mpi}", *options, "-n", "2", sys.executable, "-m", "tf_poseidon.cli", "selftest"]
+    start = [f"mpiexec.{mpi}", *options, "-n", "2", sys.executable, "-m", "tf_poseidon", "selftest"]
     done = run(start, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert f"2 ranks on one host over {name}" in done.stdout and "\nall right, in" in done.stdout, done.stdout
@@ -42,7 +42,7 @@ def test_transport_of_another_mpi(mpi, tmp_path):
         assert "PMI_SIZE=2), but MPI sees 1" in other.stdout and "the mpiexec of that MPI" in other.stdout
     # The doctor says so before; and nothing of the right one.
     for mpiexec, is_right in ((f"mpiexec.{mpi}", True), (wheels, mpi == "mpich")):
-        doctor = run([sys.executable, "-m", "tf_poseidon.cli", "doctor", f"--mpiexec={mpiexec}"],
+        doctor = run([sys.executable, "-m", "tf_poseidon", "doctor", f"--mpiexec={mpiexec}"],
                      PYTHONPATH=str(tmp_path))
         assert "the one that MPICXX named at the build" in doctor.stdout, doctor.stdout
         assert doctor.returncode == (0 if is_right else 1), doctor.stdout

@@ -41,7 +41,7 @@ def test_batch_job_trains_as_one_process(slurm, tmp_path):
 
 
 def test_srun_that_does_not_speak_to_mpi_is_refused(slurm):
-    done = slurm("srun", "--mpi=none", "-N2", "-n2", sys.executable, "-m", "tf_poseidon.cli", "selftest")
+    done = slurm("srun", "--mpi=none", "-N2", "-n2", sys.executable, "-m", "tf_poseidon", "selftest")
     assert done.returncode != 0
     assert "SLURM_STEP_NUM_TASKS=2), but MPI sees 1" in done.stdout
     assert "Launch with srun --mpi=pmi2" in done.stdout

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tf_poseidon as poseidon
 from tf_poseidon import ops
-from tf_poseidon import runtime
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import runtime
 from tf_poseidon.ops import library
 
 

@@ -13,7 +13,7 @@ from small_models import MODELS
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 
 BATCH, RANKS = 8, 3  # rows on each rank
 CLUSTER = poseidon.Cluster(RANKS, 2, bandwidth_gbps=0.1, latency_us=20, gflops=5)

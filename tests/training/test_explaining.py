@@ -257,7 +257,7 @@ def test_mistakes_in_the_command(status, arguments, message):
 
 def test_mistakes_are_noticed_before_tensorflow_is_imported():
     program = ("import sys; sys.argv[1:] = ['explain', 'none', '--workers=1', '--batch_size=1']\n"
-               "from tf_poseidon import cli\n"
+               "from tf_poseidon.commands import cli\n"
                "try: cli.main()\n"
                "finally: assert 'tensorflow' not in sys.modules")
     outcome = subprocess.run([sys.executable, "-c", program], timeout=60, stderr=subprocess.PIPE,

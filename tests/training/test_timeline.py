@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tf_poseidon import engines
 from tf_poseidon import planning
-from tf_poseidon import runtime
-from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.graph import steps as steps_names
+from tf_poseidon.job import engines
+from tf_poseidon.job import runtime
+from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.planning.cost import Cost
 from tf_poseidon.planning.decision import Decision
 from tf_poseidon.planning.schemes import Rider
-from tf_poseidon.strategy import PoseidonStrategy
+from tf_poseidon.strategy.strategy import PoseidonStrategy
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import recording
 from tf_poseidon.timelines import steps as steps_lib

@@ -5,8 +5,8 @@ import sys
 import tensorflow as tf
 
 import tf_poseidon as poseidon
-from tf_poseidon import cli
-from tf_poseidon.selftest import schemes
+from tf_poseidon.commands import cli
+from tf_poseidon.commands.selftest import schemes
 
 
 def scale():

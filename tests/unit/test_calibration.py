@@ -9,8 +9,8 @@ import launch
 import pytest
 
 import tf_poseidon as poseidon
-from tf_poseidon import calibration
 from tf_poseidon import planning
+from tf_poseidon.job import calibration
 
 
 def test_all_ranks_agree_on_what_was_measured():

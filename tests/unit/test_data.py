@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import data
-from tf_poseidon import fingerprints
 from tf_poseidon import ops
-from tf_poseidon.communicator import join_loopback
+from tf_poseidon.data import datasets
+from tf_poseidon.data import fingerprints
+from tf_poseidon.job.communicator import join_loopback
 
 
 @contextlib.contextmanager
@@ -27,14 +27,14 @@ def job_of_one():
 def split(dataset, size):
     """Returns, for each rank, the list of its batches."""
     with job_of_one():
-        return [list(data.split_dataset(dataset, rank, size, "data")) for rank in range(size)]
+        return [list(datasets.split_dataset(dataset, rank, size, "data")) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
 def test_parts_are_contiguous_and_even(total, size):
     for rows in (total, tf.constant(total)):
-        parts = [tuple(map(int, data.part_of_rank(rows, rank, size))) for rank in range(size)]
+        parts = [tuple(map(int, datasets.part_of_rank(rows, rank, size))) for rank in range(size)]
         end = 0
         for begin, count in parts:
             assert begin == end

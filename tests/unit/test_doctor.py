@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from tf_poseidon import doctor
-from tf_poseidon import mpi_library
-from tf_poseidon.doctor import Finding
-from tf_poseidon.doctor import Kind
+from tf_poseidon.commands import doctor
+from tf_poseidon.commands.doctor import Finding
+from tf_poseidon.commands.doctor import Kind
+from tf_poseidon.job.host import mpi_library
 
 
 def of(findings, subject):
@@ -137,7 +137,7 @@ def test_what_is_broken_is_found_beside_everything_else(monkeypatch):
 
 
 def test_without_tensorflow_the_rest_is_found():
-    program = ("import sys; sys.modules['tensorflow'] = None; from tf_poseidon import doctor, cli; "
+    program = ("import sys; sys.modules['tensorflow'] = None; from tf_poseidon.commands import doctor, cli; "
                "print(doctor.examine()); cli.main(['selftest'])")
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, timeout=60)
     assert "MPI             MPICH 5" in done.stdout and "mpiexec, of MPICH" in done.stdout, done.stdout
@@ -145,6 +145,6 @@ def test_without_tensorflow_the_rest_is_found():
 
 
 def test_versions_import_nothing():
-    program = ("import sys; from tf_poseidon import doctor; doctor.versions(); "
+    program = ("import sys; from tf_poseidon.commands import doctor; doctor.versions(); "
                "assert not {'tensorflow', 'keras', 'numpy'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from tf_poseidon import runtime
 from tf_poseidon.errors import JobEndedError
+from tf_poseidon.job import runtime
 
 
 class Ended(BaseException):

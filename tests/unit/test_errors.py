@@ -5,10 +5,10 @@ import traceback
 
 import pytest
 
-from tf_poseidon import failures
-from tf_poseidon.communicator import join_loopback
 from tf_poseidon.errors import encoded
 from tf_poseidon.errors import shortened
+from tf_poseidon.job import failures
+from tf_poseidon.job.communicator import join_loopback
 
 NAME = os.fsdecode(b"photo\xe9.jpg")
 

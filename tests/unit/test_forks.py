@@ -3,7 +3,7 @@
 import os
 import socket
 
-from tf_poseidon import forks
+from tf_poseidon.job.host import forks
 
 
 def in_child(function):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_poseidon import doctor
-from tf_poseidon import engines
-from tf_poseidon import gpu_driver
-from tf_poseidon import gpus
+from tf_poseidon.commands import doctor
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import engines
+from tf_poseidon.job import gpus
+from tf_poseidon.job.host import gpu_driver
 from tf_poseidon.ops import library
 
 

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys
-from tf_poseidon import cli
+from tf_poseidon.commands import cli
 
 def lost(given):
     try:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tf_poseidon import launching
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job.host import launching
 
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "tf-poseidon")
 # Notes its arguments; the k-th job ends with the k-th status, which may be that of a signal. A job that has to start a

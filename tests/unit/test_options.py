@@ -10,7 +10,7 @@ import pytest
 import tf_poseidon as poseidon
 from tf_poseidon import options
 from tf_poseidon import planning
-from tf_poseidon import runtime
+from tf_poseidon.job import runtime
 
 
 @pytest.mark.parametrize("ranks_per_node, plan, cluster, message", [

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 import tf_poseidon
-from tf_poseidon import engines
 from tf_poseidon import supported
-from tf_poseidon.engines import mpi
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import engines
+from tf_poseidon.job.engines import mpi
 from tf_poseidon.ops import library
 
 PACKAGE = pathlib.Path(tf_poseidon.__file__).parent

@@ -15,10 +15,10 @@ import pytest
 from small_plans import dense_site
 from small_plans import plan_for
 
-from tf_poseidon import cli
 from tf_poseidon import planning
-from tf_poseidon.communicator import join_loopback
+from tf_poseidon.commands import cli
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job.communicator import join_loopback
 from tf_poseidon.timelines import recording
 from tf_poseidon.timelines import report
 from tf_poseidon.timelines import table as table_lib

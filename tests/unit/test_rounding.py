@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tf_poseidon import rounding
+from tf_poseidon.base import rounding
 
 
 @pytest.mark.parametrize("value, wanted, error", [

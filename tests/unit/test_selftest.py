@@ -6,11 +6,11 @@ import re
 import launch
 import pytest
 
-from tf_poseidon import cli
-from tf_poseidon.selftest import links
-from tf_poseidon.selftest import report
-from tf_poseidon.selftest import schemes
-from tf_poseidon.selftest.links import Link
+from tf_poseidon.commands import cli
+from tf_poseidon.commands.selftest import links
+from tf_poseidon.commands.selftest import report
+from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.commands.selftest.links import Link
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [0, 4, 8], [3, 1, 2, 0], list(range(0, 22, 2)), list(range(64))])

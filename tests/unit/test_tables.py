@@ -2,7 +2,7 @@
 
 import pytest
 
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 
 ROWS = [("site", "bytes", "reason"), ("kernel", "1,024", "fewer bytes"), ("b", "4", "")]
 

@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.keras_hook import comparing
 from tf_poseidon.keras_hook import optimizers
 from tf_poseidon.keras_hook import resuming

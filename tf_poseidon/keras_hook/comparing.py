@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import agreement
 from tf_poseidon import ops
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
+from tf_poseidon.job import agreement
+from tf_poseidon.job.communicator import Communicator
 
 # Calls of a training function from one comparison to the next: rare enough that the cost is negligible.
 EVERY = 1000

@@ -15,9 +15,9 @@ import warnings
 
 import keras
 
-from tf_poseidon import agreement
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job import agreement
+from tf_poseidon.job.communicator import Communicator
 
 # Names of layers count what a process has built before; variables, whose names matter, are compared where they are
 # made. A learning rate is state, of which all ranks take rank 0's.

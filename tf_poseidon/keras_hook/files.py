@@ -17,10 +17,10 @@ from typing import Any
 import h5py
 import keras
 
-from tf_poseidon import files
-from tf_poseidon import runtime
+from tf_poseidon.base import files
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
+from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook import resuming
 
 _log = logging.getLogger("tf_poseidon")

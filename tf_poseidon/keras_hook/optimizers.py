@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 
 from tf_poseidon import one_process
-from tf_poseidon import step as step_lib
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import GraphError
 from tf_poseidon.keras_hook.common import is_ours
+from tf_poseidon.loops import step as step_lib
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, grads: Sequence[step_lib.Gradient],

@@ -18,8 +18,8 @@ import keras
 import numpy as np
 
 from tf_poseidon import one_process
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.job.communicator import Communicator
 
 _SECONDS = 0.2  # from one reading for a progress bar to the next
 

@@ -24,11 +24,11 @@ import h5py
 import keras
 import numpy as np
 
-from tf_poseidon import orders
-from tf_poseidon import runtime
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import JobError
+from tf_poseidon.job import runtime
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.keras_hook import orders
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -17,13 +17,13 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tf_poseidon import data
-from tf_poseidon import failures
-from tf_poseidon import fingerprints
 from tf_poseidon import one_process
-from tf_poseidon import runtime
 from tf_poseidon.compat import keras as keras_compat
+from tf_poseidon.data import datasets
+from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job import failures
+from tf_poseidon.job import runtime
 from tf_poseidon.keras_hook import building
 from tf_poseidon.keras_hook import callbacks as callbacks_lib
 from tf_poseidon.keras_hook import comparing
@@ -181,7 +181,7 @@ def is_interactive(original: Callable[..., bool]) -> bool:
 def get_tf_dataset(original: Callable[..., Any], adapter: Any) -> tf.data.Dataset:
     """Notes the batch size of arrays, which their dataset does not have."""
     dataset = original(adapter)
-    data.batch_sizes[dataset] = adapter.batch_size
+    datasets.batch_sizes[dataset] = adapter.batch_size
     return dataset
 
 
@@ -221,7 +221,7 @@ def _running(strategy: tf.distribute.Strategy, function: Callable[..., Any], tra
     @functools.wraps(function)
     def running(batches: Any) -> Any:
         try:
-            with steps.current(data.usual_rows(batches)):
+            with steps.current(datasets.usual_rows(batches)):
                 loop = reading.current(model, "train" if trains else "test")
                 if step is not None and isinstance(batches, tf.data.Iterator):
                     building.build(model, batches.element_spec, trains)

@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_poseidon import calls
-from tf_poseidon import data
 from tf_poseidon import one_process
-from tf_poseidon.communicator import Communicator
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import JobEndedError
 from tf_poseidon.errors import JobError
+from tf_poseidon.job.communicator import Communicator
 
 
 def applies(model: keras.Model) -> bool:
@@ -120,4 +120,4 @@ def _compare_batches(communicator: Communicator, taken: int, error: Exception | 
 
 def _joined(specs: Any) -> Any:
     """Returns the specs of batches whose ranks' rows are joined."""
-    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, data.Rows.Spec) else spec, specs)
+    return tf.nest.map_structure(lambda spec: spec.value if isinstance(spec, datasets.Rows.Spec) else spec, specs)

@@ -12,8 +12,8 @@ import os
 import pathlib
 from typing import Any
 
-from tf_poseidon import files
-from tf_poseidon import tables
+from tf_poseidon.base import files
+from tf_poseidon.base import tables
 from tf_poseidon.errors import PlanError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown

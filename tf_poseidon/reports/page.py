@@ -12,7 +12,7 @@ import json
 import os
 import typing
 
-from tf_poseidon import files
+from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.reports.figures import Figure
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tf_poseidon import rounding
-from tf_poseidon import runtime
+from tf_poseidon.base import rounding
+from tf_poseidon.job import runtime
 
 if TYPE_CHECKING:  # it imports this module
     from tf_poseidon.saved_graphs.verifying import Verification

@@ -6,7 +6,7 @@ Tests: tests/saved/test_saved_programs.py, tests/saved/test_saved_commands.py.
 import dataclasses
 import os
 
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.saved import inserted
 from tf_poseidon.graph_passes.saved import strip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_poseidon import rounding
+from tf_poseidon.base import rounding
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import running
 

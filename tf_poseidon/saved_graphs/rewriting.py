@@ -11,7 +11,6 @@ import os
 from typing import Any
 from typing import TypeVar
 
-from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import planning
 from tf_poseidon.errors import ConfigurationError
@@ -19,6 +18,7 @@ from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes.graph import garbage
 from tf_poseidon.graph_passes.saved import rewriting as rewriting_lib
 from tf_poseidon.graph_passes.saved import strip as strip_lib
+from tf_poseidon.job import engines
 from tf_poseidon.ops import library
 from tf_poseidon.saved_graphs import formats
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from tf_poseidon import job
-from tf_poseidon import rounding
-from tf_poseidon import tables
+from tf_poseidon.base import rounding
+from tf_poseidon.base import tables
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.graph_passes.partition.rules import sources
 from tf_poseidon.graph_passes.saved import strip
+from tf_poseidon.job import load_ops
 from tf_poseidon.saved_graphs import comparing
 from tf_poseidon.saved_graphs import formats
 from tf_poseidon.saved_graphs import reference
@@ -98,7 +98,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
         steps: Number of steps.
         inputs: The arrays of the global batch of every step, by name; None for random numbers.
         seed: Seed of the random numbers.
-        engine: Same as in `job.load_ops`.
+        engine: Same as in `load_ops`.
 
     Returns:
         A `Verification`. Only rank 0, which computes the reference, has errors; all ranks have differences between
@@ -107,7 +107,7 @@ def verify(source: str | os.PathLike[str], target: str | os.PathLike[str], signa
     Raises:
         PoseidonError: If the graphs cannot be compared.
     """
-    rank, size = job.load_ops(engine)
+    rank, size = load_ops.load_ops(engine)
     if signature is not None and not isinstance(signature, str):
         raise ConfigurationError(f"signature={signature!r}, expected the name of one signature; verify them one by "
                                  "one.")

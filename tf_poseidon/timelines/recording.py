@@ -16,10 +16,10 @@ import zlib
 
 import numpy as np
 
-from tf_poseidon import files
 from tf_poseidon import planning
-from tf_poseidon.communicator import Communicator
+from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job.communicator import Communicator
 from tf_poseidon.reports import page
 from tf_poseidon.timelines import clocks
 from tf_poseidon.timelines import report

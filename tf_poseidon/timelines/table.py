@@ -13,7 +13,7 @@ import statistics
 from typing import Any
 
 from tf_poseidon import planning
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 from tf_poseidon.timelines import steps as steps_lib
 
 

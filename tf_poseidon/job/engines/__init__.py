@@ -16,8 +16,8 @@ from tf_poseidon.errors import ConfigurationError
 if typing.TYPE_CHECKING:  # it imports TensorFlow, which the names of engines can do without
     import numpy as np
 
-    from tf_poseidon.communicator import Communicator
     from tf_poseidon.graph_passes.write.site_writer import SiteWriter
+    from tf_poseidon.job.communicator import Communicator
     from tf_poseidon.options import JobOptions
 
 DEFAULT = "mpi"

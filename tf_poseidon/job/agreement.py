@@ -12,13 +12,13 @@ import random
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import gpus
-from tf_poseidon import kernel_settings
 from tf_poseidon import ops
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.compat import tensorflow as tf_compat
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import shortened
+from tf_poseidon.job import gpus
+from tf_poseidon.job import kernel_settings
+from tf_poseidon.job.communicator import Communicator
 
 _log = logging.getLogger("tf_poseidon")
 

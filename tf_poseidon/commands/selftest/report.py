@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import dataclasses
 import statistics
 
-from tf_poseidon import tables
-from tf_poseidon.selftest import links as links_lib
-from tf_poseidon.selftest import schemes
+from tf_poseidon.base import tables
+from tf_poseidon.commands.selftest import links as links_lib
+from tf_poseidon.commands.selftest import schemes
 
 # A link is slow if others, of which there are a few, are this many times as fast.
 _SLOW, _FEW = 2.0, 4

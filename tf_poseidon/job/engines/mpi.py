@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 
-from tf_poseidon import communicator
-from tf_poseidon import forks
-from tf_poseidon import mpi_library
 from tf_poseidon.errors import JobError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.graph_passes.write import send_receive
+from tf_poseidon.job import communicator
+from tf_poseidon.job.host import forks
+from tf_poseidon.job.host import mpi_library
 from tf_poseidon.options import JobOptions
 
 # Where launchers say how many processes they started: hydra (MPICH, Intel MPI), Open MPI, PMIx,

@@ -12,12 +12,12 @@ import weakref
 import tensorflow as tf
 
 from tf_poseidon import calls
-from tf_poseidon import failures
-from tf_poseidon import fingerprints
 from tf_poseidon import one_process
-from tf_poseidon import strategy as strategy_lib
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job import failures
+from tf_poseidon.strategy import strategy as strategy_lib
 
 
 def distribute(function: Callable[..., Any] | None = None, *, inputs: Mapping[str, Any] | None = None,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import distribution
 from tf_poseidon import planning
-from tf_poseidon import strategy as strategy_lib
+from tf_poseidon.strategy import distribution
+from tf_poseidon.strategy import strategy as strategy_lib
 
 _ROWS_PER_RANK, _SHARING = 8, 4
 _INPUTS, _OUTPUTS, _WORDS = 96, 80, 50

@@ -24,18 +24,18 @@ import types
 from typing import NoReturn
 from typing import TYPE_CHECKING
 
-from tf_poseidon import engines
-from tf_poseidon import failures
-from tf_poseidon import gpus
-from tf_poseidon import interrupts
 from tf_poseidon.compat import keras as keras_compat
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import engines
+from tf_poseidon.job import failures
+from tf_poseidon.job import gpus
+from tf_poseidon.job.host import interrupts
 from tf_poseidon.options import JobOptions
 from tf_poseidon.options import TrainingOptions
 
 if TYPE_CHECKING:  # it loads TensorFlow
-    from tf_poseidon.communicator import Communicator
+    from tf_poseidon.job.communicator import Communicator
 
 _log = logging.getLogger("tf_poseidon")
 _WORDS_OF_RANK_0_S = 5.0  # how long other ranks wait for them

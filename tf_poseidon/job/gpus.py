@@ -11,9 +11,9 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from tf_poseidon import gpu_driver
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.host import gpu_driver
 from tf_poseidon.ops import library
 
 _log = logging.getLogger("tf_poseidon")

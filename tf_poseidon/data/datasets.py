@@ -11,9 +11,9 @@ import weakref
 
 import tensorflow as tf
 
-from tf_poseidon import fingerprints
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import fingerprints
 from tf_poseidon.errors import GraphError
 
 

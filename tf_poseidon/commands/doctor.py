@@ -24,13 +24,13 @@ import sys
 
 from packaging import requirements
 
-from tf_poseidon import engines
-from tf_poseidon import gpu_driver
-from tf_poseidon import launching
-from tf_poseidon import mpi_library
 from tf_poseidon import supported
-from tf_poseidon import tables
+from tf_poseidon.base import tables
 from tf_poseidon.errors import PoseidonError
+from tf_poseidon.job import engines
+from tf_poseidon.job.host import gpu_driver
+from tf_poseidon.job.host import launching
+from tf_poseidon.job.host import mpi_library
 
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu")
 _PACKAGES = ("tf_poseidon", *_TENSORFLOWS, "keras", "numpy", "mpich")
@@ -325,7 +325,7 @@ class _NoAnswer:
 
 def _versions_on(host: str, launcher: str) -> dict[str, str] | _NoAnswer:
     """Returns what `versions` does on another host, or why that is not known."""
-    program = "import json; from tf_poseidon import doctor; print(json.dumps(doctor.versions()))"
+    program = "import json; from tf_poseidon.commands import doctor; print(json.dumps(doctor.versions()))"
     try:
         done = subprocess.run([launcher, "-n", "1", "-hosts", host, sys.executable, "-c", program], text=True,
                               stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S)

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_poseidon import communicator as communicator_lib
-from tf_poseidon import connections
-from tf_poseidon import forks
-from tf_poseidon.engines import mpi
 from tf_poseidon.errors import JobError
 from tf_poseidon.graph_passes.write import horovod_ops
+from tf_poseidon.job import communicator as communicator_lib
+from tf_poseidon.job.engines import connections
+from tf_poseidon.job.engines import mpi
+from tf_poseidon.job.host import forks
 from tf_poseidon.options import JobOptions
 
 writer = horovod_ops.HorovodOps

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_poseidon import ops
-from tf_poseidon.communicator import Communicator
 from tf_poseidon.errors import GraphError
+from tf_poseidon.job.communicator import Communicator
 
 _GLOBAL = "Every rank takes the whole global batch and computes its part of it"
 _SEED = ("Seed whatever shuffles or generates the data: keras.utils.set_random_seed(...) before the dataset is "

@@ -15,11 +15,11 @@ import weakref
 
 import tensorflow as tf
 
-from tf_poseidon import data
 from tf_poseidon import ops
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import GraphError
-from tf_poseidon.verify import Verifier
+from tf_poseidon.job.verify import Verifier
 
 _current = threading.local()
 
@@ -56,8 +56,8 @@ class Share:
     is_given: bool
 
     @classmethod
-    def of(cls, rows: data.Rows | None, size: int) -> "Share":
-        """Returns the share of a step on `data.Rows`, None for a step without rows, in a job of `size` ranks."""
+    def of(cls, rows: datasets.Rows | None, size: int) -> "Share":
+        """Returns the share of a step on `datasets.Rows`, None for a step without rows, in a job of `size` ranks."""
         if rows is None:
             return cls(tf.constant(1), tf.constant(size), tf.constant(size), True, None, None, False)
         return cls(rows.count, rows.total, rows.contributors, True if rows.never_empty else rows.count > 0,

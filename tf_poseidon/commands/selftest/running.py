@@ -5,11 +5,11 @@ Tests: tests/unit/test_selftest.py.
 
 import time
 
-from tf_poseidon import runtime
-from tf_poseidon import strategy as strategy_lib
-from tf_poseidon.selftest import links
-from tf_poseidon.selftest import report
-from tf_poseidon.selftest import schemes
+from tf_poseidon.commands.selftest import links
+from tf_poseidon.commands.selftest import report
+from tf_poseidon.commands.selftest import schemes
+from tf_poseidon.job import runtime
+from tf_poseidon.strategy import strategy as strategy_lib
 
 
 def run(engine: str | None = None) -> report.Report:

@@ -24,7 +24,7 @@ from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shortened
 
 if TYPE_CHECKING:  # it loads TensorFlow
-    from tf_poseidon.communicator import Communicator
+    from tf_poseidon.job.communicator import Communicator
 
 SECONDS = 10.0  # which ranks may be apart when they have an error alike
 

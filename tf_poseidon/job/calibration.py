@@ -20,8 +20,8 @@ import tensorflow as tf
 from tf_poseidon import ops
 from tf_poseidon import options as options_lib
 from tf_poseidon import planning
-from tf_poseidon import runtime
-from tf_poseidon.communicator import Communicator
+from tf_poseidon.job import runtime
+from tf_poseidon.job.communicator import Communicator
 
 _log = logging.getLogger("tf_poseidon")
 

@@ -17,10 +17,6 @@ import weakref
 
 import tensorflow as tf
 
-from tf_poseidon import agreement
-from tf_poseidon import calibration
-from tf_poseidon import data
-from tf_poseidon import failures
 from tf_poseidon import grappler
 from tf_poseidon import held
 from tf_poseidon import keras_hook
@@ -28,16 +24,20 @@ from tf_poseidon import one_process
 from tf_poseidon import ops
 from tf_poseidon import options
 from tf_poseidon import planning
-from tf_poseidon import runtime
-from tf_poseidon import step as step_lib
-from tf_poseidon import variables as variables_lib
-from tf_poseidon import verify as verify_lib
-from tf_poseidon.communicator import Communicator
-from tf_poseidon.communicator import STAGING_COUNTERS
 from tf_poseidon.compat import tensorflow as tf_compat
+from tf_poseidon.data import datasets
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import GraphError
 from tf_poseidon.graph_passes import session as rewriting
+from tf_poseidon.job import agreement
+from tf_poseidon.job import calibration
+from tf_poseidon.job import failures
+from tf_poseidon.job import runtime
+from tf_poseidon.job import verify as verify_lib
+from tf_poseidon.job.communicator import Communicator
+from tf_poseidon.job.communicator import STAGING_COUNTERS
+from tf_poseidon.loops import step as step_lib
+from tf_poseidon.loops import variables as variables_lib
 from tf_poseidon.timelines import recording
 
 _latest = None
@@ -453,9 +453,9 @@ class Extended(tf_compat.one_device_extended()):
         """Runs a function on this rank's rows."""
         strategy = self._container_strategy()
         self.broadcast_new_variables()
-        share = step_lib.Share.of(data.first_rows((args, kwargs)), self.size)
+        share = step_lib.Share.of(datasets.first_rows((args, kwargs)), self.size)
         step = step_lib.Step(share, self.verifier, self.wire_dtype)
-        args, kwargs = data.values((args, kwargs))
+        args, kwargs = datasets.values((args, kwargs))
         with tf.device(self.worker_devices[0]), _ReplicaContext(strategy, self.rank), step.active():
             result = fn(*args, **kwargs)
             step.average_state()
@@ -479,7 +479,7 @@ class Extended(tf_compat.one_device_extended()):
         return tf.nest.map_structure(without, result)
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
-        return (data.own_rows(value),)
+        return (datasets.own_rows(value),)
 
     @property
     def should_checkpoint(self) -> bool:
@@ -553,11 +553,11 @@ class Extended(tf_compat.one_device_extended()):
             return dataset
         if one_process.is_inside():
             dataset = self._split_datasets.get(dataset) or dataset
-            return dataset if dataset in self._split_datasets else data.global_dataset(
+            return dataset if dataset in self._split_datasets else datasets.global_dataset(
                 dataset, self._dataset_name())
         if dataset in self._split_datasets:
             return dataset
-        split = data.split_dataset(dataset, self.rank, self.size, self._dataset_name())
+        split = datasets.split_dataset(dataset, self.rank, self.size, self._dataset_name())
         self._split_datasets[split] = dataset
         return split
 
@@ -566,7 +566,7 @@ class Extended(tf_compat.one_device_extended()):
         own = dataset_fn(tf.distribute.InputContext(self.size, self.rank, self.size))
         if self.size == 1:
             return own
-        joined = data.join_datasets(own, self.size, self._dataset_name())
+        joined = datasets.join_datasets(own, self.size, self._dataset_name())
         self._split_datasets[joined] = None
         return joined
 

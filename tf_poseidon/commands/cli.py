@@ -30,15 +30,15 @@ from typing import NoReturn
 from typing import TYPE_CHECKING
 import zipfile
 
-from tf_poseidon import engines
-from tf_poseidon import files
-from tf_poseidon import interrupts
-from tf_poseidon import launching
 from tf_poseidon import planning
 from tf_poseidon import supported
+from tf_poseidon.base import files
 from tf_poseidon.errors import ConfigurationError
 from tf_poseidon.errors import PoseidonError
 from tf_poseidon.errors import shown
+from tf_poseidon.job import engines
+from tf_poseidon.job.host import interrupts
+from tf_poseidon.job.host import launching
 from tf_poseidon.reports import page
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def explain(given: argparse.Namespace) -> Status:
         raise ConfigurationError(f"'{given.model}' is not what model.save writes into a .keras file: it is damaged or "
                                  "incomplete, or another kind of file; save the model again.")
     # Late: it imports TensorFlow, which takes seconds; errors in the command should appear at once.
-    from tf_poseidon import progress
+    from tf_poseidon.commands import progress
     with progress.shown() as show:
         from tf_poseidon.keras_hook import explaining
         show(f"loading {given.model}")
@@ -108,7 +108,7 @@ def rewrite(given: argparse.Namespace) -> Status:
     _check_target(given.target)
     _check_output("--json", given.json)
     _check_report(given.html)
-    from tf_poseidon import progress
+    from tf_poseidon.commands import progress
     with progress.shown() as show:
         from tf_poseidon.saved_graphs import rewriting
         report = rewriting.rewrite(
@@ -155,17 +155,17 @@ def verify(given: argparse.Namespace) -> Status:
     arrays = _arrays(given.arrays)
     import tensorflow as tf
 
-    from tf_poseidon import runtime
+    from tf_poseidon.job import runtime
     runtime.failure_status = Status.OWN_ERROR  # 1 is for graphs that differ
     # One thread: several may sum in a different order every time.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # TensorFlow warns about gradients of loaded functions, which this program never takes.
     tf.get_logger().setLevel("ERROR")
-    from tf_poseidon import job
+    from tf_poseidon.job import load_ops
     from tf_poseidon.saved_graphs import verifying
     found = verifying.verify(given.source, given.target, given.signature, given.train_op, given.initializer,
                              given.batch_size, given.steps, arrays, given.seed, given.engine)
-    if job.load_ops(given.engine).rank == 0:
+    if load_ops.load_ops(given.engine).rank == 0:
         with _printing(found):
             pass
     return Status.DIFFERS if found.failures else Status.DONE
@@ -182,10 +182,10 @@ def run(given: argparse.Namespace) -> int:
 
 def doctor(given: argparse.Namespace) -> Status:
     """Prints what is installed, and what would keep a job from running here and on other hosts, with remedies."""
-    from tf_poseidon import progress
+    from tf_poseidon.commands import progress
     with progress.shown() as show:
         show("looking")
-        from tf_poseidon import doctor as doctor_lib
+        from tf_poseidon.commands import doctor as doctor_lib
         report = doctor_lib.examine(given.hosts, given.mpiexec)
     with _printing(report):
         pass
@@ -200,14 +200,14 @@ def selftest(given: argparse.Namespace) -> int:
         raise _Mistake("-n and --hosts are for a selftest that starts its ranks itself; omit them, or mpiexec.")
     if not is_started and (ranks > 1 or given.hosts):
         engine = ["--engine", given.engine] if given.engine else []
-        again = [sys.executable, "-m", "tf_poseidon.cli", "selftest", *engine]
+        again = [sys.executable, "-m", "tf_poseidon", "selftest", *engine]
         return launching.run(again, ranks, given.hosts, 0, given.mpiexec,
                              lambda text: None)  # its ranks have said everything
-    from tf_poseidon import runtime
+    from tf_poseidon.job import runtime
     runtime.failure_status = Status.OWN_ERROR  # 1 is for what is wrong
     import tensorflow as tf
     tf.get_logger().setLevel("ERROR")
-    from tf_poseidon.selftest import running
+    from tf_poseidon.commands.selftest import running
     report = running.run(given.engine)
     communicator = runtime.communicator()
     if communicator is None or communicator.rank == 0:
@@ -483,7 +483,3 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
               "above.", file=sys.stderr)
         status = Status.OWN_ERROR
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from tf_poseidon import one_process
 from tf_poseidon import ops
-from tf_poseidon import step as step_lib
 from tf_poseidon.errors import GraphError
+from tf_poseidon.loops import step as step_lib
 
 if TYPE_CHECKING:  # it imports this module
-    from tf_poseidon.strategy import Extended
+    from tf_poseidon.strategy.strategy import Extended
 
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 _thread = threading.local()

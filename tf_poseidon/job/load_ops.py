@@ -6,12 +6,12 @@ Tests: tests/saved/test_saved_graphs.py.
 from collections.abc import Iterable
 import typing
 
-from tf_poseidon import agreement
-from tf_poseidon import communicator as communicator_lib
-from tf_poseidon import engines
 from tf_poseidon import grappler
 from tf_poseidon import options as options_lib
-from tf_poseidon import runtime
+from tf_poseidon.job import agreement
+from tf_poseidon.job import communicator as communicator_lib
+from tf_poseidon.job import engines
+from tf_poseidon.job import runtime
 from tf_poseidon.ops import library
 
 _alone = None

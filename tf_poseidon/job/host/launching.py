@@ -21,8 +21,8 @@ import sysconfig
 import threading
 import time
 
-from tf_poseidon import mpi_library
 from tf_poseidon.errors import ConfigurationError
+from tf_poseidon.job.host import mpi_library
 
 # A host that cannot be reached twice, with this time in between, is gone. Its ranks are missed by the others, too, and
 # end (`heartbeat_timeout_s`), but mpiexec would wait for it.

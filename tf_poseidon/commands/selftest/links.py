@@ -14,7 +14,7 @@ import statistics
 
 import numpy as np
 
-from tf_poseidon.communicator import Communicator
+from tf_poseidon.job.communicator import Communicator
 
 _ROUND_TRIPS, _COLD = 20, 6
 # Transfers grow until one takes this long, or has this size.

@@ -1,0 +1,1 @@
+"""What any other folder may use: files, tables of text, bounds of rounding."""

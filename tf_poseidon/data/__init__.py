@@ -1,0 +1,1 @@
+"""The batches of all ranks, and each rank's rows of them."""
